@@ -1,0 +1,1 @@
+//! The Waypost store over an SQLite file.

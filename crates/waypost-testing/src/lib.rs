@@ -1,0 +1,1 @@
+//! Contract suite, a disk that can die, a clock that can be set, generators.

@@ -1,0 +1,1 @@
+//! Workflow files and processes for Waypost.

@@ -1,0 +1,1 @@
+//! Long work that survives: durable runs, checkpoints with evidence, and an exact resume.
