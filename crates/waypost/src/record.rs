@@ -18,16 +18,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::Digest;
 
+mod evidence;
 mod header;
 mod position;
 mod run;
 
+pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
     BodyInfo, End, Ending, Failure, FailureKind, Header, LogInfo, Note, Phase, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
 pub use position::{Fan, FrontierEntry, Position, Settled, Status};
-pub use run::{Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;

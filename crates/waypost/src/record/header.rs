@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::evidence::Pack;
 use super::is_default;
-use super::run::RunStatus;
+use super::run::{Definition, RunStatus};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
 /// The fixed part of a checkpoint: it outlives its state.
@@ -57,7 +58,7 @@ pub struct Header {
     pub status: Option<RunStatus>,
     /// Claims and their verdicts, as committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub evidence: Option<Value>,
+    pub evidence: Option<Pack>,
     /// Tokens and cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
@@ -73,6 +74,9 @@ pub struct Header {
     /// The record of this branch that this one belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<u64>,
+    /// A changed workflow that the run goes on with from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<Definition>,
     /// On a first record: digest of the frozen run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,

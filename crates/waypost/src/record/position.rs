@@ -19,6 +19,9 @@ pub struct Position {
     /// Finished steps that can still matter, with the record that counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ledger: BTreeMap<StepId, Settled>,
+    /// The record that carries the definition in force, where that is not the one of the run record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<u64>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,

@@ -18,14 +18,11 @@ pub struct RunRecord {
     pub run: RunId,
     /// Name of the workflow or graph.
     pub workflow: String,
+    /// What it does.
+    pub definition: Definition,
     /// Workflow file, relative to the folder that holds the store, where there is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The run's own copy of the workflow file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-    /// Fingerprint of each step's meaning, in order.
-    pub steps: Vec<StepPrint>,
     /// Base folder of the steps, relative to the folder that holds the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
@@ -59,7 +56,18 @@ pub struct RunRecord {
     pub created_at: Timestamp,
 }
 
-/// A step as it was when the run began.
+/// What a run does: its own copy of the workflow, and what each step of it means.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// The text of the workflow file, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Fingerprint of each step's meaning, in order.
+    pub steps: Vec<StepPrint>,
+}
+
+/// A step as it was when the definition was taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepPrint {
