@@ -1,8 +1,10 @@
 //! Long work that survives: durable runs, checkpoints with evidence, and an exact resume.
 
 pub mod clock;
+pub mod graph;
 pub mod id;
 pub mod lock;
+pub mod plan;
 pub mod record;
 pub mod store;
 
