@@ -259,8 +259,10 @@ pub fn checks(graph: &Graph, effective: &[Effective]) -> Vec<Check> {
 ///
 /// `verdicts` answers [`checks`]; a claim that was to be checked and has no verdict counts as unknown, never as held.
 pub fn plan(graph: &Graph, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
-    let wanted: BTreeSet<(BranchPath, StepId)> =
-        checks(graph, effective).into_iter().map(|check| (check.branch, check.step)).collect();
+    let mut wanted = Wanted::new();
+    for check in checks(graph, effective) {
+        wanted.entry((check.branch, check.step)).or_default().insert(check.index);
+    }
     let mut decisions = Vec::new();
     for branch in effective {
         if let Some(graph) = graph.of_branch(&branch.branch) {
@@ -271,12 +273,15 @@ pub fn plan(graph: &Graph, effective: &[Effective], verdicts: &Verdicts, now: Ti
     Plan { decisions }
 }
 
+/// The claims to be checked, by branch and step.
+type Wanted = HashMap<(BranchPath, StepId), BTreeSet<usize>>;
+
 /// What [`plan`] looks at for one branch.
 struct BranchView<'a> {
     graph: &'a Graph,
     branch: &'a Effective,
     verdicts: &'a Verdicts,
-    wanted: &'a BTreeSet<(BranchPath, StepId)>,
+    wanted: &'a Wanted,
     now: Timestamp,
 }
 
@@ -302,18 +307,10 @@ impl BranchView<'_> {
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
             };
-            if unfinished.has(place) || matches!(action, Action::Run | Action::Recheck) {
-                // A finished step that only follows an unfinished one cannot be: this marks re-runs.
-                if !unfinished.has(place) {
-                    rerun.insert(
-                        place,
-                        if action == Action::Run {
-                            step.id.clone()
-                        } else {
-                            upstream.unwrap_or_else(|| step.id.clone())
-                        },
-                    );
-                }
+            match action {
+                Action::Run if !unfinished.has(place) => drop(rerun.insert(place, step.id.clone())),
+                Action::Recheck => drop(upstream.and_then(|before| rerun.insert(place, before))),
+                _ => {}
             }
             decisions.push(Decision {
                 branch: self.branch.branch.clone(),
@@ -382,40 +379,41 @@ impl BranchView<'_> {
     }
 
     /// Weighs the verdicts of a step; `None` if nothing of it was to be checked.
+    ///
+    /// Of a finished step, a claim that is not checked now (a newer step has the subject) stands as it was committed.
+    /// Of a cut one, only what is checked now counts.
     fn standing(&self, step: &StepId) -> Option<Standing> {
-        let key = (self.branch.branch.clone(), step.clone());
         let pack = self.branch.evidence.get(step)?;
-        let own_pins_do_not_settle = !self.branch.position.ledger.contains_key(step);
-        if own_pins_do_not_settle && pack.claims.iter().all(|claim| claim.pinned) {
-            return None;
-        }
-        if !self.wanted.contains(&key) {
-            return None;
-        }
-        let judged = |index: &usize| self.verdicts.get(&(key.0.clone(), key.1.clone(), *index)).copied();
-        let bound: Vec<usize> = (0..pack.claims.len()).collect();
-        let name = |index: usize| {
-            let claim = &pack.claims[index];
-            claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject))
+        let wanted = self.wanted.get(&(self.branch.branch.clone(), step.clone()))?;
+        let finished = self.branch.position.ledger.contains_key(step);
+        let verdict = |(index, claim): (usize, &Claim)| {
+            if wanted.contains(&index) {
+                let key = (self.branch.branch.clone(), step.clone(), index);
+                self.verdicts.get(&key).copied().unwrap_or(Verdict::Unknown)
+            } else if finished {
+                claim.verdict
+            } else {
+                Verdict::Skipped
+            }
         };
-        let with = |verdict: Verdict| -> Vec<usize> {
-            bound
-                .iter()
-                .copied()
-                .filter(|index| judged(index).unwrap_or(Verdict::Unknown) == verdict)
-                .collect()
-        };
-        let held = with(Verdict::Ok).len();
-        let needed = pack.at_least.map_or(pack.claims.len(), |least| least as usize);
-        if held >= needed && needed > 0 {
+        let verdicts: Vec<Verdict> = pack.claims.iter().enumerate().map(verdict).collect();
+        let count = |wanted: Verdict| verdicts.iter().filter(|verdict| **verdict == wanted).count();
+        let needed = pack.at_least.map_or(pack.claims.len(), |least| least as usize).max(1);
+        if count(Verdict::Ok) >= needed {
             return Some(Standing::Holds);
         }
-        let failed = with(Verdict::Failed);
-        let possible = pack.claims.len() - failed.len();
-        if possible >= needed {
-            return Some(Standing::Unknown(with(Verdict::Unknown).into_iter().map(name).collect()));
+        let with = |wanted: Verdict| {
+            pack.claims.iter().zip(&verdicts).filter(move |(_, verdict)| **verdict == wanted)
+        };
+        let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim_name(claim)).collect::<Vec<_>>();
+        if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
+            return Some(Standing::Unknown(names(Verdict::Unknown)));
         }
-        let only_live = failed.iter().all(|index| pack.claims[*index].live);
-        Some(Standing::Failed { claims: failed.into_iter().map(name).collect(), only_live })
+        let only_live = with(Verdict::Failed).all(|(claim, _)| claim.live);
+        Some(Standing::Failed { claims: names(Verdict::Failed), only_live })
     }
+}
+
+fn claim_name(claim: &Claim) -> String {
+    claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject))
 }
