@@ -240,6 +240,18 @@ impl Graph {
         &self.needs[place]
     }
 
+    /// Says, by place, which steps a step needs, directly or not; itself included.
+    pub fn with_needs(&self, place: usize) -> Vec<bool> {
+        let mut wanted = vec![false; self.steps.len()];
+        let mut walk = vec![place];
+        while let Some(place) = walk.pop() {
+            if !std::mem::replace(&mut wanted[place], true) {
+                walk.extend(&self.needs[place]);
+            }
+        }
+        wanted
+    }
+
     /// Returns the places of the steps that wait for a step.
     pub fn followers(&self, place: usize) -> &[usize] {
         &self.followers[place]

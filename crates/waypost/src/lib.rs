@@ -1,6 +1,8 @@
 //! Long work that survives: durable runs, checkpoints with evidence, and an exact resume.
 
+pub mod change;
 pub mod clock;
+pub mod engine;
 pub mod graph;
 pub mod id;
 pub mod lock;

@@ -28,7 +28,7 @@ pub struct Header {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev: Option<Digest>,
     /// The record whose state and position this one continues, where that is not the one before: after a rollback, or
-    /// after damage.
+    /// after damage. 0 where it continues none: after a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<u64>,
     /// Why this record was written.
@@ -90,9 +90,9 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns the record whose state this one continues; the first record continues none.
+    /// Returns the record whose state this one continues; a first record continues none, nor does a restart.
     pub fn basis(&self) -> Option<u64> {
-        self.basis.or_else(|| self.seq.checked_sub(1).filter(|seq| *seq > 0))
+        self.basis.or_else(|| self.seq.checked_sub(1)).filter(|seq| *seq > 0)
     }
 
     /// Names the record as people write it.
