@@ -27,7 +27,10 @@ use crate::record::{
 };
 use crate::store::{Damage, Lease, Progress, Store, StoreError};
 
+mod advance;
+mod begin;
 mod chain;
+mod commit;
 mod session;
 mod snapshot;
 mod stop;
@@ -398,7 +401,7 @@ impl Engine {
     ) -> Result<Outcome, RunError> {
         let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
-        session::first(self, program, &sealed, state, options, &holder).await
+        begin::first(self, program, &sealed, state, options, &holder).await
     }
 
     /// Takes a run up where it stood.
@@ -416,7 +419,7 @@ impl Engine {
         options: ResumeOptions<P::State>,
     ) -> Result<Outcome, RunError> {
         let holder = self.holder()?;
-        session::resumed(self, program, run, options, &holder).await
+        begin::resumed(self, program, run, options, &holder).await
     }
 
     fn holder(&self) -> Result<Holder, StoreError> {
