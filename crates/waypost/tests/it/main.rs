@@ -1,3 +1,6 @@
 //! Tests of the library, in one binary.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod folder;
 mod plan;
+mod records;
