@@ -9,6 +9,7 @@ pub mod folder;
 pub mod graph;
 pub mod id;
 pub mod lock;
+pub mod memory;
 pub mod plan;
 pub mod record;
 pub mod report;
