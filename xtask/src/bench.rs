@@ -16,7 +16,7 @@ mod table;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::{output, repo};
 use measure::{Bench, Topic};
@@ -72,6 +72,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     if let Some(only) = &options.only {
         topics.retain(|topic| topic.name.contains(only.as_str()));
+        ensure!(!topics.is_empty(), "there is no topic `{only}`");
     }
     let rounds = if options.short { 1 } else { options.rounds.unwrap_or(ROUNDS).max(1) };
     for round in 1..=rounds {

@@ -43,6 +43,27 @@ pub(crate) const NEEDS: &[Need] = &[
         dnf: "gawk",
         brew: "gawk",
     },
+    Need {
+        program: "tar",
+        why: "unpacks crates in the example's steps",
+        apt: "tar",
+        dnf: "tar",
+        brew: "gnu-tar",
+    },
+    Need {
+        program: "gzip",
+        why: "packs pieces of files in the example's steps",
+        apt: "gzip",
+        dnf: "gzip",
+        brew: "gzip",
+    },
+    Need {
+        program: "diff",
+        why: "compares sources in the example's steps",
+        apt: "diffutils",
+        dnf: "diffutils",
+        brew: "diffutils",
+    },
     Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
 ];
 

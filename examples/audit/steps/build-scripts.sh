@@ -19,24 +19,29 @@ abilities() {
         }'
 }
 
-while IFS=$'\t' read -r name version kind _ _ _ script macro links; do
-    if [ "$script" != - ] && [ -f "$script" ]; then
-        printf '%s\t%s\t%s\tbuild script\t%s lines\t%s\t%s\n' "$name" "$version" "$kind" \
-            "$(wc -l <"$script" | tr -d ' ')" "$(abilities "$script")" "$links"
-    fi
-    if [ "$macro" = yes ]; then
-        read -r _ _ lines _ <<<"$(awk -F '\t' -v n="$name" -v v="$version" '$1 == n && $2 == v' "$CODE_LINES")"
-        printf '%s\t%s\t%s\tprocedural macro\t%s lines of code\t-\t-\n' "$name" "$version" "$kind" "${lines:-?}"
-    fi
-done <"$CRATES" | save "$table"
+rows() {
+    while IFS=$'\t' read -r name version kind _ _ _ script macro links; do
+        if [ "$script" != - ]; then
+            lines=$(wc -l <"$script" | tr -d ' ')
+            does=$(abilities "$script")
+            printf '%s\t%s\t%s\tbuild script\t%s lines\t%s\t%s\n' "$name" "$version" "$kind" "$lines" "$does" "$links"
+        fi
+        if [ "$macro" = yes ]; then
+            read -r _ _ lines _ <<<"$(awk -F '\t' -v n="$name" -v v="$version" '$1 == n && $2 == v' "$CODE_LINES")"
+            printf '%s\t%s\t%s\tprocedural macro\t%s lines of code\t-\t-\n' "$name" "$version" "$kind" "${lines:-?}"
+        fi
+    done <"$CRATES"
+}
+save "$table" rows
 scripts=$(grep -c 'build script' "$table" || true)
 macros=$(grep -c 'procedural macro' "$table" || true)
 
 output_file table build-scripts.tsv
 output scripts "$scripts"
-{
+markdown() {
     printf '## Code that runs while building\n\n%s build scripts and %s procedural macros run with the rights of who builds.\n\n' "$scripts" "$macros"
     printf '| crate | what | size | does | links |\n|---|---|---|---|---|\n'
     awk -F '\t' '{ print "| " $1 " " $2 " | " $4 " | " $5 " | " $6 " | " $7 " |" }' "$table"
-} | section build-scripts
+}
+section build-scripts markdown
 printf '%s build scripts, %s procedural macros\n' "$scripts" "$macros"

@@ -26,12 +26,14 @@ flush() {
     sync "$1" 2>/dev/null || sync
 }
 
-# Writes stdin to FILE so that FILE is either the old one or the whole new one.
+# Writes what the command after FILE prints to FILE, so that FILE is either as before or whole and new. When the
+# command fails the step ends and FILE is as before; a pipeline before `save` could not promise that.
 save() {
-    local part="$1.part.$$"
-    cat >"$part"
-    flush "$part"
-    mv -f "$part" "$1"
+    local save_to=$1 # The command sees our locals, so they have names of their own.
+    shift
+    "$@" >"$save_to.part"
+    flush "$save_to.part"
+    mv -f "$save_to.part" "$save_to"
 }
 
 # Gives the output NAME with VALUE (one line) to later steps.
@@ -45,10 +47,10 @@ output_file() {
     output "$1" "$AUDIT_OUT/$2"
 }
 
-# Saves stdin as the Markdown section NAME of the report, shows it in the run's own report, and gives its
-# path as the output `section`.
+# Saves what the function $2 prints as the Markdown section $1 of the report, shows it in the run's own report,
+# and gives its path as the output `section`.
 section() {
-    save "$OUT/$1.md"
+    save "$OUT/$1.md" "$2"
     cat "$OUT/$1.md" >>"$WAYPOST_SUMMARY"
     output_file section "$1.md"
 }
@@ -61,15 +63,14 @@ else
 fi
 export -f sha256
 
-# Calls the function $1 with (name, version, folder) for each crate of the table $2, $JOBS at a time. Stops at the
-# first that fails: 255 is what tells xargs to start no more.
+# Calls the function $1 with (name, version, folder) for each crate of the table $2, $JOBS at a time, and prints
+# what they print, sorted. Stops at the first that fails: 255 is what tells xargs to start no more.
 each_crate() {
     export -f "${1?}"
-    cut -f 1,2,4 "$2" | tr '\t\n' '\0\0' | xargs -0 -n 3 -P "$JOBS" bash -euo pipefail -c '
-        trap "[ \$? -eq 0 ] || exit 255" EXIT
-        step=$1
-        shift
-        "$step" "$@"' each_crate "$1"
+    local each='trap "[ \$? -eq 0 ] || exit 255" EXIT; "$@"'
+    cut -f 1,2,4 "$2" | tr '\t\n' '\0\0' |
+        { xargs -0 -n 3 -P "$JOBS" bash -euo pipefail -c "$each" each_crate "$1" || exit 1; } |
+        sort -t "$TAB" "${@:3}"
 }
 
 # Prints NUMBER with its thousands apart.

@@ -37,7 +37,7 @@ unpacked() {
     done
 }
 
-from_lock() {
+unsorted_from_lock() {
     metadata --no-deps >"$json"
     packages "$json"
     local name version source dir
@@ -52,22 +52,25 @@ from_lock() {
     done <"$lock"
 }
 
-awk -f "$HERE/lock.awk" "$root/Cargo.lock" | sort | save "$lock"
+from_lock() { unsorted_from_lock | sort -u; }
+
+locked() { awk -f "$HERE/lock.awk" "$root/Cargo.lock" | sort; }
+save "$lock" locked
 host=$(rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 if metadata ${host:+--filter-platform "$host"} >"$json" 2>"$OUT/metadata.log"; then
     how="cargo metadata"
-    packages "$json" | save "$table"
+    save "$table" packages "$json"
 else
     how="Cargo.lock and the crates unpacked on this machine"
     printf 'cargo metadata refused:\n' >&2
     sed 's/^/    /' "$OUT/metadata.log" >&2
     printf 'The list is taken from %s.\n' "$how" >&2
-    from_lock | sort -u | save "$table"
+    save "$table" from_lock
 fi
 
 count=$(wc -l <"$table" | tr -d ' ')
 [ "$count" -gt 0 ] || die "the project has no crates on this machine; build it once, then audit it"
-awk -F '\t' 'NR == FNR { here[$1, $2]; next } !(($1, $2) in here) { print $1 "\t" $2 }' "$table" "$lock" | save "$absent"
+save "$absent" awk -F '\t' 'NR == FNR { here[$1, $2]; next } !(($1, $2) in here) { print $1 "\t" $2 }' "$table" "$lock"
 missing=$(wc -l <"$absent" | tr -d ' ')
 own=$(awk -F '\t' '$3 == "local"' "$table" | wc -l | tr -d ' ')
 
@@ -75,10 +78,13 @@ output_file table crates.tsv
 output_file lock lock.tsv
 output count "$count"
 output root "$root"
-section crates <<MARKDOWN
+markdown() {
+    cat <<MARKDOWN
 ## Crates
 
 $count crates are audited: $own of the project itself and $((count - own)) that it depends on, as listed by $how.
 $missing more stand in Cargo.lock without a source here; they are for other platforms, or were not needed so far.
 MARKDOWN
+}
+section crates markdown
 printf '%s crates, %s more without a source here\n' "$count" "$missing"

@@ -16,26 +16,31 @@ hashes() {
         sed -n 's|^\(\\\{0,1\}[0-9a-f]\{64\}\)  \./|\1\t'"$1\t$2"'\t|p' | sort -t "$TAB" -k 4
 }
 
-each_crate hashes "$CRATES" | sort -t "$TAB" -k 2,3 -k 4 | save "$listing"
+save "$listing" each_crate hashes "$CRATES" -k 2,3 -k 4
 
-# One pass over the sorted listing: a crate's lines go to one `sha256`.
-last=
-cut -f 2,3 "$listing" | uniq | while IFS=$'\t' read -r name version; do
-    hash=$(awk -F '\t' -v name="$name" -v version="$version" \
-        '$2 == name && $3 == version { print $1 "  " $4 }' "$listing" | sha256 | cut -c 1-64)
-    printf '%s\t%s\t%s\n' "$name" "$version" "$hash"
-done | sort | save "$table"
+# One line a crate: name, version, hash.
+roots() {
+    cut -f 2,3 "$listing" | uniq | while IFS=$'\t' read -r name version; do
+        hash=$(awk -F '\t' -v name="$name" -v version="$version" \
+            '$2 == name && $3 == version { print $1 "  " $4 }' "$listing" | sha256 | cut -c 1-64)
+        printf '%s\t%s\t%s\n' "$name" "$version" "$hash"
+    done
+}
+save "$table" roots
 root=$(awk -F '\t' '{ print $3 "  " $1 " " $2 }' "$table" | sort | sha256 | cut -c 1-64)
 files=$(wc -l <"$listing" | tr -d ' ')
 
 output_file table hashes.tsv
 output_file files files.tsv
 output root "$root"
-section hashes <<MARKDOWN
+markdown() {
+    cat <<MARKDOWN
 ## Fingerprint
 
 $(thousands "$files") files were hashed. Two machines that print the same line below audited the same sources:
 
     $root
 MARKDOWN
+}
+section hashes markdown
 printf '%s files, root %s\n' "$(thousands "$files")" "$root"

@@ -12,9 +12,12 @@ texts() {
     printf '%s\t%s\t%s\n' "$1" "$2" "${found:--}"
 }
 
-each_crate texts "$CRATES" | sort | save "$OUT/licence-texts.tsv"
-awk -F '\t' -v OFS='\t' 'NR == FNR { texts[$1, $2] = $3; next } { print $1, $2, $3, $5, texts[$1, $2] }' \
-    "$OUT/licence-texts.tsv" "$CRATES" | awk -f "$HERE/licences.awk" | save "$table"
+save "$OUT/licence-texts.tsv" each_crate texts "$CRATES"
+classes() {
+    awk -F '\t' -v OFS='\t' 'NR == FNR { texts[$1, $2] = $3; next } { print $1, $2, $3, $5, texts[$1, $2] }' \
+        "$OUT/licence-texts.tsv" "$CRATES" | awk -f "$HERE/licences.awk"
+}
+save "$table" classes
 
 count() { awk -F '\t' -v class="$1" '$4 == class' "$table" | wc -l | tr -d ' '; }
 permissive=$(count permissive)
@@ -25,7 +28,7 @@ textless=$(awk -F '\t' '$3 == "registry" && $6 == "-"' "$table" | wc -l | tr -d 
 output_file table licences.tsv
 output reciprocal "$reciprocal"
 output unknown "$unknown"
-{
+markdown() {
     printf '## Licences\n\n'
     printf '%s crates may be used under permissive terms, %s only under reciprocal ones (copyleft), %s under terms this audit does not know. %s published crates carry no licence text.\n\n' \
         "$permissive" "$reciprocal" "$unknown" "$textless"
@@ -37,5 +40,6 @@ output unknown "$unknown"
         awk -F '\t' '$4 != "permissive" { print "| " $1 " " $2 " | " $4 ": " $5 " |" }
             $3 == "registry" && $6 == "-" { print "| " $1 " " $2 " | no licence text |" }' "$table"
     fi
-} | section licences
+}
+section licences markdown
 printf '%s permissive, %s reciprocal, %s unknown, %s without a text\n' "$permissive" "$reciprocal" "$unknown" "$textless"

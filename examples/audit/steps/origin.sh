@@ -32,7 +32,7 @@ origin() {
 
 awk -F '\t' -v OFS='\t' 'NR == FNR { checksum[$1, $2] = $4; next }
     $3 == "registry" && checksum[$1, $2] != "-" { print $1, $2, $3, checksum[$1, $2] ";" $4 }' "$LOCK" "$CRATES" >"$work/crates.tsv"
-each_crate origin "$work/crates.tsv" | sort | save "$table"
+save "$table" each_crate origin "$work/crates.tsv"
 rm -rf "$work"
 
 count() { awk -F '\t' -v verdict="$1" '$3 == verdict' "$table" | wc -l | tr -d ' '; }
@@ -43,7 +43,7 @@ unpacked=$(count "unpacked only")
 
 output_file table origin.tsv
 output findings "$((altered + checksum))"
-{
+markdown() {
     printf '## Origin\n\n'
     printf '%s crates are byte for byte what was published under the checksum in Cargo.lock. %s were altered after unpacking, %s packages do not have the locked checksum, %s could not be compared because the package is gone.\n' \
         "$same" "$altered" "$checksum" "$unpacked"
@@ -51,5 +51,6 @@ output findings "$((altered + checksum))"
         printf '\n| crate | finding | first difference |\n|---|---|---|\n'
         awk -F '\t' '$3 == "altered" || $3 == "checksum" { print "| " $1 " " $2 " | " $3 " | " $4 " |" }' "$table"
     fi
-} | section origin
+}
+section origin markdown
 printf '%s as published, %s altered, %s with another checksum, %s without a package\n' "$same" "$altered" "$checksum" "$unpacked"

@@ -66,7 +66,7 @@ payloads() {
     done
 }
 
-each_crate payloads "$CRATES" | sort | save "$table"
+save "$table" each_crate payloads "$CRATES"
 rm -rf "$work"
 count() { cut -f 3 "$table" | grep -cE "^($1)" || true; }
 machine=$(count 'machine code|library archive')
@@ -75,12 +75,13 @@ reordering=$(count 'reordering')
 
 output_file table payloads.tsv
 output machine "$machine"
-{
+markdown() {
     printf '## Hidden content\n\n%s files hold machine code, %s text files are in part as dense as packed data, %s files hold characters that reorder what is shown.\n' \
         "$machine" "$dense" "$reordering"
     if [ -s "$table" ]; then
         printf '\n| crate | finding | packs to | file |\n|---|---|---|---|\n'
         sed -n 1,40p "$table" | awk -F '\t' '{ print "| " $1 " " $2 " | " $3 " | " ($4 == "-" ? "" : $4 " %") " | " $5 " |" }'
     fi
-} | section payloads
+}
+section payloads markdown
 printf '%s with machine code, %s dense, %s reordering\n' "$machine" "$dense" "$reordering"

@@ -19,16 +19,17 @@ reach() {
         END { print name, version, network + 0, processes + 0, files + 0, environment + 0, foreign + 0, included + 0 }'
 }
 
-each_crate reach "$CRATES" | sort | save "$table"
+save "$table" each_crate reach "$CRATES"
 read -r network processes nothing <<<"$(awk -F '\t' '{ n += $3 > 0; p += $4 > 0; z += $3 + $4 + $5 + $6 + $7 + $8 == 0 }
     END { print n + 0, p + 0, z + 0 }' "$table")"
 
 output_file table reach.tsv
-{
+markdown() {
     printf '## Reach\n\n'
     printf '%s crates mention the network, %s start processes, %s reach nothing outside of themselves.\n\n' \
         "$network" "$processes" "$nothing"
     printf '| crate | network | processes | files | environment | foreign code | included files |\n|---|---:|---:|---:|---:|---:|---:|\n'
     awk -F '\t' '$3 + $4 > 0 { print "| " $1 " " $2 " | " $3 " | " $4 " | " $5 " | " $6 " | " $7 " | " $8 " |" }' "$table"
-} | section reach
+}
+section reach markdown
 printf '%s crates mention the network, %s processes\n' "$network" "$processes"

@@ -5,7 +5,7 @@
 name=$(basename "$ROOT")
 
 row() { printf '| %s | %s |\n' "$1" "$2"; }
-{
+report() {
     printf '# Audit of the dependencies of %s\n\n' "$name"
     printf '| what | found |\n|---|---:|\n'
     row 'crates' "$COUNT"
@@ -24,8 +24,9 @@ row() { printf '| %s | %s |\n' "$1" "$2"; }
         printf '\n'
         cat "$section"
     done
-} | save "$OUT/report.md"
-save "$OUT/../report.md" <"$OUT/report.md"
+}
+save "$OUT/report.md" report
+save "$OUT/../report.md" cat "$OUT/report.md"
 
 output_file report report.md
 printf 'The report is %s\n' "$AUDIT_OUT/report.md"

@@ -13,17 +13,18 @@ sizes() {
              END { print name, version, files + 0, bytes + 0, lines + 0 }'
 }
 
-each_crate sizes "$CRATES" | sort | save "$table"
+save "$table" each_crate sizes "$CRATES"
 read -r files bytes lines <<<"$(awk -F '\t' '{ f += $3; b += $4; l += $5 } END { printf "%d %.0f %.0f\n", f, b, l }' "$table")"
 
 output_file table sizes.tsv
 output bytes "$bytes"
-{
+markdown() {
     printf '## Size\n\n'
     printf '%s files, %s bytes, %s lines in all. The largest:\n\n' \
         "$(thousands "$files")" "$(thousands "$bytes")" "$(thousands "$lines")"
     printf '| crate | files | bytes | lines |\n|---|---:|---:|---:|\n'
     sort -t "$TAB" -k 4,4nr "$table" | sed -n 1,15p |
         awk -F '\t' '{ print "| " $1 " " $2 " | " $3 " | " $4 " | " $5 " |" }'
-} | section sizes
+}
+section sizes markdown
 printf '%s files, %s bytes\n' "$(thousands "$files")" "$(thousands "$bytes")"

@@ -25,18 +25,19 @@ count_unsafe() {
             statics + 0, assembly + 0, forbids == "" ? "no" : forbids }'
 }
 
-each_crate count_unsafe "$CRATES" | sort | save "$table"
+save "$table" each_crate count_unsafe "$CRATES"
 read -r total without forbidding <<<"$(awk -F '\t' '{ n = $3 + $4 + $5; t += n; w += n == 0; f += $10 == "yes" }
     END { print t + 0, w + 0, f + 0 }' "$table")"
 
 output_file table unsafe.tsv
 output total "$total"
-{
+markdown() {
     printf '## Unsafe code\n\n'
     printf '%s uses of `unsafe` in shipped code. %s crates have none, %s forbid it. The most:\n\n' \
         "$(thousands "$total")" "$without" "$forbidding"
     printf '| crate | blocks | functions | impls, traits | foreign | transmute | static mut | asm |\n|---|---:|---:|---:|---:|---:|---:|---:|\n'
     awk -F '\t' -v OFS='\t' '{ print $3 + $4 + $5, $0 }' "$table" | sort -t "$TAB" -k 1,1nr -k 2 | sed -n 1,20p |
         awk -F '\t' '$1 > 0 { print "| " $2 " " $3 " | " $4 " | " $5 " | " $6 " | " $7 " | " $8 " | " $9 " | " $10 " |" }'
-} | section unsafe
+}
+section unsafe markdown
 printf '%s uses of unsafe; %s of %s crates have none\n' "$(thousands "$total")" "$without" "$(wc -l <"$table" | tr -d ' ')"
