@@ -7,8 +7,9 @@ table=$OUT/licences.tsv
 # Prints the crate and the licence texts in its folder, or in the folder that its manifest names.
 texts() {
     local found
-    found=$(find "$3" -maxdepth 2 -type f \( -iname 'licen[cs]e*' -o -iname 'copying*' -o -iname 'unlicense*' \
-        -o -iname 'notice*' -o -ipath '*/licenses/*' \) | sed "s|^$3/||" | sort | tr '\n' ' ' | sed 's/ $//')
+    cd "$3"
+    found=$(find . -maxdepth 2 -type f \( -iname 'licen[cs]e*' -o -iname 'copying*' -o -iname 'unlicense*' \
+        -o -iname 'notice*' -o -ipath '*/licenses/*' \) | sed 's|^\./||' | sort | tr '\n' ' ' | sed 's/ $//')
     printf '%s\t%s\t%s\n' "$1" "$2" "${found:--}"
 }
 

@@ -11,7 +11,7 @@ export work
 
 # Prints crate, verdict (same, altered, checksum, unpacked only), and the first difference.
 origin() {
-    local checksum=${3%%;*} dir=${3#*;} package found difference
+    local checksum=${3%%;*} dir=${3#*;} package found difference code
     package=$(dirname "$(dirname "$dir")" | sed 's|/src$|/cache|')/$(basename "$(dirname "$dir")")/$1-$2.crate
     if [ ! -f "$package" ]; then
         printf '%s\t%s\tunpacked only\t-\n' "$1" "$2"
@@ -24,10 +24,18 @@ origin() {
     fi
     mkdir "$work/$1-$2.d"
     tar -xzf "$package" -C "$work/$1-$2.d"
-    difference=$(diff -rq -x .cargo-ok "$work/$1-$2.d/$1-$2" "$dir" | sed -n 1p | tr '\t' ' ' |
-        sed -e "s|$work/$1-$2.d/||g" -e "s|$(dirname "$dir")/||g") || true
+    code=0
+    diff -rq -x .cargo-ok "$work/$1-$2.d/$1-$2" "$dir" >"$work/$1-$2.diff" || code=$?
     rm -rf "$work/$1-$2.d"
-    printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$([ -z "$difference" ] && echo same || echo altered)" "${difference:--}"
+    case $code in
+    0) printf '%s\t%s\tsame\t-\n' "$1" "$2" ;;
+    1)
+        difference=$(sed -n 1p "$work/$1-$2.diff" | tr '\t' ' ')
+        difference=${difference//"$work/$1-$2.d/"/published }
+        printf '%s\t%s\taltered\t%s\n' "$1" "$2" "${difference//"$(dirname "$dir")/"/}"
+        ;;
+    *) return "$code" ;;
+    esac
 }
 
 awk -F '\t' -v OFS='\t' 'NR == FNR { checksum[$1, $2] = $4; next }
