@@ -1,0 +1,3 @@
+//! Tests of the library, in one binary.
+
+mod plan;
