@@ -13,6 +13,9 @@ const ARCHITECTURE_LINES_MAX: usize = 150;
 const MACHINE_FOLDERS: &[&str] =
     &[concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
 
+/// Whose folder an example may name.
+const INVENTED_USER: &str = "me/";
+
 /// Words that promise later work, written likewise.
 const LATER_WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
@@ -43,7 +46,10 @@ pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
 pub(super) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     each_line(tree, |line| {
         let folder = MACHINE_FOLDERS.iter().find(|folder| {
-            line.match_indices(*folder).any(|(at, _)| !line[..at].ends_with(is_path_character))
+            line.match_indices(*folder).any(|(at, _)| {
+                let invented = line[at + folder.len()..].starts_with(INVENTED_USER);
+                !line[..at].ends_with(is_path_character) && !invented
+            })
         })?;
         Some(format!("names the folder `{folder}` of one machine"))
     })

@@ -269,7 +269,10 @@ fn altered_sources_and_wrong_packages_are_found() {
     let outputs = audit.step("origin");
 
     let table = audit.table("origin.tsv");
-    assert!(table[0].starts_with("altered\t1.0.0\taltered\tFiles published altered-1.0.0/src/lib.rs"), "{table:?}");
+    assert!(
+        table[0].starts_with("altered\t1.0.0\taltered\tFiles published altered-1.0.0/src/lib.rs"),
+        "{table:?}"
+    );
     assert_eq!(table[1], "same\t1.0.0\tsame\t-");
     assert!(table[2].starts_with("swapped\t1.0.0\tchecksum\tlocked 000"), "{table:?}");
     assert_eq!(outputs["findings"], "2");
