@@ -1,0 +1,3 @@
+//! Integration tests of the library, one module a topic.
+
+mod lock;
