@@ -1,1 +1,3 @@
 //! Workflow files and processes for Waypost.
+
+pub mod supervisor;

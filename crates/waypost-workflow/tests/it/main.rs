@@ -1,0 +1,5 @@
+//! Integration tests of workflow files and processes, one module a topic.
+
+mod rig;
+mod supervisor;
+mod supervisor_kills;
