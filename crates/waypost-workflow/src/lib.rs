@@ -1,1 +1,5 @@
 //! Workflow files and processes for Waypost.
+
+pub mod expr;
+pub mod output;
+mod suggest;

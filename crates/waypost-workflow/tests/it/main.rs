@@ -1,0 +1,3 @@
+//! Tests of the workflow crate, one module a topic.
+
+mod expr;
