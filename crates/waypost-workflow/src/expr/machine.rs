@@ -61,10 +61,11 @@ pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Comp
         let place = error.range().and_then(|range| rewritten.original(range.start));
         let detail = error.detail().unwrap_or("it is not an expression");
         // minijinja speaks of its own blocks and templates; a reader has neither.
-        let detail = detail
-            .replace("unexpected end of block", "the expression ends too early")
-            .replace("unexpected end of input, expected", "the expression ends where it needs")
-            .replace("template exceeds", "the expression exceeds");
+        let ends = detail.contains("unexpected end of");
+        let detail = match ends {
+            true => "the expression ends too early".to_owned(),
+            false => detail.replace("template exceeds", "the expression exceeds"),
+        };
         SyntaxError::new(place.unwrap_or(whole), detail)
     })
 }

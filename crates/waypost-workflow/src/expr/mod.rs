@@ -20,13 +20,14 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub(crate) use self::names::Call;
 pub use self::names::Reference;
 pub use self::scope::{Scope, StepView};
 
 pub(crate) use self::convert::{described, number, shown};
 
 use self::lex::Until;
-use self::names::{Call, Uses};
+use self::names::Uses;
 
 /// What opens a hole in a text.
 const OPEN: &str = "${{";
@@ -100,17 +101,17 @@ impl fmt::Debug for Expression {
 
 impl Expression {
     /// Reads the expression of `source` from byte `start` on; returns it and the offset of its end.
-    fn read(source: &str, start: usize, until: Until) -> Result<(Self, usize), SyntaxError> {
-        let (tokens, end) = lex::lex(source, start, until)?;
+    fn read(source: &str, start: usize, until: Until) -> Result<(Self, usize), Vec<SyntaxError>> {
+        let (tokens, end) = lex::lex(source, start, until).map_err(|error| vec![error])?;
         let text = source[start..end].trim();
         if tokens.is_empty() {
             let open = start.saturating_sub(OPEN.len());
             let range = open..(end + CLOSE.len()).min(source.len());
-            return Err(SyntaxError::new(range, "the expression is empty"));
+            return Err(vec![SyntaxError::new(range, "the expression is empty")]);
         }
         let rewritten = rewrite::rewrite(&tokens)?;
         let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
-        let compiled = machine::compile(&rewritten, whole)?;
+        let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
         let expression =
             Self { text: text.into(), compiled: Arc::new(compiled), uses: Arc::new(rewritten.uses) };
         Ok((expression, end))
@@ -166,8 +167,8 @@ impl Template {
                     at = end + CLOSE.len();
                     parts.push(Part::Hole(open..at, expression));
                 }
-                Err(error) => {
-                    errors.push(error);
+                Err(more) => {
+                    errors.extend(more);
                     let Some(close) = text[start..].find(CLOSE) else { return Err(errors) };
                     at = start + close + CLOSE.len();
                 }
@@ -255,10 +256,7 @@ impl PartialEq for Template {
 
 /// What decides whether a step runs.
 #[derive(Debug, Clone)]
-pub struct Condition {
-    text: Arc<str>,
-    expression: Expression,
-}
+pub struct Condition(Expression);
 
 impl Condition {
     /// Compiles `text`: an expression, bare or as one `${{ }}`.
@@ -267,8 +265,8 @@ impl Condition {
     /// What is not well formed, and text around a `${{ }}`.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
         let Some(open) = text.find(OPEN) else {
-            let (expression, _) = Expression::read(text, 0, Until::End).map_err(|error| vec![error])?;
-            return Ok(Self { text: text.into(), expression });
+            let (expression, _) = Expression::read(text, 0, Until::End)?;
+            return Ok(Self(expression));
         };
         let template = Template::parse(text)?;
         let around = |part: &Part| match part {
@@ -283,15 +281,15 @@ impl Condition {
         }
         let mut holes = template.holes();
         match (holes.next(), holes.next()) {
-            (Some((_, expression)), None) => Ok(Self { text: text.into(), expression: expression.clone() }),
+            (Some((_, expression)), None) => Ok(Self(expression.clone())),
             _ => Err(vec![SyntaxError::new(open..text.len(), "a condition is one expression, not several")]),
         }
     }
 
-    /// The condition as it was written.
+    /// The condition as it was written, without `${{ }}`.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.text
+        &self.0.text
     }
 
     /// Decides.
@@ -299,34 +297,33 @@ impl Condition {
     /// # Errors
     /// A name that is missing, a value that does not fit, or a result that is neither true nor false.
     pub fn holds(&self, scope: &Scope) -> Result<bool, ExprError> {
-        match self.expression.evaluate(scope)? {
+        match self.0.evaluate(scope)? {
             Value::Bool(answer) => Ok(answer),
             other => {
-                let message =
-                    format!("a condition must be true or false, not {}", convert::described(&other));
+                let message = format!("a condition must be true or false, not {}", described(&other));
                 let hint =
                     matches!(other, Value::String(_)).then(|| "compare it: `... == 'true'`".to_owned());
-                Err(self.expression.error(scope, message, hint))
+                Err(self.0.error(scope, message, hint))
             }
         }
     }
 
     /// The names that it reads.
     pub fn references(&self) -> impl Iterator<Item = &Reference> {
-        self.expression.uses.references.iter()
+        self.0.uses.references.iter()
     }
 
     /// Whether the step is to be decided although steps before it failed: it calls `always()` or `failure()`.
     #[must_use]
     pub fn considers_failure(&self) -> bool {
-        self.expression.uses.calls.iter().any(|call| matches!(call, Call::Always | Call::Failure))
+        self.0.uses.calls.iter().any(|call| matches!(call, Call::Always | Call::Failure))
     }
 
     /// Whether the step is to be decided although `step`, which it needs, was skipped: it calls `always()` or
     /// `skipped(step)`.
     #[must_use]
     pub fn considers_skipped(&self, step: &str) -> bool {
-        self.expression.uses.calls.iter().any(|call| match call {
+        self.0.uses.calls.iter().any(|call| match call {
             Call::Always => true,
             Call::Skipped { step: named, .. } => named == step,
             Call::Success | Call::Failure => false,
@@ -334,12 +331,12 @@ impl Condition {
     }
 
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
-        self.expression.uses.calls.iter()
+        self.0.uses.calls.iter()
     }
 }
 
 impl PartialEq for Condition {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.0.text == other.0.text
     }
 }

@@ -126,17 +126,21 @@ pub(crate) struct Uses {
 /// Collects what `tokens` read.
 ///
 /// # Errors
-/// The first name, function, filter or test that does not exist, or is not built yet.
-pub(crate) fn collect(tokens: &[Token<'_>]) -> Result<Uses, SyntaxError> {
-    let mut uses = Uses::default();
+/// Every name, function, filter or test that does not exist, or is not built yet.
+pub(crate) fn collect(tokens: &[Token<'_>]) -> Result<Uses, Vec<SyntaxError>> {
+    let (mut uses, mut errors) = (Uses::default(), Vec::new());
     for (index, token) in tokens.iter().enumerate() {
-        match token.kind {
-            Kind::Name => name(tokens, index, &mut uses)?,
-            Kind::Mark if token.text == "=" => check_assignment(tokens, index)?,
-            _ => {}
-        }
+        let checked = match token.kind {
+            Kind::Name => name(tokens, index, &mut uses),
+            Kind::Mark if token.text == "=" => check_assignment(tokens, index),
+            _ => Ok(()),
+        };
+        errors.extend(checked.err());
     }
-    Ok(uses)
+    match errors.is_empty() {
+        true => Ok(uses),
+        false => Err(errors),
+    }
 }
 
 /// `name=value` in a call is fine; anything else wanted `==`.

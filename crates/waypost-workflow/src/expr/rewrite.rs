@@ -37,10 +37,10 @@ impl Rewritten {
 ///
 /// # Errors
 /// Names, functions, filters and tests that do not exist, comparisons in a chain, and `=` for `==`.
-pub(crate) fn rewrite(tokens: &[Token<'_>]) -> Result<Rewritten, SyntaxError> {
+pub(crate) fn rewrite(tokens: &[Token<'_>]) -> Result<Rewritten, Vec<SyntaxError>> {
     let uses = names::collect(tokens)?;
     let mut wraps = vec![Wrap::default(); tokens.len()];
-    wrap_comparisons(tokens, &mut wraps)?;
+    wrap_comparisons(tokens, &mut wraps).map_err(|error| vec![error])?;
     let mut source = String::new();
     let mut places = Vec::with_capacity(tokens.len());
     for (index, token) in tokens.iter().enumerate() {
