@@ -3,3 +3,7 @@
 pub mod log;
 pub mod mask;
 pub mod supervisor;
+pub mod expr;
+pub mod file;
+pub mod output;
+mod suggest;
