@@ -2,11 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod engine;
-<<<<<<< HEAD
 mod folder;
-=======
 mod lock;
->>>>>>> main
 mod plan;
 mod records;
 mod toy;
