@@ -2,7 +2,9 @@
 
 pub mod clock;
 pub mod contract;
+pub mod disk;
 pub mod picture;
 pub mod records;
+pub mod seed;
 
 pub use clock::TestClock;

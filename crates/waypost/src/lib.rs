@@ -2,8 +2,10 @@
 
 pub mod change;
 pub mod clock;
+pub mod disk;
 pub mod engine;
 pub mod events;
+pub mod folder;
 pub mod graph;
 pub mod id;
 pub mod lock;
