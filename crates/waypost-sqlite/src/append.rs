@@ -23,10 +23,11 @@ pub(crate) fn create(
     first: &Batch,
 ) -> Result<(), Failure> {
     let record = run.record();
+    check(&record.run, FIRST_TOKEN, first)?;
     if RunRow::find(connection, &record.run)?.is_some() {
         return Err(StoreError::Exists { run: record.run.clone() }.into());
     }
-    let chains = Chains::of(connection, place, None, &record.run, &first.records)?;
+    let chains = Chains::of(connection, place, None, &first.records)?;
     let labels = serde_json::to_string(&record.labels).expect("a map of text is plain JSON");
     let created_at = time_text(record.created_at);
     let id: i64 = connection
@@ -46,9 +47,11 @@ pub(crate) fn create(
             ],
             |row| row.get(0),
         )?;
-    connection
-        .prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?
-        .execute(params![id, run.digest().as_bytes(), run.bytes().as_slice()])?;
+    connection.prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?.execute(params![
+        id,
+        run.digest().as_bytes(),
+        run.bytes().as_slice()
+    ])?;
     write(connection, id, first, chains)
 }
 
@@ -65,17 +68,39 @@ pub(crate) fn append(
         return answered_before(connection, row.id, batch);
     }
     row.fence(run, token)?;
-    if batch.id.token != token {
-        let other = batch.id.token;
-        return Err(invalid(format!("a batch of lease {other} cannot be appended under lease {token}")));
-    }
-    let chains = Chains::of(connection, place, Some(row.id), run, &batch.records)?;
+    check(run, token, batch)?;
+    let chains = Chains::of(connection, place, Some(row.id), &batch.records)?;
     write(connection, row.id, batch, chains)?;
     Ok(Appended::Now)
 }
 
-fn invalid(why: String) -> Failure {
-    StoreError::Invalid(why).into()
+/// Checks what can be told of a batch by itself.
+fn check(run: &RunId, token: u64, batch: &Batch) -> Result<(), Failure> {
+    let invalid = |why: String| Err(StoreError::Invalid(why).into());
+    if batch.id.token != token {
+        let other = batch.id.token;
+        return invalid(format!("a batch named by token {other} cannot be appended under token {token}"));
+    }
+    let mut last = HashMap::new();
+    for record in &batch.records {
+        let header = record.header();
+        let name = header.reference();
+        if header.run != *run || header.token != token {
+            let other = header.token;
+            return invalid(format!("checkpoint {name} of token {other} is not one of {run} and {token}"));
+        }
+        if header.body.is_some() != record.body_bytes().is_some() {
+            return invalid(format!("checkpoint {name} lacks the body that its header names"));
+        }
+        last.insert(&header.branch, record);
+    }
+    match last.into_values().find(|record| record.body_bytes().is_none()) {
+        Some(record) => {
+            let name = record.header().reference();
+            invalid(format!("checkpoint {name} is the last of its branch in a batch, and has no body"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Answers a repeated batch, once it is certain that it is the same one: a number alone could be damaged.
@@ -123,18 +148,14 @@ impl Chains {
     fn of(
         connection: &Connection,
         place: &Place,
-        run_id: Option<i64>,
-        run: &RunId,
+        run: Option<i64>,
         records: &[Record],
     ) -> Result<Self, Failure> {
         let mut chains = Self { order: Vec::new(), by_path: HashMap::new() };
         for record in records {
             let header = record.header();
-            if header.run != *run {
-                return Err(invalid(format!("a record of run {} cannot be kept in run {run}", header.run)));
-            }
             if !chains.by_path.contains_key(&header.branch) {
-                let chain = Chain::find(connection, run_id, &header.branch)?;
+                let chain = Chain::find(connection, run, &header.branch)?;
                 chains.order.push(header.branch.clone());
                 chains.by_path.insert(header.branch.clone(), chain);
             }
@@ -270,17 +291,18 @@ fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -
 fn write_record(connection: &Connection, branch: i64, record: &Record) -> Result<usize, Failure> {
     let header = record.header();
     let body = record.body_bytes().map(|body| body.as_slice());
-    connection
-        .prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?
-        .execute(params![
+    let codec = header.body.as_ref().map(|_| CODEC_PLAIN);
+    connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(
+        params![
             key(branch, header.seq),
             header.external,
             header.about.map(int),
-            body.map(|_| CODEC_PLAIN),
+            codec,
             record.digest().as_bytes(),
             record.header_bytes().as_slice(),
             body,
-        ])?;
+        ],
+    )?;
     Ok(record.header_bytes().len() + body.map_or(0, <[u8]>::len))
 }
 

@@ -276,11 +276,8 @@ impl Link {
     /// Waits for the disk if one of the jobs asks for that, or if none has for too long.
     fn set_level(&mut self, mut asked: impl Iterator<Item = Durability>) -> Result<(), Undone> {
         let sync = asked.any(|durability| durability == Durability::Sync);
-        let level = if sync || self.synced.elapsed() >= UNSYNCED_MAX {
-            Durability::Sync
-        } else {
-            Durability::Async
-        };
+        let level =
+            if sync || self.synced.elapsed() >= UNSYNCED_MAX { Durability::Sync } else { Durability::Async };
         if level != self.level {
             schema::set_durability(&self.connection, level).map_err(Undone::Failed)?;
             self.level = level;

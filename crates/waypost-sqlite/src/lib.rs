@@ -21,6 +21,7 @@
 mod append;
 mod commit;
 mod fault;
+mod heal;
 mod lease;
 mod open;
 mod read;

@@ -144,6 +144,19 @@ impl Branch {
         Ok(branches)
     }
 
+    /// Lists the main branch, and the branches that were opened last.
+    pub(crate) fn newest(connection: &Connection, run: i64, limit: usize) -> Result<Vec<Self>, Failure> {
+        let mut branches: Vec<_> = Self::find(connection, run, &BranchPath::main())?.into_iter().collect();
+        let from: Option<i64> = connection
+            .prepare_cached(
+                "SELECT min(id) FROM (SELECT id FROM branches WHERE run = ?1 ORDER BY id DESC LIMIT ?2)",
+            )?
+            .query_row((run, int(limit as u64)), |row| row.get(0))?;
+        let last = Self::list(connection, run, from.unwrap_or(0), limit)?;
+        branches.extend(last.into_iter().filter(|branch| !branch.path.is_main()));
+        Ok(branches)
+    }
+
     fn of(id: i64, path: BranchPath, open: bool, newest: i64) -> Result<Self, Failure> {
         let newest = count(newest)?;
         if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
@@ -234,9 +247,7 @@ struct Columns {
 fn columns(connection: &Connection, key: i64, want: Want) -> Result<Option<Columns>, Failure> {
     let sql = match want {
         Want::Header => "SELECT codec, digest, header, body IS NOT NULL FROM records WHERE key = ?1",
-        Want::Whole => {
-            "SELECT codec, digest, header, body IS NOT NULL, body FROM records WHERE key = ?1"
-        }
+        Want::Whole => "SELECT codec, digest, header, body IS NOT NULL, body FROM records WHERE key = ?1",
     };
     let columns = connection.prepare_cached(sql)?.query_row([key], |row| {
         Ok(Columns {

@@ -70,6 +70,7 @@ CREATE TABLE branches (
     bodies INTEGER NOT NULL,
     UNIQUE (run, path)
 ) STRICT;
+CREATE INDEX branches_run ON branches (run);
 
 CREATE TABLE records (
     key      INTEGER PRIMARY KEY,
@@ -121,7 +122,8 @@ const MIGRATIONS: &[Migration] = &[];
 
 /// Reads the version of the schema.
 pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
-    let version = connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
+    let version =
+        connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
     u32::try_from(version).map_err(|_| Fault::corrupt(format!("its version is {version}")))
 }
 
@@ -238,8 +240,7 @@ fn upgrade(
     migrations: &[Migration],
 ) -> Result<(), StoreError> {
     let failed = |error: rusqlite::Error| explain(error.into(), place);
-    let transaction =
-        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     // Another process may have done it while this one waited.
     let found = version(&transaction).map_err(|fault| explain(fault, place))?;
     let due: Vec<_> = migrations.iter().filter(|migration| migration.to > found).collect();
@@ -258,24 +259,23 @@ fn upgrade(
 
 /// Copies the database to a new file beside it, whole and synced, and returns its path.
 fn back_up(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
-    let (path, _) = new_backup(place, version)?;
-    let copied = Connection::open(&place.file).and_then(|source| {
-        // An existing file is taken if it is empty.
-        source.execute("VACUUM INTO ?1", [path.as_os_str().to_string_lossy()]).map(drop)
-    });
+    let path = new_backup(place, version)?;
+    let copied = Connection::open(&place.file)
+        .and_then(|source| source.execute("VACUUM INTO ?1", [path.to_str()]).map(drop));
     copied.map_err(|error| explain(error.into(), place))?;
     let synced = File::open(&path).and_then(|file| file.sync_all());
-    synced.and_then(|()| File::open(&place.home)?.sync_all()).map_err(|source| {
-        StoreError::of_write("sync", path.display().to_string(), source)
-    })?;
+    synced
+        .and_then(|()| File::open(&place.home)?.sync_all())
+        .map_err(|source| StoreError::of_write("sync", path.display().to_string(), source))?;
     Ok(path)
 }
 
-fn new_backup(place: &Place, version: u32) -> Result<(PathBuf, File), StoreError> {
+/// Makes an empty file of a name that is not taken: SQLite fills an empty one, and overwrites no other.
+fn new_backup(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
     for number in 1..=BACKUPS_MAX {
         let path = place.beside(&format!(".v{version}-{number}.backup"));
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-            Ok(file) => return Ok((path, file)),
+            Ok(_) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(source) => return Err(StoreError::Create { path, source }),
         }
