@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use waypost::disk::RealDisk;
 use waypost::events::{self, Event};
-use waypost::folder::{BlobError, RunFolder, append_blob, read_blob};
+use waypost::folder::{RunFolder, append_blob, read_blob};
 use waypost::record::{Record, RunStatus};
-use waypost::store::BLOB_CHUNK_BYTES;
+use waypost::store::{BLOB_CHUNK_BYTES, StoreError};
 
 use crate::records::{Chain, run_record};
 
@@ -299,10 +299,10 @@ fn blobs_come_in_chunks_and_stay_in_their_folder() {
     assert_eq!(read_blob(&RealDisk, &path, "logs/l", 1).unwrap().len(), BLOB_CHUNK_BYTES);
     assert!(matches!(
         append_blob(&RealDisk, &path, "l", &[0; BLOB_CHUNK_BYTES + 1]),
-        Err(BlobError::Chunk(_))
+        Err(StoreError::Invalid(_))
     ));
-    assert!(matches!(append_blob(&RealDisk, &path, "../../x", b"x"), Err(BlobError::Name(_))));
-    assert!(matches!(read_blob(&RealDisk, &path, "../run.json", 0), Err(BlobError::Name(_))));
+    assert!(matches!(append_blob(&RealDisk, &path, "../../x", b"x"), Err(StoreError::Invalid(_))));
+    assert!(matches!(read_blob(&RealDisk, &path, "../run.json", 0), Err(StoreError::Invalid(_))));
     assert!(!place.dir.path().join("x").exists());
 }
 
