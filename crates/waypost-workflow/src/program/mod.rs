@@ -306,10 +306,12 @@ impl Program for WorkflowProgram {
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
-        let home = self.surroundings.store.home().map(|home| home.as_os_str().as_encoded_bytes().to_vec());
-        let parts = [home.unwrap_or_default(), lease.run().as_str().as_bytes().to_vec()];
-        let mark = Digest::of_parts(parts.iter().map(Vec::as_slice)).to_string()[..32].to_owned();
-        if lease.token() != FIRST_TOKEN {
+        let home = self.surroundings.store.home().map(|home| home.as_os_str().as_encoded_bytes());
+        let parts = [home.unwrap_or_default(), lease.run().as_str().as_bytes()];
+        let mark = Digest::of_parts(parts).to_string()[..32].to_owned();
+        // Who kills the supervisor together with the engine leaves steps behind; a store without a home dies with its
+        // process and has no run to resume.
+        if home.is_some() && lease.token() != FIRST_TOKEN {
             kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
         }
         let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
