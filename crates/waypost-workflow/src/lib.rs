@@ -2,5 +2,9 @@
 
 pub mod expr;
 pub mod file;
+pub mod log;
+pub mod mask;
 pub mod output;
+pub mod program;
 mod suggest;
+pub mod supervisor;

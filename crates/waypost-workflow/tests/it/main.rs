@@ -3,8 +3,14 @@
 mod expr;
 mod file_bad;
 mod file_good;
+mod log;
+mod mask;
 mod output;
+mod program;
 mod random;
+mod rig;
+mod supervisor;
+mod supervisor_kills;
 
 /// Asserts that `text` is the snapshot `name`; what it was made from is in the text itself.
 fn assert_text(name: &str, text: &str) {

@@ -1,0 +1,452 @@
+//! The kernel lock that makes one process the writer of a run.
+//!
+//! This owns the lock file of a run, `locks/RUN.lock`: taking it, asking who has it, and the note of its holder.
+//! The lock is an *open-file-description* lock: it belongs to the opened file, not to the process, so it can be
+//! handed to the supervisor of the run's processes, survives that somebody closes another descriptor of the same
+//! file, and is let go by the kernel when the last duplicate is closed, by an exit or by `kill -9`. There is no
+//! unlock command, because nothing can stay locked without a living process.
+//!
+//! The note in the file is for people and for status; only the kernel's answer decides. Nothing here knows what a
+//! run is, nor where a store keeps its locks.
+//!
+//! ```text
+//! engine     take ---- note ------------------- killed
+//! supervisor        \-- duplicate --------------- kills the steps -- forgets the note -- ends
+//! lock       | held                                                                      | free
+//! note       | (empty) | engine ...                                  | (empty)
+//! ```
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The largest note that is read: ten times what a note with the longest host name (64 bytes) needs, and small
+/// enough that a foreign file in its place costs nothing.
+const NOTE_BYTES_MAX: usize = 4096;
+
+/// How often a lock file that was deleted between opening and locking is opened again. Each round means that one
+/// more `delete` of the same run happened in that moment.
+const REOPEN_ATTEMPTS_MAX: u32 = 16;
+
+/// Who holds a run's lock: one process, named so that a reader can tell it from a later one with the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The process number; 0 when the holder has not written its note yet.
+    pub pid: u32,
+    /// The name of its machine.
+    pub host: String,
+    /// The kernel's identifier of this boot: no process outlives it. Empty where the system has none.
+    pub boot_id: String,
+    /// When the process began, in clock ticks after boot; with `pid` and `boot_id` it names one process for good.
+    /// 0 where the system does not tell.
+    pub started: u64,
+    /// Since when it has the lock.
+    pub since: jiff::Timestamp,
+    /// The name of the program.
+    pub what: String,
+}
+
+impl Holder {
+    /// Describes this process, as one that takes a lock at `since`.
+    ///
+    /// # Errors
+    /// What `/proc` said when it could not be read.
+    pub fn here(since: jiff::Timestamp) -> io::Result<Self> {
+        let pid = std::process::id();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Ok(Self {
+            pid,
+            host,
+            boot_id: boot_id()?,
+            started: process_started(pid)?,
+            since,
+            what: program_name(),
+        })
+    }
+
+    /// Stands for a holder that has locked the file but not written its note yet.
+    fn unknown() -> Self {
+        Self {
+            pid: 0,
+            host: String::new(),
+            boot_id: String::new(),
+            started: 0,
+            since: jiff::Timestamp::UNIX_EPOCH,
+            what: String::new(),
+        }
+    }
+
+    /// Says whether that very process lives on this machine now.
+    ///
+    /// A lock can be held although this is false: by the supervisor of a killed engine, until the last process of
+    /// the run is dead, or by a process of another machine or container.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        self.same_boot() && process_started(self.pid).is_ok_and(|started| started == self.started)
+    }
+
+    /// Says whether the holder ran since this machine was last started, so that processes of it can still be here.
+    #[must_use]
+    pub fn same_boot(&self) -> bool {
+        self.pid != 0 && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.pid == 0 {
+            return f.write_str("a process that has not named itself yet");
+        }
+        write!(f, "process {} ({}) on `{}` since {}", self.pid, self.what, self.host, self.since)
+    }
+}
+
+/// Why a lock could not be taken. Nothing is held after any of these.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// A living process has it. Wait for it to end, or stop it.
+    #[error("cannot lock `{}`: held by {holder}", path.display())]
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// What the holder wrote about itself.
+        holder: Box<Holder>,
+    },
+    /// The folder is on a network file system, where two machines may both be given the lock. Move the store to a
+    /// local disk, or allow it if only one machine ever uses it.
+    #[error("cannot lock `{}`: locks are not reliable on {kind}, a network file system", path.display())]
+    NetworkFileSystem {
+        /// The lock file.
+        path: PathBuf,
+        /// The name of the file system.
+        kind: String,
+    },
+    /// The file could not be made, locked or written.
+    #[error("cannot lock `{}`", path.display())]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A run's lock, held until the last duplicate of its descriptor is closed.
+#[derive(Debug)]
+pub struct RunLock {
+    file: File,
+    path: PathBuf,
+    previous: Option<Holder>,
+}
+
+impl RunLock {
+    /// Takes the lock at `path` and notes `holder` in it, unless a living process has it.
+    ///
+    /// The folder is made if absent (0700), the file too (0600). It does not wait. Dropping the lock releases it,
+    /// unless a duplicate of its descriptor is still open somewhere; the file stays.
+    ///
+    /// # Errors
+    /// - [`LockError::Held`]: another process has it; nothing changed.
+    /// - [`LockError::NetworkFileSystem`]: refused unless `allow_network`; no file was made.
+    /// - [`LockError::Io`]: the folder or file cannot be made, locked or written; nothing is held.
+    pub fn take(path: &Path, holder: &Holder, allow_network: bool) -> Result<Self, LockError> {
+        let failed = |source| LockError::Io { path: path.to_owned(), source };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        if !allow_network && let Some(kind) = network_file_system(folder).map_err(failed)? {
+            return Err(LockError::NetworkFileSystem { path: path.to_owned(), kind });
+        }
+        for _ in 0..REOPEN_ATTEMPTS_MAX {
+            let file = open_to_lock(path).map_err(failed)?;
+            if !try_lock(&file).map_err(failed)? {
+                let holder = read_note(&file).map_err(failed)?.unwrap_or_else(Holder::unknown);
+                return Err(LockError::Held { path: path.to_owned(), holder: Box::new(holder) });
+            }
+            // A `delete` may have unlinked the file after it was opened: then the next taker would lock another.
+            if is_still_at(&file, path).map_err(failed)? {
+                let previous = read_note(&file).map_err(failed)?;
+                write_note(&file, holder).map_err(failed)?;
+                return Ok(Self { file, path: path.to_owned(), previous });
+            }
+        }
+        Err(failed(io::Error::other(format!(
+            "it was deleted {REOPEN_ATTEMPTS_MAX} times while being locked"
+        ))))
+    }
+
+    /// Says who holds the lock at `path`, or `None` if nobody does.
+    ///
+    /// Takes nothing, changes nothing, and works on a read-only file system. A missing file is not held.
+    ///
+    /// # Errors
+    /// What the system said when the file was there but could not be opened or asked.
+    pub fn probe(path: &Path) -> io::Result<Option<Holder>> {
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if !is_locked(&file)? {
+            return Ok(None);
+        }
+        Ok(Some(read_note(&file)?.unwrap_or_else(Holder::unknown)))
+    }
+
+    /// Returns the holder before this one, if it ended without forgetting its note.
+    ///
+    /// Whoever held the lock last and saw the run's processes dead calls [`forget_note`]. So `None` means that
+    /// no process of the run is left; `Some` means that engine and supervisor may have been killed together, and that
+    /// orphans are possible if [`Holder::same_boot`].
+    #[must_use]
+    pub fn previous(&self) -> Option<&Holder> {
+        self.previous.as_ref()
+    }
+
+    /// Returns where the lock file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Duplicates the descriptor: the lock is held until that duplicate is closed too.
+    ///
+    /// # Errors
+    /// The process or system has no descriptor left.
+    pub fn try_clone_fd(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone().map(OwnedFd::from)
+    }
+
+    /// Removes the lock file, then releases the lock. For the deletion of a run, never at its end.
+    ///
+    /// # Errors
+    /// The file could not be removed; the lock is released all the same.
+    pub fn remove_file(self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+}
+
+impl AsFd for RunLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Forgets the holder's note in a lock file, as the last act of the process that keeps the lock: it attests that
+/// every process of the run is dead, see [`RunLock::previous`].
+///
+/// # Errors
+/// The note could not be cut; the next holder then looks for orphans in vain.
+pub fn forget_note(lock: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::ftruncate(lock, 0)?)
+}
+
+/// Names the network file system that `folder` is on, or `None` if it is local as far as one can tell.
+///
+/// # Errors
+/// What the system said when it could not be asked.
+#[cfg(target_os = "linux")]
+pub fn network_file_system(folder: &Path) -> io::Result<Option<String>> {
+    /// Statfs magic numbers, from `linux/magic.h` and the file systems' own headers.
+    const NETWORK: [(u32, &str); 8] = [
+        (0x0000_6969, "NFS"),
+        (0xFF53_4D42, "CIFS"),
+        (0xFE53_4D42, "SMB2"),
+        (0x0000_517B, "SMB"),
+        (0x00C3_6400, "Ceph"),
+        (0x5346_414F, "AFS"),
+        (0x7375_7245, "Coda"),
+        (0x0BD0_0BD0, "Lustre"),
+    ];
+    const FUSE: u32 = 0x6573_5546;
+
+    let magic = rustix::fs::statfs(folder)?.f_type as u32;
+    if let Some((_, name)) = NETWORK.iter().find(|(network, _)| *network == magic) {
+        return Ok(Some((*name).to_owned()));
+    }
+    if magic == FUSE {
+        let device = std::fs::metadata(folder)?.dev();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+        return Ok(mount_kind(&mounts, device).filter(|kind| is_network_fuse(kind)).map(str::to_owned));
+    }
+    Ok(None)
+}
+
+/// Names the network file system that `folder` is on; this system cannot be asked, so it always says local.
+///
+/// # Errors
+/// None here.
+#[cfg(not(target_os = "linux"))]
+pub fn network_file_system(_folder: &Path) -> io::Result<Option<String>> {
+    Ok(None)
+}
+
+/// Finds the file system type of a device in the text of `/proc/self/mountinfo` (proc(5)):
+/// `36 35 98:0 /root /mount/point options - type source options`.
+#[cfg(target_os = "linux")]
+fn mount_kind(mounts: &str, device: u64) -> Option<&str> {
+    let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&*wanted))?;
+    line.split_once(" - ")?.1.split(' ').next()
+}
+
+/// Says whether a FUSE type keeps its files on other machines. An unknown one counts as local, as most are.
+#[cfg(target_os = "linux")]
+fn is_network_fuse(kind: &str) -> bool {
+    const KINDS: [&str; 12] = [
+        "sshfs",
+        "s3fs",
+        "rclone",
+        "glusterfs",
+        "gcsfuse",
+        "goofys",
+        "davfs",
+        "curlftpfs",
+        "moosefs",
+        "mfs",
+        "juicefs",
+        "seaweedfs",
+    ];
+    kind.strip_prefix("fuse.").is_some_and(|name| KINDS.contains(&name))
+}
+
+fn open_to_lock(path: &Path) -> io::Result<File> {
+    // Not truncated: until the lock is ours, the note is another's.
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.open(path)
+}
+
+fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match std::fs::symlink_metadata(path) {
+        Ok(there) => Ok(there.dev() == ours.dev() && there.ino() == ours.ino()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the note over the old one and only then cuts what is left of that: a reader takes the first line, and
+/// sees the old note or the new one.
+fn write_note(file: &File, holder: &Holder) -> io::Result<()> {
+    let mut line = serde_json::to_vec(holder).expect("a holder is plain JSON");
+    line.push(b'\n');
+    assert!(line.len() <= NOTE_BYTES_MAX, "a host name has at most 64 bytes");
+    file.write_all_at(&line, 0)?;
+    file.set_len(line.len() as u64)
+}
+
+/// Reads the note; `None` if there is none yet, or nothing that is one.
+fn read_note(file: &File) -> io::Result<Option<Holder>> {
+    let mut bytes = vec![0; NOTE_BYTES_MAX];
+    let count = file.read_at(&mut bytes, 0)?;
+    let line = bytes[..count].split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(serde_json::from_slice(line).ok())
+}
+
+fn whole_file() -> libc::flock {
+    #[expect(
+        unsafe_code,
+        reason = "`flock` has private padding on some systems, so it cannot be written as a literal"
+    )]
+    // SAFETY: `flock` is plain integers, for which all zeros is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // Start and length 0 mean the whole file; the process number must be 0 for an open-file-description lock.
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock
+}
+
+/// Tries to lock the open file description; `false` if another has it.
+fn try_lock(file: &File) -> io::Result<bool> {
+    let lock = whole_file();
+    #[expect(unsafe_code, reason = "rustix has no open-file-description locks")]
+    // SAFETY: the descriptor is open for the time of the call, and `lock` is a valid `flock` that is only read.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if answer == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Asks whether a lock on the file would meet another one. Works on a descriptor that is open for reading only.
+fn is_locked(file: &File) -> io::Result<bool> {
+    let mut lock = whole_file();
+    #[expect(unsafe_code, reason = "rustix has no open-file-description locks")]
+    // SAFETY: the descriptor is open for the time of the call, and `lock` is a valid `flock` for it to fill.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+#[cfg(target_os = "linux")]
+fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn boot_id() -> io::Result<String> {
+    Ok(String::new())
+}
+
+/// Returns when a process began, in clock ticks after boot; fails if there is no such process, or only its zombie.
+#[cfg(target_os = "linux")]
+fn process_started(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    let unreadable = || io::Error::other(format!("/proc/{pid}/stat is not as proc(5) says"));
+    // The second field, the name, may hold anything: the fields after it begin behind its last parenthesis.
+    let name_end = stat.iter().rposition(|byte| *byte == b')').ok_or_else(unreadable)?;
+    let rest = std::str::from_utf8(&stat[name_end + 1..]).map_err(|_| unreadable())?;
+    let mut fields = rest.split_ascii_whitespace();
+    if matches!(fields.next(), Some("Z" | "X")) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // Field 3, the state, is taken; field 22 is the start time.
+    fields.nth(18).and_then(|field| field.parse().ok()).ok_or_else(unreadable)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn process_started(pid: u32) -> io::Result<u64> {
+    let pid =
+        i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+    rustix::process::test_kill_process(pid)?;
+    Ok(0)
+}
+
+fn program_name() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&name).file_name().unwrap_or_default();
+    name.to_string_lossy().chars().take(64).collect()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::{is_network_fuse, mount_kind};
+
+    const MOUNTS: &str = "\
+22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 22 0:35 / /home/me/far rw,nosuid - fuse.sshfs host:/srv rw
+41 22 0:36 / /mnt/pool rw - fuse.mergerfs a:b rw
+";
+
+    #[test]
+    fn a_fuse_mount_is_told_by_the_type_of_its_device() {
+        let device = |minor| rustix::fs::makedev(0, minor);
+
+        assert_eq!(mount_kind(MOUNTS, device(35)), Some("fuse.sshfs"));
+        assert_eq!(mount_kind(MOUNTS, device(36)), Some("fuse.mergerfs"));
+        assert_eq!(mount_kind(MOUNTS, device(37)), None);
+        assert!(is_network_fuse("fuse.sshfs"));
+        assert!(!is_network_fuse("fuse.mergerfs"));
+        assert!(!is_network_fuse("fuseblk"));
+    }
+}
