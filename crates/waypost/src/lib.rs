@@ -4,12 +4,15 @@ pub mod change;
 pub mod clock;
 pub mod disk;
 pub mod engine;
+pub mod events;
+pub mod folder;
 pub mod graph;
 pub mod id;
 pub mod lock;
 pub mod memory;
 pub mod plan;
 pub mod record;
+pub mod report;
 pub mod store;
 
 pub use clock::{Clock, SystemClock};

@@ -1,81 +1,92 @@
-//! The store in memory: the reference that the others are compared with.
+//! The store in memory: the reference that the others are compared with, small enough to read at once: this file is
+//! the store, `memory/run.rs` what it keeps of one run.
 //!
-//! Keeps the same bytes as every store and checks them the same way, so that a test can damage it. Nothing survives
-//! the value; several handles share one by `Arc`.
+//! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
+//! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. A lease is not tied to a
+//! process: it is held until it is released, or until [`MemoryStore::drop_holder`] lets its holder die.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, BLOB_CHUNK_BYTES, Batch, BatchId, Blobs, Damage, FIRST_TOKEN, Head, Heads, Lease,
-    PAGE_ITEMS_MAX, Page, Renewal, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder, Scanned, Signal,
-    SignalKind, Signalled, Store, StoreError, Summary, TrimMode, Trimmed, check_batch, check_blob_name,
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Head, Heads, Lease, PAGE_ITEMS_MAX, Page,
+    Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
+    TrimMode, Trimmed, check_blob_name,
 };
 
-/// A store that lives as long as its value.
-#[derive(Debug, Default)]
+mod hooks;
+mod run;
+
+#[doc(hidden)]
+pub use hooks::Part;
+use run::{Run, Stored};
+
+/// Most bodies that [`Store::trim`] leaves at least: one to use, and one to fall back to.
+const KEEP_MIN: u32 = 2;
+
+/// A store in memory.
+#[derive(Clone, Default)]
 pub struct MemoryStore {
-    inner: Mutex<Inner>,
+    kept: Arc<Mutex<Kept>>,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    closed: bool,
-    created: u64,
+#[derive(Default)]
+struct Kept {
     runs: BTreeMap<RunId, Run>,
+    made: u64,
+    closed: bool,
 }
 
-#[derive(Debug)]
-struct Run {
-    ordinal: u64,
-    record: SealedRun,
-    summary: Summary,
-    updated_at: Timestamp,
-    checkpoints: u64,
-    token: u64,
-    holder: Option<Holder>,
-    last_batch: Option<BatchId>,
-    /// In the order in which they were opened.
-    branches: Vec<(BranchPath, BTreeMap<u64, Row>)>,
-    signals: Vec<(Signal, bool)>,
-    quarantine: Vec<(BranchPath, u64, Row)>,
-    blobs: BTreeMap<String, Vec<u8>>,
-}
-
-/// A record as bytes, so that damage is possible and is found.
-#[derive(Debug, Clone)]
-struct Row {
-    digest: Digest,
-    header: Vec<u8>,
-    body: Option<Vec<u8>>,
-}
-
-impl Row {
-    fn of(record: &Record) -> Self {
-        let body = record.body_bytes().map(|bytes| bytes.to_vec());
-        Self { digest: record.digest(), header: record.header_bytes().to_vec(), body }
+impl MemoryStore {
+    /// Makes an empty store.
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    fn open(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, Damage> {
-        Record::open(self.digest, self.header.clone(), self.body.clone()).map_err(|flaw| Damage {
-            run: run.clone(),
-            branch: branch.clone(),
-            seq,
-            place: "memory".to_owned(),
-            flaw,
+    /// Lets the holder of a run's lease die: the lease can be acquired, and what it held is known to be lost.
+    pub fn drop_holder(&self, run: &RunId) {
+        if let Some(run) = self.lock().runs.get_mut(run) {
+            run.holder = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        // No call panics half-way through a change, so what another thread left is sound.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, Kept>, StoreError> {
+        let kept = self.lock();
+        if kept.closed { Err(StoreError::Closed(self.to_string())) } else { Ok(kept) }
+    }
+
+    /// Carries `change` out on a run.
+    fn with<T>(
+        &self,
+        run: &RunId,
+        change: impl FnOnce(&mut Run) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        change(self.open()?.runs.get_mut(run).ok_or_else(|| StoreError::no_run(self, run))?)
+    }
+
+    /// As [`with`](Self::with), under a lease: what was deleted has no lease any more.
+    fn held<T>(
+        &self,
+        lease: &Lease,
+        change: impl FnOnce(&mut Run) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.with(lease.run(), |run| {
+            run.check(lease)?;
+            change(run)
         })
-    }
-
-    fn bytes(&self) -> u64 {
-        (self.header.len() + self.body.as_ref().map_or(0, Vec::len)) as u64
     }
 }
 
@@ -85,371 +96,241 @@ impl fmt::Display for MemoryStore {
     }
 }
 
-impl MemoryStore {
-    /// Makes an empty store.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Flips one bit of a record, for tests.
-    ///
-    /// # Panics
-    /// If there is no such record.
-    #[doc(hidden)]
-    pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64) {
-        let mut inner = self.inner.lock().expect("no test panics while it holds the store");
-        let rows =
-            inner.runs.get_mut(run).and_then(|run| run.rows_mut(branch)).expect("a run and branch to damage");
-        rows.get_mut(&seq).expect("a record to damage").header[0] ^= 1;
-    }
-
-    /// Lets the lease of a run go as a process that dies does: nothing is written.
-    #[doc(hidden)]
-    pub fn drop_holder(&self, run: &RunId) {
-        let mut inner = self.inner.lock().expect("no test panics while it holds the store");
-        if let Some(run) = inner.runs.get_mut(run) {
-            run.holder = None;
-        }
-    }
-
-    fn open(&self) -> Result<MutexGuard<'_, Inner>, StoreError> {
-        let inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if inner.closed { Err(StoreError::Closed(self.to_string())) } else { Ok(inner) }
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("runs", &self.lock().runs.len()).finish()
     }
 }
 
-impl Inner {
-    fn run(&self, run: &RunId) -> Result<&Run, StoreError> {
-        self.runs.get(run).ok_or_else(|| StoreError::no_run(&"memory:", run))
-    }
-
-    fn run_mut(&mut self, run: &RunId) -> Result<&mut Run, StoreError> {
-        self.runs.get_mut(run).ok_or_else(|| StoreError::no_run(&"memory:", run))
-    }
-
-    /// Returns the run of a lease that still holds.
-    fn leased(&mut self, lease: &Lease) -> Result<&mut Run, StoreError> {
-        let run = self.run_mut(lease.run())?;
-        if run.token != lease.token() || run.holder.is_none() {
-            let (token, newest) = (lease.token(), run.token);
-            return Err(StoreError::Fenced { run: lease.run().clone(), token, newest });
-        }
-        Ok(run)
-    }
+/// Reads a cursor that is a count; an unknown one is refused, not taken for the begin.
+fn count_of(cursor: Option<&String>) -> Result<Option<u64>, StoreError> {
+    cursor.map(|text| text.parse().map_err(|_| no_cursor(text))).transpose()
 }
 
-impl Run {
-    fn name(&self) -> &RunId {
-        &self.record.record().run
-    }
-
-    fn rows(&self, branch: &BranchPath) -> Option<&BTreeMap<u64, Row>> {
-        self.branches.iter().find(|(name, _)| name == branch).map(|(_, rows)| rows)
-    }
-
-    fn rows_mut(&mut self, branch: &BranchPath) -> Option<&mut BTreeMap<u64, Row>> {
-        self.branches.iter_mut().find(|(name, _)| name == branch).map(|(_, rows)| rows)
-    }
-
-    /// Returns the newest sound record of a branch below `below`, with a body if asked for, and the damage above it.
-    fn newest(&self, branch: &BranchPath, below: u64, with_body: bool) -> (Option<Record>, Vec<Damage>) {
-        let mut damaged = Vec::new();
-        let rows = self.rows(branch).into_iter().flat_map(|rows| rows.range(..below).rev());
-        for (seq, row) in rows {
-            match row.open(self.name(), branch, *seq) {
-                Ok(record) if !with_body || record.body_bytes().is_some() => return (Some(record), damaged),
-                Ok(_) => {}
-                Err(damage) => damaged.push(damage),
-            }
-        }
-        (None, damaged)
-    }
-
-    /// Returns the seq after the newest record of a branch, quarantined ones included.
-    fn next(&self, branch: &BranchPath) -> u64 {
-        let kept = self.rows(branch).and_then(|rows| rows.keys().next_back().copied());
-        let moved = self.quarantine.iter().filter(|(name, ..)| name == branch).map(|(_, seq, _)| *seq).max();
-        kept.max(moved).unwrap_or(0) + 1
-    }
-
-    fn apply(&mut self, batch: &Batch) -> Result<Appended, StoreError> {
-        if self.last_batch == Some(batch.id) {
-            return Ok(Appended::Before);
-        }
-        check_batch(self.name(), self.token, batch, |branch| {
-            let (newest, _) = self.newest(branch, u64::MAX, false);
-            (newest.map(|record| (record.header().seq, record.digest())), self.next(branch))
-        })?;
-        for record in &batch.records {
-            let header = record.header();
-            if self.rows(&header.branch).is_none() {
-                self.branches.push((header.branch.clone(), BTreeMap::new()));
-            }
-            let rows = self.rows_mut(&header.branch).expect("the branch was just opened");
-            rows.insert(header.seq, Row::of(record));
-            self.checkpoints += 1;
-            self.updated_at = header.created_at;
-        }
-        for (signal, consumed) in &mut self.signals {
-            *consumed |= batch.consumed.contains(&signal.id);
-        }
-        self.summary = batch.summary.clone();
-        self.last_batch = Some(batch.id);
-        if batch.release {
-            self.holder = None;
-        }
-        Ok(Appended::Now)
-    }
-
-    fn summary(&self) -> RunSummary {
-        let record = self.record.record();
-        RunSummary {
-            run: record.run.clone(),
-            workflow: record.workflow.clone(),
-            path: record.path.clone(),
-            status: RunSummary::true_status(&self.summary, self.holder.is_some()),
-            summary: self.summary.clone(),
-            labels: record.labels.clone(),
-            created_at: record.created_at,
-            updated_at: self.updated_at,
-            checkpoints: self.checkpoints,
-            bytes: self.branches.iter().flat_map(|(_, rows)| rows.values()).map(Row::bytes).sum(),
-            holder: self.holder.clone(),
-        }
-    }
+/// Reads a cursor that is a branch, by its place, and a seq.
+fn place_of(text: &str) -> Result<(usize, u64), StoreError> {
+    let parse =
+        || text.split_once('.').and_then(|(place, seq)| Some((place.parse().ok()?, seq.parse().ok()?)));
+    parse().ok_or_else(|| no_cursor(text))
 }
 
-#[deny(clippy::missing_trait_methods)]
+fn no_cursor(text: &str) -> StoreError {
+    // A clipped copy is enough to recognise it; the text may be anything.
+    StoreError::Invalid(format!("`{}` is no cursor", text.chars().take(80).collect::<String>()))
+}
+
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for MemoryStore {
     async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
-        let mut inner = self.open()?;
-        let name = run.record().run.clone();
-        if inner.runs.contains_key(&name) {
-            return Err(StoreError::Exists { run: name });
+        let mut kept = self.open()?;
+        let id = &run.record().run;
+        if kept.runs.contains_key(id) {
+            return Err(StoreError::Exists { run: id.clone() });
         }
-        let mut new = Run {
-            ordinal: inner.created + 1,
-            record: run.clone(),
-            summary: first.summary.clone(),
-            updated_at: run.record().created_at,
-            checkpoints: 0,
-            token: FIRST_TOKEN,
-            holder: Some(holder.clone()),
-            last_batch: None,
-            branches: Vec::new(),
-            signals: Vec::new(),
-            quarantine: Vec::new(),
-            blobs: BTreeMap::new(),
-        };
-        new.apply(&first)?;
-        inner.created += 1;
-        inner.runs.insert(name.clone(), new);
-        Ok(Lease::new(name, FIRST_TOKEN, None))
+        let mut made = Run::new(run, kept.made + 1, &first, holder);
+        made.apply(first)?;
+        kept.made += 1;
+        kept.runs.insert(id.clone(), made);
+        Ok(Lease::new(id.clone(), FIRST_TOKEN, None))
     }
 
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
-        let inner = self.open()?;
-        let run = inner.run(run)?;
-        Ok(RunEntry { record: run.record.clone(), summary: run.summary() })
+        self.with(run, |kept| {
+            let record = SealedRun::open(kept.sealed.digest(), kept.bytes.to_vec()).map_err(|flaw| {
+                let place = "memory, run record".to_owned();
+                let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
+                StoreError::of_damage(damage, None)
+            })?;
+            Ok(RunEntry { record, summary: kept.summary() })
+        })
     }
 
     async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
-        let mut inner = self.open()?;
-        let found = inner.run_mut(run)?;
-        if let Some(other) = &found.holder {
-            return Err(StoreError::Held { run: run.clone(), holder: Some(other.clone()) });
-        }
-        found.token += 1;
-        found.holder = Some(holder.clone());
-        Ok(Lease::new(run.clone(), found.token, None))
+        self.with(run, |kept| {
+            if let Some(holder) = &kept.holder {
+                return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) });
+            }
+            kept.token += 1;
+            kept.holder = Some(holder.clone());
+            Ok(Lease::new(run.clone(), kept.token, None))
+        })
     }
 
     async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
-        let mut inner = self.open()?;
-        let mut answers = Vec::with_capacity(leases.len());
-        for lease in leases {
-            answers.push(match inner.leased(lease) {
-                Ok(run) => {
-                    let pending = run.signals.iter().filter(|(signal, consumed)| {
-                        !consumed && matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel)
-                    });
-                    Renewal::Held(pending.map(|(signal, _)| signal.clone()).collect())
-                }
-                Err(_) => Renewal::Lost,
-            });
-        }
-        Ok(answers)
+        let kept = self.open()?;
+        let answer = |lease: &&Lease| match kept.runs.get(lease.run()) {
+            Some(run) if run.check(lease).is_ok() => {
+                let asks = |signal: &&Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+                let pending = run.signals.iter().filter(|(_, consumed)| !consumed).map(|(signal, _)| signal);
+                Renewal::Held(pending.filter(asks).cloned().collect())
+            }
+            _ => Renewal::Lost,
+        };
+        Ok(leases.iter().map(answer).collect())
     }
 
     async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
-        let mut inner = self.open()?;
-        let run = inner.leased(&lease)?;
-        run.holder = None;
-        if wake_at.is_some() {
-            run.summary.wake_at = wake_at;
-        }
-        Ok(())
+        self.held(&lease, |run| {
+            run.holder = None;
+            run.summary.wake_at = wake_at.or(run.summary.wake_at);
+            Ok(())
+        })
     }
 
     async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
-        let mut inner = self.open()?;
-        let run = inner.run_mut(lease.run())?;
-        if run.token == lease.token() && run.last_batch == Some(batch.id) {
-            return Ok(Appended::Before);
-        }
-        inner.leased(lease)?.apply(&batch)
+        self.with(lease.run(), |run| {
+            if batch.id.token == run.last.token && batch.id.count <= run.last.count {
+                return Ok(Appended::Before);
+            }
+            run.check(lease)?;
+            run.apply(batch)?;
+            Ok(Appended::Now)
+        })
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
-        let inner = self.open()?;
-        let run = inner.run(run)?;
-        let (from, limit) = (offset(page.cursor.as_deref())?, page.limit.clamp(1, PAGE_ITEMS_MAX));
-        let mut heads = Vec::new();
-        for (at, (branch, _)) in run.branches.iter().enumerate().skip(from) {
-            if heads.len() == limit {
-                return Ok(Heads { heads, next: Some(at.to_string()) });
+        let begin = count_of(page.cursor.as_ref())?.unwrap_or(0) as usize;
+        let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
+        self.with(run, |kept| {
+            let mut heads = Vec::new();
+            for (place, branch) in kept.branches.iter().enumerate().skip(begin) {
+                let (record, mut damaged) = branch.newest(run);
+                let Some(record) = record else {
+                    return Err(match damaged.is_empty() {
+                        true => StoreError::no_branch(run, &branch.path),
+                        false => StoreError::of_damage(damaged.swap_remove(0), None),
+                    });
+                };
+                if record.header().end.is_some() {
+                    continue;
+                }
+                if heads.len() == limit {
+                    return Ok(Heads { heads, next: Some(place.to_string()) });
+                }
+                heads.push(Head { record, next: branch.next, damaged });
             }
-            let (record, mut damaged) = run.newest(branch, u64::MAX, true);
-            match record {
-                Some(record) if record.header().end.is_some() => {}
-                Some(record) => heads.push(Head { record, next: run.next(branch), damaged }),
-                None if damaged.is_empty() => {}
-                None => return Err(StoreError::of_damage(damaged.remove(0), None)),
-            }
-        }
-        Ok(Heads { heads, next: None })
+            Ok(Heads { heads, next: None })
+        })
     }
 
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        let inner = self.open()?;
-        let found = inner.run(run)?;
-        let rows = found.rows(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
-        let row = rows.get(&seq).ok_or_else(|| StoreError::no_record(run, branch, seq))?;
-        row.open(run, branch, seq).map_err(|damage| {
-            let (older, _) = found.newest(branch, seq, true);
-            StoreError::of_damage(damage, older.map(|record| record.header().seq))
+        self.with(run, |kept| {
+            let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
+            let stored = found.records.get(&seq).ok_or_else(|| StoreError::NotFound {
+                store: format!("run {run} branch {branch}"),
+                what: format!("checkpoint {seq}"),
+            })?;
+            stored.open().map_err(|flaw| {
+                StoreError::of_damage(found.damage(run, seq, flaw), found.newest_sound_below(seq))
+            })
         })
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
-        let inner = self.open()?;
-        let run = inner.run(&scan.run)?;
-        let (from, limit) = (offset(scan.cursor.as_deref())?, scan.limit.clamp(1, PAGE_ITEMS_MAX));
-        let mut rows = Vec::new();
-        for (branch, found) in &run.branches {
-            if scan.branch.as_ref().is_none_or(|wanted| wanted == branch) {
-                let in_order: Vec<_> = match scan.order {
-                    ScanOrder::OldestFirst => found.iter().collect(),
-                    ScanOrder::NewestFirst => found.iter().rev().collect(),
-                };
-                rows.extend(in_order.into_iter().map(|(seq, row)| (branch, *seq, row)));
+        let begin = scan.cursor.as_ref().map(|cursor| place_of(cursor)).transpose()?;
+        self.with(&scan.run, |run| {
+            let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
+            for (place, branch, seq, stored) in run.in_range(scan, begin) {
+                match stored.open_header() {
+                    Err(flaw) => found.damaged.push(branch.damage(&scan.run, seq, flaw)),
+                    Ok(record) if !scan.wants(&record) => {}
+                    Ok(_) if found.records.len() == scan.limit.clamp(1, PAGE_ITEMS_MAX) => {
+                        found.next = Some(format!("{place}.{seq}"));
+                        break;
+                    }
+                    Ok(record) => found.records.push(record),
+                }
             }
-        }
-        let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
-        for (at, (branch, seq, row)) in rows.into_iter().enumerate().skip(from) {
-            if found.records.len() == limit {
-                found.next = Some(at.to_string());
-                break;
-            }
-            match row.open(&scan.run, branch, seq) {
-                Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
-                Ok(_) => {}
-                Err(damage) if scan.spans(seq) => found.damaged.push(damage),
-                Err(_) => {}
-            }
-        }
-        Ok(found)
+            Ok(found)
+        })
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        let inner = self.open()?;
-        let mut runs: Vec<&Run> = inner.runs.values().collect();
-        runs.sort_by_key(|run| std::cmp::Reverse(run.ordinal));
-        let from = query.cursor.as_deref().map_or(Ok(u64::MAX), number)?;
+        let before = count_of(query.cursor.as_ref())?.unwrap_or(u64::MAX);
+        let kept = self.open()?;
+        let mut newest: Vec<_> = kept.runs.values().filter(|run| run.made < before).collect();
+        newest.sort_by_key(|run| std::cmp::Reverse(run.made));
         let mut found = Runs { runs: Vec::new(), next: None };
-        let mut last = from;
-        for run in runs.into_iter().filter(|run| run.ordinal < from) {
+        let mut last = None;
+        for run in newest {
             let summary = run.summary();
-            if query.wants(&summary) {
-                if found.runs.len() == query.limit() {
-                    found.next = Some(last.to_string());
-                    break;
-                }
-                last = run.ordinal;
-                found.runs.push(summary);
+            if !query.wants(&summary) {
+                continue;
             }
+            if found.runs.len() == query.limit() {
+                found.next = last;
+                break;
+            }
+            last = Some(run.made.to_string());
+            found.runs.push(summary);
         }
         Ok(found)
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
-        let mut inner = self.open()?;
-        let run = inner.run_mut(run)?;
-        if run.signals.iter().any(|(known, _)| known.id == signal.id) {
-            return Ok(Signalled::Before);
-        }
-        run.signals.push((signal.clone(), false));
-        Ok(Signalled::Now)
+        self.with(run, |run| {
+            if run.signals.iter().any(|(known, _)| known.id == signal.id) {
+                return Ok(Signalled::Before);
+            }
+            run.signals.push((signal.clone(), false));
+            Ok(Signalled::Now)
+        })
     }
 
     async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
-        let inner = self.open()?;
-        let pending = inner.run(run)?.signals.iter().filter(|(_, consumed)| !consumed);
-        Ok(pending.map(|(signal, _)| signal.clone()).collect())
+        self.with(run, |run| {
+            let pending = run.signals.iter().filter(|(_, consumed)| !consumed);
+            Ok(pending.map(|(signal, _)| signal.clone()).collect())
+        })
     }
 
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
-        let mut inner = self.open()?;
-        let run = inner.leased(lease)?;
-        let name = run.name().clone();
-        let Some(row) = run.rows(&damage.branch).and_then(|rows| rows.get(&damage.seq)).cloned() else {
-            return Err(StoreError::no_record(&name, &damage.branch, damage.seq));
-        };
-        if row.open(&name, &damage.branch, damage.seq).is_ok() {
-            return Err(StoreError::Invalid(format!("checkpoint {name}@{} is sound", damage.seq)));
-        }
-        run.rows_mut(&damage.branch).expect("the row was just there").remove(&damage.seq);
-        run.quarantine.push((damage.branch.clone(), damage.seq, row));
-        Ok(())
+        self.held(lease, |run| {
+            let branch = run.branches.iter_mut().find(|branch| branch.path == damage.branch);
+            let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
+            match branch.records.get(&damage.seq).map(Stored::open) {
+                Some(Err(_)) => {}
+                _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
+            }
+            run.quarantine.extend(branch.records.remove(&damage.seq));
+            Ok(())
+        })
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
-        let mut inner = self.open()?;
-        let run = inner.leased(lease)?;
-        let name = run.name().clone();
-        let mut trimmed = Trimmed::default();
-        for (branch, rows) in &mut run.branches {
-            let sound = |(seq, row): (&u64, &Row)| {
-                (row.body.is_some() && row.open(&name, branch, *seq).is_ok()).then_some(*seq)
-            };
-            let kept: BTreeSet<u64> =
-                rows.iter().rev().filter_map(sound).take(keep.max(2) as usize).collect();
-            let Some(oldest) = kept.first() else { continue };
-            for (_, row) in rows.range_mut(..oldest) {
-                if let Some(body) = &row.body {
+        self.held(lease, |run| {
+            let mut trimmed = Trimmed::default();
+            for branch in &mut run.branches {
+                // Damaged ones are neither counted nor touched: quarantine is for them.
+                let sound = |stored: &&mut Stored| stored.body.is_some() && stored.open().is_ok();
+                let bodies = branch.records.values_mut().rev().filter(sound).map(|stored| &mut stored.body);
+                for body in bodies.skip(keep.max(KEEP_MIN) as usize) {
                     trimmed.checkpoints += 1;
-                    trimmed.bytes += body.len() as u64;
+                    trimmed.bytes += body.as_ref().map_or(0, |body| body.len()) as u64;
                     if mode == TrimMode::Apply {
-                        row.body = None;
+                        *body = None;
                     }
                 }
             }
-        }
-        Ok(trimmed)
+            Ok(trimmed)
+        })
     }
 
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
-        let mut inner = self.open()?;
-        if let Some(holder) = &inner.run(run)?.holder {
+        let mut kept = self.open()?;
+        let found = kept.runs.get(run).ok_or_else(|| StoreError::no_run(self, run))?;
+        if let Some(holder) = &found.holder {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) });
         }
-        inner.runs.remove(run);
+        kept.runs.remove(run);
         Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
-        self.open()?.closed = true;
+        let mut kept = self.open()?;
+        kept.closed = true;
+        kept.runs.values_mut().for_each(|run| run.holder = None);
         Ok(())
     }
 
@@ -466,35 +347,24 @@ impl Store for MemoryStore {
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Blobs for MemoryStore {
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         check_blob_name(name)?;
         if bytes.len() > BLOB_CHUNK_BYTES {
-            return Err(StoreError::Invalid(format!(
-                "a chunk has {} bytes, {BLOB_CHUNK_BYTES} are allowed",
-                bytes.len()
-            )));
+            return Err(StoreError::Invalid(format!("{} bytes are more than one chunk", bytes.len())));
         }
-        let mut inner = self.open()?;
-        inner.leased(lease)?.blobs.entry(name.to_owned()).or_default().extend_from_slice(bytes);
-        Ok(())
+        self.held(lease, |run| {
+            run.blobs.entry(name.to_owned()).or_default().extend_from_slice(bytes);
+            Ok(())
+        })
     }
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
-        check_blob_name(name)?;
-        let inner = self.open()?;
-        let bytes = inner.run(run)?.blobs.get(name).map_or(&[][..], Vec::as_slice);
-        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-        Ok(bytes[from..].iter().take(BLOB_CHUNK_BYTES).copied().collect())
+        let kept = self.open()?;
+        let blob = kept.runs.get(run).and_then(|run| run.blobs.get(name));
+        let rest = blob.and_then(|blob| blob.get(usize::try_from(offset).ok()?..)).unwrap_or_default();
+        Ok(rest[..rest.len().min(BLOB_CHUNK_BYTES)].to_vec())
     }
-}
-
-fn offset(cursor: Option<&str>) -> Result<usize, StoreError> {
-    cursor.map_or(Ok(0), |cursor| number(cursor).map(|at| usize::try_from(at).unwrap_or(usize::MAX)))
-}
-
-fn number(cursor: &str) -> Result<u64, StoreError> {
-    cursor.parse().map_err(|_| StoreError::Invalid(format!("`{cursor}` is not a cursor of this store")))
 }

@@ -17,12 +17,10 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Record, SealedRun};
 
 mod batch;
-mod check;
 mod error;
 mod query;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
-pub use check::{check_batch, check_blob_name};
 pub use error::{Damage, StoreError};
 pub use query::{
     Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,
@@ -45,9 +43,9 @@ pub use query::{
 /// - `append_is_all_or_nothing`: of a batch that is refused, nothing is there.
 /// - `append_continues_the_chain`: a record whose `seq` is not the next of its branch, or whose `prev` is not the
 ///   digest of the record before, is refused with [`StoreError::Conflict`]. Only a record with reason `repair` may
-///   leave a gap, up to [`Head::next`].
+///   leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
 /// - `append_is_answered_once`: a batch repeated with the same id is answered [`Appended::Before`] and not applied
-///   again.
+///   again, even if it gave the lease back.
 /// - `append_needs_the_lease`: a token that is not the newest of its run is refused with [`StoreError::Fenced`], for
 ///   good.
 /// - `acquire_excludes`: while one holds the lease, another gets [`StoreError::Held`] that names the holder.
@@ -59,7 +57,9 @@ pub use query::{
 /// - `heads_are_the_newest_of_open_branches`: in the order in which the branches were opened; a branch whose newest
 ///   header has `end` is not among them.
 /// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound one that has
-///   a body, and what was passed over is listed.
+///   a body, and what was passed over is listed. No seq is given twice, not even that of a record in quarantine.
+/// - `run_returns_exact_bytes`: the frozen record is the one given to `create`, to the byte; a damaged one is
+///   [`StoreError::Damaged`] with seq 0, and hinders neither its own checkpoints nor other runs.
 /// - `load_returns_exact_bytes`: header and body are those appended, to the byte.
 /// - `load_names_the_older_sound_one`: a damaged record is [`StoreError::Damaged`], never returned.
 /// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in either
@@ -69,7 +69,7 @@ pub use query::{
 /// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
 /// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
 ///   only the holder may.
-/// - `trim_drops_states_never_headers`: the newest `keep` checkpoints with a body, never fewer than 2, keep it.
+/// - `trim_drops_states_never_headers`: the newest `keep` sound checkpoints with a body, never fewer than 2, keep it.
 /// - `delete_removes_everything`: and only while nobody holds the lease.
 /// - `reading_needs_no_lease`: and changes nothing.
 /// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is
@@ -219,6 +219,26 @@ pub trait Blobs: Debug + Send + Sync {
     /// Those of the store's medium.
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError>;
 }
+
+/// Checks the name of a blob, as [`Blobs::append`] says. No segment is `.` or `..`, so that none leaves its folder.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: it is no such name.
+pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let sound = |segment: &str| {
+        !matches!(segment, "" | "." | "..") && segment.len() <= 255 && segment.bytes().all(allowed)
+    };
+    if name.len() <= BLOB_NAME_BYTES_MAX && name.split('/').all(sound) {
+        return Ok(());
+    }
+    // The name may be anything: enough of it to recognise it.
+    let name: String = name.chars().take(80).collect();
+    Err(StoreError::Invalid(format!("`{name}` is not the name of a blob: it looks like `logs/fetch.1.log`")))
+}
+
+/// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
+pub const BLOB_NAME_BYTES_MAX: usize = 512;
 
 /// Size of a chunk: a log line arrives soon, and a row of a database stays small.
 pub const BLOB_CHUNK_BYTES: usize = 64 << 10;
