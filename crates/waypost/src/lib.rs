@@ -3,11 +3,13 @@
 pub mod change;
 pub mod clock;
 pub mod engine;
+pub mod events;
 pub mod graph;
 pub mod id;
 pub mod lock;
 pub mod plan;
 pub mod record;
+pub mod report;
 pub mod store;
 
 pub use clock::{Clock, SystemClock};
