@@ -1,1 +1,6 @@
 //! Workflow files and processes for Waypost.
+
+pub mod expr;
+pub mod file;
+pub mod output;
+mod suggest;

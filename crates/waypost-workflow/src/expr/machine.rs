@@ -1,0 +1,148 @@
+//! The minijinja environment in which expressions are compiled and worked out.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use serde_json::Value;
+
+use super::rewrite::{COMPARE, Rewritten};
+use super::{Scope, SyntaxError, convert};
+
+/// Instructions that one expression may take.
+///
+/// An expression has no loops but the filters'; a hundred thousand steps of those is far beyond any real use
+/// and still well under a second.
+const FUEL: u64 = 100_000;
+/// Calls within calls that one expression may take; parsing has its own limit of 150 levels.
+const RECURSION_MAX: usize = 100;
+/// Length of one expression.
+///
+/// minijinja walks an expression recursively; 16 KiB is a hundred times what a person writes.
+const EXPRESSION_BYTES_MAX: usize = 16 * 1024;
+
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION_MAX);
+    environment.set_debug(true);
+    environment.add_function(COMPARE, compare);
+    environment.add_filter("tojson", |value: minijinja::Value| -> Result<String, Error> {
+        let value =
+            convert::to_json(&value).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))?;
+        Ok(value.to_string())
+    });
+    environment
+});
+
+/// An expression in minijinja's own form.
+pub(crate) struct Compiled(minijinja::Expression<'static, 'static>);
+
+/// Why an expression has no value.
+pub(crate) struct Failure {
+    /// A name was missing; the scope can say which.
+    pub(crate) is_missing: bool,
+    pub(crate) message: String,
+}
+
+/// Compiles `rewritten`, whose tokens span `whole` of the original text.
+///
+/// # Errors
+/// What minijinja does not understand, at the token where it stopped.
+pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Compiled, SyntaxError> {
+    if rewritten.source.len() > EXPRESSION_BYTES_MAX {
+        let message = format!("the expression is longer than {EXPRESSION_BYTES_MAX} bytes");
+        return Err(SyntaxError::new(whole, message));
+    }
+    ENVIRONMENT.compile_expression_owned(rewritten.source.clone()).map(Compiled).map_err(|error| {
+        let place = error.range().and_then(|range| rewritten.original(range.start));
+        let detail = error.detail().unwrap_or("it is not an expression");
+        // minijinja speaks of its own blocks and templates; a reader has neither.
+        let ends = detail.contains("unexpected end of");
+        let detail = match ends {
+            true => "the expression ends too early".to_owned(),
+            false => detail.replace("template exceeds", "the expression exceeds"),
+        };
+        SyntaxError::new(place.unwrap_or(whole), detail)
+    })
+}
+
+impl Compiled {
+    pub(crate) fn evaluate(&self, scope: &Scope) -> Result<Value, Failure> {
+        let value = self.0.eval(scope.context()).map_err(|error| Failure {
+            is_missing: error.kind() == ErrorKind::UndefinedError,
+            message: match error.kind() {
+                ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
+                ErrorKind::UndefinedError => "it reads a value that is not there".to_owned(),
+                kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
+            },
+        })?;
+        if value.is_undefined() {
+            return Err(Failure {
+                is_missing: true,
+                message: "it reads a value that is not there".to_owned(),
+            });
+        }
+        convert::to_json(&value)
+            .map_err(|message| Failure { is_missing: message == convert::PART_IS_MISSING, message })
+    }
+}
+
+/// Compares two values of one kind; a number in text counts as that number, `true` in text as true.
+///
+/// Equality of different kinds is false, order between them is an error.
+fn compare(operator: &str, left: minijinja::Value, right: minijinja::Value) -> Result<bool, Error> {
+    if left.is_undefined() || right.is_undefined() {
+        return Err(Error::from(ErrorKind::UndefinedError));
+    }
+    let (left, right) = alike(left, right);
+    let same_kind = left.kind() == right.kind();
+    match operator {
+        "==" => return Ok(same_kind && left == right),
+        "!=" => return Ok(!same_kind || left != right),
+        _ => {}
+    }
+    let ordered = matches!(left.kind(), ValueKind::Number | ValueKind::String);
+    if !same_kind || !ordered {
+        let message = format!(
+            "`{operator}` cannot compare {} with {}",
+            convert::described_or_kind(&left),
+            convert::described_or_kind(&right)
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    let order = left.cmp(&right);
+    Ok(match operator {
+        "<" => order == Ordering::Less,
+        "<=" => order != Ordering::Greater,
+        ">" => order == Ordering::Greater,
+        _ => order != Ordering::Less,
+    })
+}
+
+/// Brings a text beside a number or a truth value to that type, if it is written as one.
+///
+/// Outputs that a step writes are text, and `steps.count.outputs.rows > 0` must mean what it says.
+fn alike(left: minijinja::Value, right: minijinja::Value) -> (minijinja::Value, minijinja::Value) {
+    let (left_kind, right_kind) = (left.kind(), right.kind());
+    match (left_kind, right_kind) {
+        (ValueKind::String, ValueKind::Number | ValueKind::Bool) => (typed(&left, right_kind), right),
+        (ValueKind::Number | ValueKind::Bool, ValueKind::String) => {
+            let right = typed(&right, left_kind);
+            (left, right)
+        }
+        _ => (left, right),
+    }
+}
+
+fn typed(value: &minijinja::Value, kind: ValueKind) -> minijinja::Value {
+    let text = value.as_str().unwrap_or_default().trim();
+    let typed = match kind {
+        ValueKind::Bool => text.parse::<bool>().ok().map(minijinja::Value::from),
+        _ => convert::number(text).map(|number| convert::from_number(&number)),
+    };
+    typed.unwrap_or_else(|| value.clone())
+}
