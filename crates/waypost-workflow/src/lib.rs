@@ -4,3 +4,4 @@ pub mod expr;
 pub mod file;
 pub mod output;
 mod suggest;
+pub mod supervisor;

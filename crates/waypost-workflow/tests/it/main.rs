@@ -5,6 +5,9 @@ mod file_bad;
 mod file_good;
 mod output;
 mod random;
+mod rig;
+mod supervisor;
+mod supervisor_kills;
 
 /// Asserts that `text` is the snapshot `name`; what it was made from is in the text itself.
 fn assert_text(name: &str, text: &str) {

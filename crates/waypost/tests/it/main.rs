@@ -1,3 +1,4 @@
 //! Tests of the library, in one binary.
 
+mod lock;
 mod plan;
