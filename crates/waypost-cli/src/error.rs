@@ -70,6 +70,9 @@ pub(crate) enum Error {
         /// How long it was waited for.
         waited: String,
     },
+    /// The system gave no timers or sockets.
+    #[error("cannot begin")]
+    Runtime(#[source] io::Error),
     /// The answer could not be written.
     #[error("cannot write the answer")]
     Output(#[from] io::Error),
@@ -134,6 +137,7 @@ impl Error {
             Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),
+            Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
+use crate::exit::Exit;
 
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
 const TABLE_COLUMNS_MIN: usize = 72;
@@ -160,6 +161,32 @@ impl Output {
         }
         table.trim_fmt()
     }
+}
+
+/// Tells of a command line that clap refused, or gives the help that was asked for.
+pub(crate) fn refused(error: &clap::Error) -> Exit {
+    if !error.use_stderr() {
+        // Help or version, for somebody who may have seen enough.
+        let _ = error.print();
+        return Exit::Done;
+    }
+    if std::env::args_os().any(|argument| argument == "--json") {
+        let text = error.render().to_string();
+        let text = text.trim().strip_prefix("error: ").unwrap_or(&text);
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let message = lines.next().unwrap_or_default().to_owned();
+        let view = ErrorView {
+            code: "usage",
+            message: &message,
+            hint: Some("see `waypost --help`"),
+            causes: &lines.filter(|line| !line.starts_with("For more")).map(ToOwned::to_owned).collect::<Vec<_>>(),
+        };
+        let document = ErrorDocument { v: crate::view::VERSION, error: view };
+        let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
+    } else {
+        let _ = error.print();
+    }
+    Exit::Usage
 }
 
 /// Shows rows one below the other: the first cell, then the others indented.

@@ -15,7 +15,7 @@ use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
 pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
-    let mut printer = Printer { context, store: store.as_ref(), run: &run, offsets: HashMap::new(), last: None };
+    let mut printer = Printer { context, store: store.as_ref(), run: &run, offsets: HashMap::new(), last: None, torn: false };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let tries = tries(store.as_ref(), &run, &args).await?;
@@ -54,7 +54,7 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
 }
 
 /// One try of a step on a branch.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Attempt {
     branch: BranchPath,
     start: Start,
@@ -62,7 +62,7 @@ struct Attempt {
 
 impl Attempt {
     fn blob(&self) -> String {
-        waypost_workflow::log_name(&self.branch, &self.start.step, &self.start.at)
+        log_name(&self.branch, &self.start)
     }
 
     fn name(&self) -> String {
@@ -74,7 +74,7 @@ impl Attempt {
 /// Lists the tries whose start is recorded, in order.
 async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
     let mut tries: Vec<Attempt> = Vec::new();
-    let mut seen: HashSet<Attempt> = HashSet::new();
+    let mut seen = HashSet::new();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
@@ -86,7 +86,7 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             for start in ended.iter().chain(&header.started) {
                 let attempt = Attempt { branch: header.branch.clone(), start: start.clone() };
                 let wanted = args.step.as_ref().is_none_or(|step| start.step.as_str() == step);
-                if wanted && seen.insert(attempt.clone()) {
+                if wanted && seen.insert((header.branch.clone(), start.step.clone(), start.at.clone())) {
                     tries.push(attempt);
                 }
             }
@@ -116,6 +116,8 @@ struct Printer<'a> {
     offsets: HashMap<String, u64>,
     /// The log printed last, under whose heading the terminal stands.
     last: Option<String>,
+    /// What was printed last did not end its line.
+    torn: bool,
 }
 
 impl Printer<'_> {
@@ -132,10 +134,11 @@ impl Printer<'_> {
                     break;
                 }
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
-                    let heading = format!("==> {} <==", attempt.name());
-                    self.context.output.answer(&self.context.output.paint.bold(&heading))?;
+                    let heading = self.context.output.paint.bold(&format!("==> {} <==", attempt.name()));
+                    self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }
                 self.last = Some(blob.clone());
+                self.torn = chunk.last() != Some(&b'\n');
                 self.context.output.bytes(&chunk)?;
                 self.offsets.insert(blob.clone(), offset + chunk.len() as u64);
                 printed = true;
@@ -145,27 +148,52 @@ impl Printer<'_> {
     }
 }
 
+/// Writes the JSON document one log at a time: together they may be larger than memory.
 async fn documents(context: &Context, store: &dyn Store, run: &RunId, tries: &[Attempt]) -> Result<Exit, Error> {
-    let mut logs = Vec::with_capacity(tries.len());
-    for attempt in tries {
-        let mut bytes = Vec::new();
-        loop {
-            let chunk = store.blobs().read(run, &attempt.blob(), bytes.len() as u64).await?;
-            if chunk.is_empty() {
-                break;
-            }
-            bytes.extend_from_slice(&chunk);
-        }
-        logs.push(LogView {
-            branch: attempt.branch.to_string(),
-            step: attempt.start.step.to_string(),
-            attempt: attempt.start.at.attempt,
-            iteration: attempt.start.at.iteration.clone(),
-            epoch: attempt.start.at.epoch,
-            bytes: bytes.len() as u64,
-            text: String::from_utf8_lossy(&bytes).into_owned(),
-        });
+    let (output, name) = (&context.output, serde_json::to_string(run).map_err(std::io::Error::from)?);
+    output.bytes(format!("{{\"v\":{VERSION},\"run\":{name},\"logs\":[").as_bytes())?;
+    for (index, attempt) in tries.iter().enumerate() {
+        let view = serde_json::to_string(&read(store, run, attempt).await?).map_err(std::io::Error::from)?;
+        output.bytes(format!("{}{view}", if index > 0 { "," } else { "" }).as_bytes())?;
     }
-    context.output.document(&LogsView { v: VERSION, run: run.to_string(), logs })?;
+    output.bytes(b"]}\n")?;
     Ok(Exit::Done)
+}
+
+async fn read(store: &dyn Store, run: &RunId, attempt: &Attempt) -> Result<LogView, Error> {
+    let mut bytes = Vec::new();
+    loop {
+        let chunk = store.blobs().read(run, &attempt.blob(), bytes.len() as u64).await?;
+        if chunk.is_empty() {
+            break;
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(LogView {
+        branch: attempt.branch.to_string(),
+        step: attempt.start.step.to_string(),
+        attempt: attempt.start.at.attempt,
+        iteration: attempt.start.at.iteration.clone(),
+        epoch: attempt.start.at.epoch,
+        bytes: bytes.len() as u64,
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+    })
+}
+
+/// Names the blob that holds what a try printed.
+fn log_name(branch: &BranchPath, start: &Start) -> String {
+    let mut name = String::from("logs/");
+    if !branch.is_main() {
+        name.push_str(&branch.file_name());
+        name.push('/');
+    }
+    name.push_str(start.step.as_str());
+    for count in &start.at.iteration {
+        name.push_str(&format!(".i{count}"));
+    }
+    if start.at.epoch > 0 {
+        name.push_str(&format!(".e{}", start.at.epoch));
+    }
+    name.push_str(&format!(".{}.log", start.at.attempt));
+    name
 }
