@@ -7,6 +7,7 @@ pub mod events;
 pub mod graph;
 pub mod id;
 pub mod lock;
+pub mod memory;
 pub mod plan;
 pub mod record;
 pub mod report;

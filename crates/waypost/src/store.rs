@@ -17,10 +17,12 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Record, SealedRun};
 
 mod batch;
+mod check;
 mod error;
 mod query;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
+pub use check::{check_batch, check_blob_name};
 pub use error::{Damage, StoreError};
 pub use query::{
     Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,

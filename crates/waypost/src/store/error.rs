@@ -167,6 +167,11 @@ impl StoreError {
         Self::NotFound { store: format!("run {run}"), what: format!("branch {branch}") }
     }
 
+    /// Says that a branch has no record at this seq.
+    pub fn no_record(run: &RunId, branch: &BranchPath, seq: u64) -> Self {
+        Self::NotFound { store: format!("run {run} branch {branch}"), what: format!("checkpoint @{seq}") }
+    }
+
     /// Tells damage from a newer format; `older` as in [`StoreError::Damaged`].
     pub fn of_damage(damage: Damage, older: Option<u64>) -> Self {
         match damage.flaw {

@@ -98,11 +98,15 @@ impl Scan {
         }
     }
 
+    /// Says whether a seq is in the range.
+    pub fn spans(&self, seq: u64) -> bool {
+        self.seq_min.is_none_or(|least| seq >= least) && self.seq_max.is_none_or(|most| seq <= most)
+    }
+
     /// Says whether a record is wanted, as far as its header tells: all but branch, cursor and limit.
     pub fn wants(&self, record: &Record) -> bool {
         let header = record.header();
-        self.seq_min.is_none_or(|seq| header.seq >= seq)
-            && self.seq_max.is_none_or(|seq| header.seq <= seq)
+        self.spans(header.seq)
             && self.step.as_ref().is_none_or(|step| header.step.as_ref().is_some_and(|s| s.as_str() == step))
             && self.phase.is_none_or(|phase| header.phase.name() == phase)
             && self.label.as_ref().is_none_or(|(key, value)| header.labels.get(key) == Some(value))
