@@ -13,6 +13,7 @@ use crate::output::Output;
 use crate::place::{self, Access};
 use crate::reference::{self, Default};
 
+mod check;
 mod checkpoints;
 mod delete;
 mod events;
@@ -56,6 +57,7 @@ impl Context {
 /// Carries a command out.
 pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
     match command {
+        Command::Check(args) => check::check(context, args).await,
         Command::List(args) => list::list(context, args).await,
         Command::Show(args) => show::show(context, args).await,
         Command::Checkpoints(args) => checkpoints::checkpoints(context, args).await,

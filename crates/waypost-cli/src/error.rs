@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use waypost::engine::RunError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
+use waypost_workflow::file::{FileError, ParamsError, ReadError};
 
 use crate::exit::Exit;
+use crate::view::ProblemView;
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,12 @@ pub(crate) enum Error {
         /// How to find what there is.
         hint: Option<String>,
     },
+    /// The workflow file, or a params file, is wrong; everything that is, with its places.
+    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    File(Box<FileError>),
+    /// Params do not fit what the workflow declares.
+    #[error("{}", .0.problems().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Params(ParamsError),
     /// A file that was named cannot be read.
     #[error("cannot read {}", path.display())]
     Unreadable {
@@ -97,6 +105,38 @@ pub(crate) struct Diagnosis {
     pub(crate) hint: Option<String>,
     /// Why, outermost first.
     pub(crate) causes: Vec<String>,
+    /// The problems of a file with their places, shown instead of all of the above on a screen.
+    pub(crate) rendered: Option<Rendered>,
+}
+
+/// Problems of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    /// With snippets.
+    pub(crate) plain: String,
+    /// With snippets and colour.
+    pub(crate) styled: String,
+    /// One by one.
+    pub(crate) problems: Vec<ProblemView>,
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { path, source } => Self::Unreadable { path, source },
+            ReadError::File(error) => Self::File(Box::new(error)),
+        }
+    }
+}
+
+fn first_problem(error: &FileError) -> String {
+    let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
+    let more = match error.problems().len() - 1 {
+        0 => String::new(),
+        1 => " (and 1 more problem)".to_owned(),
+        more => format!(" (and {more} more problems)"),
+    };
+    format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
 
 impl Error {
@@ -121,7 +161,15 @@ impl Error {
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
-        Diagnosis { code, exit, message: self.to_string(), hint, causes }
+        let rendered = match self {
+            Self::File(error) => Some(Rendered {
+                plain: error.render(),
+                styled: error.render_styled(),
+                problems: error.problems().iter().map(ProblemView::from).collect(),
+            }),
+            _ => None,
+        };
+        Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }
 
     /// Maps every error to its code word, its exit code and a hint.
@@ -134,6 +182,8 @@ impl Error {
                 ("no_store", Exit::NotFound, hint("name one with `--store`, or begin with `waypost run FILE`"))
             }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
+            Self::File(_) => ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places")),
+            Self::Params(_) => ("params", Exit::Usage, hint("give them as `-p NAME=VALUE`, or in `--params-file`")),
             Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),

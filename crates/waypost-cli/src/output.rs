@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
+use crate::view::ProblemView;
 
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
 const TABLE_COLUMNS_MIN: usize = 72;
@@ -86,6 +87,11 @@ impl Output {
         }
     }
 
+    /// Says something on stderr, whatever the user wants.
+    pub(crate) fn aside(&self, text: &str) {
+        self.err(text);
+    }
+
     /// Says something on stderr if the user wants to know more.
     pub(crate) fn detail(&self, text: &str) {
         if self.verbose {
@@ -106,6 +112,10 @@ impl Output {
             return;
         }
         let paint = self.paint_err;
+        if let Some(rendered) = &diagnosis.rendered {
+            self.err(if paint.0 { &rendered.styled } else { &rendered.plain });
+            return;
+        }
         let mut text = format!("{} {}", paint.red("error:"), shown_lines(&diagnosis.message));
         for cause in &diagnosis.causes {
             let _ = write!(text, "\n  {} {}", paint.dim("cause:"), shown_lines(cause));
@@ -180,6 +190,7 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
             message: &message,
             hint: Some("see `waypost --help`"),
             causes: &lines.filter(|line| !line.starts_with("For more")).map(ToOwned::to_owned).collect::<Vec<_>>(),
+            problems: &[],
         };
         let document = ErrorDocument { v: crate::view::VERSION, error: view };
         let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
@@ -218,12 +229,17 @@ struct ErrorView<'a> {
     message: &'a str,
     hint: Option<&'a str>,
     causes: &'a [String],
+    /// Places in a workflow file, where it is about one.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    problems: &'a [ProblemView],
 }
 
 impl<'a> ErrorDocument<'a> {
     fn of(diagnosis: &'a Diagnosis) -> Self {
         let Diagnosis { code, message, hint, causes, .. } = diagnosis;
-        Self { v: crate::view::VERSION, error: ErrorView { code, message, hint: hint.as_deref(), causes } }
+        let problems = diagnosis.rendered.as_ref().map_or(&[][..], |rendered| &rendered.problems);
+        let error = ErrorView { code, message, hint: hint.as_deref(), causes, problems };
+        Self { v: crate::view::VERSION, error }
     }
 }
 

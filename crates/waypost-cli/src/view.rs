@@ -256,6 +256,36 @@ pub(crate) struct WhyView {
     pub(crate) history: Vec<CheckpointView>,
 }
 
+/// The answer of `check`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckView {
+    pub(crate) v: u32,
+    pub(crate) file: String,
+    pub(crate) workflow: String,
+    /// `sequence` or `graph`.
+    pub(crate) mode: &'static str,
+    pub(crate) steps: Vec<CheckedStepView>,
+    pub(crate) warnings: Vec<ProblemView>,
+}
+
+/// A step of a workflow file.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedStepView {
+    pub(crate) id: String,
+    pub(crate) line: usize,
+    pub(crate) needs: Vec<String>,
+}
+
+/// Something in a workflow file, with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ProblemView {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+    pub(crate) help: Option<String>,
+}
+
 /// The answer of `delete`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeletedView {

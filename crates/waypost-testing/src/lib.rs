@@ -1,1 +1,4 @@
 //! Contract suite, a disk that can die, a clock that can be set, generators.
+
+pub mod disk;
+pub mod seed;

@@ -2,6 +2,8 @@
 
 pub mod expr;
 pub mod file;
+pub mod log;
+pub mod mask;
 pub mod output;
 mod suggest;
 pub mod supervisor;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    BodyInfo, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, RunStatus, SkipCause,
+    BodyRef, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, RunStatus, SkipCause,
     Start, Usage, Verdict, Wait,
 };
 
@@ -328,7 +328,7 @@ pub fn of(header: &Header) -> Vec<Event> {
     for start in &header.started {
         told.start(start);
     }
-    if let Some(BodyInfo { digest, bytes, .. }) = header.body {
+    if let Some(BodyRef { digest, bytes, .. }) = header.body {
         told.say(EventKind::CheckpointWritten { reason: header.reason, digest, bytes });
     }
     told.end();

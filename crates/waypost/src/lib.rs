@@ -2,6 +2,7 @@
 
 pub mod change;
 pub mod clock;
+pub mod disk;
 pub mod engine;
 pub mod events;
 pub mod graph;

@@ -25,7 +25,7 @@ mod run;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
-    BodyInfo, End, Ending, Failure, FailureKind, Header, LogInfo, Note, Phase, Reason, SkipCause, Start, Try,
+    BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
 pub use position::{Fan, FrontierEntry, Position, Settled, Status};
@@ -150,7 +150,7 @@ impl Record {
     /// # Errors
     /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`].
     pub fn seal(mut header: Header, body: Option<Body>) -> Result<Self, Flaw> {
-        header.body = body.as_ref().map(|body| BodyInfo {
+        header.body = body.as_ref().map(|body| BodyRef {
             digest: Digest::of(&body.bytes),
             bytes: body.bytes.len() as u64,
             position_bytes: body.position_bytes as u64,

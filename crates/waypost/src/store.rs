@@ -17,12 +17,10 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Record, SealedRun};
 
 mod batch;
-mod check;
 mod error;
 mod query;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
-pub use check::{check_batch, check_blob_name};
 pub use error::{Damage, StoreError};
 pub use query::{
     Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,
@@ -219,6 +217,26 @@ pub trait Blobs: Debug + Send + Sync {
     /// Those of the store's medium.
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError>;
 }
+
+/// Checks the name of a blob, as [`Blobs::append`] says. No segment is `.` or `..`, so that none leaves its folder.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: it is no such name.
+pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let sound = |segment: &str| {
+        !matches!(segment, "" | "." | "..") && segment.len() <= 255 && segment.bytes().all(allowed)
+    };
+    if name.len() <= BLOB_NAME_BYTES_MAX && name.split('/').all(sound) {
+        return Ok(());
+    }
+    // The name may be anything: enough of it to recognise it.
+    let name: String = name.chars().take(80).collect();
+    Err(StoreError::Invalid(format!("`{name}` is not the name of a blob: it looks like `logs/fetch.1.log`")))
+}
+
+/// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
+pub const BLOB_NAME_BYTES_MAX: usize = 512;
 
 /// Size of a chunk: a log line arrives soon, and a row of a database stays small.
 pub const BLOB_CHUNK_BYTES: usize = 64 << 10;

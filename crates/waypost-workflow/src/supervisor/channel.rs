@@ -37,10 +37,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_
 }
 
 /// Receives one message into `buffer` without waiting; `None` is the end.
-pub(super) fn receive<'b>(
-    socket: impl AsFd,
-    buffer: &'b mut [u8],
-) -> io::Result<Option<(&'b mut [u8], Vec<OwnedFd>)>> {
+pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(&mut [u8], Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

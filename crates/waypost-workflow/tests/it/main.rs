@@ -3,6 +3,8 @@
 mod expr;
 mod file_bad;
 mod file_good;
+mod log;
+mod mask;
 mod output;
 mod random;
 mod rig;

@@ -1,5 +1,7 @@
 //! Nothing outlives its step when that is cancelled, nor its run when any of the processes around it is killed.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

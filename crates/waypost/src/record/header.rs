@@ -46,7 +46,7 @@ pub struct Header {
     pub started: Vec<Start>,
     /// The body, absent where a later record of the same batch carries it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub body: Option<BodyInfo>,
+    pub body: Option<BodyRef>,
     /// The branch ends with this record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
@@ -235,7 +235,7 @@ pub struct Ending {
     pub command: Option<String>,
     /// What it printed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log: Option<LogInfo>,
+    pub log: Option<Printed>,
 }
 
 /// Why a step failed.
@@ -282,7 +282,7 @@ pub enum FailureKind {
 /// What a step printed: the log is in the store's blobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LogInfo {
+pub struct Printed {
     /// Bytes printed, masked; the log may hold fewer.
     pub bytes: u64,
     /// SHA-256 of all bytes printed, masked.
@@ -383,7 +383,7 @@ pub enum Note {
 /// What the header says of its body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BodyInfo {
+pub struct BodyRef {
     /// SHA-256 of the body's bytes.
     pub digest: Digest,
     /// Size of the body in bytes.

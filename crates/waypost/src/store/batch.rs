@@ -1,12 +1,15 @@
 //! What is appended: a batch, and the messages left for a run.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, RunId};
 use crate::record::{Record, RunStatus};
 
+use super::error::StoreError;
 use super::query::Progress;
 
 /// Names a batch within its run, so that a repeated one is known.
@@ -33,6 +36,46 @@ pub struct Batch {
     pub summary: Summary,
     /// Give the lease back with this batch.
     pub release: bool,
+}
+
+impl Batch {
+    /// Checks what can be told of a batch by itself: it has records, all of them of `run` and under `token`, and the
+    /// last one of each branch carries a body. For stores, before they look at what they have.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] names the record.
+    pub fn check(&self, run: &RunId, token: u64) -> Result<(), StoreError> {
+        let invalid = |record: &Record, why: &str| {
+            Err(StoreError::Invalid(format!("checkpoint {} {why}", record.header().reference())))
+        };
+        if self.records.is_empty() {
+            return Err(StoreError::Invalid(format!("a batch for run {run} has no records")));
+        }
+        if self.id.token != token {
+            let found = self.id.token;
+            return Err(StoreError::Invalid(format!(
+                "a batch for run {run} is named by token {found}, its lease has {token}"
+            )));
+        }
+        let mut last = BTreeMap::new();
+        for record in &self.records {
+            let header = record.header();
+            if header.run != *run {
+                return invalid(record, &format!("is not one of run {run}"));
+            }
+            if header.token != token {
+                return invalid(record, &format!("has token {}, its lease has {token}", header.token));
+            }
+            if header.body.is_some() != record.body_bytes().is_some() {
+                return invalid(record, "lacks the body that its header names");
+            }
+            last.insert(&header.branch, record);
+        }
+        match last.into_values().find(|record| record.body_bytes().is_none()) {
+            Some(record) => invalid(record, "is the last of its branch in a batch, and has no body"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What a list of runs shows of one; kept by the store so that a list opens no record.

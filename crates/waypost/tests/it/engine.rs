@@ -7,7 +7,7 @@ use serde_json::json;
 use waypost::engine::{
     Adoption, Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel,
 };
-use waypost::memory::MemoryStore;
+use waypost::memory::{MemoryStore, Part};
 use waypost::record::{RunStatus, Status};
 use waypost::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt};
 use waypost::{BranchPath, RunId};
@@ -70,12 +70,13 @@ impl Rig {
                 let status = |status: Status| format!("{status:?}").to_lowercase();
                 let entries: Vec<_> =
                     frontier.iter().map(|e| format!("{} {}", e.step, status(e.status))).collect();
-                line += &format!(" | {}", entries.join(", "));
+                line +=
+                    &format!(" | {}", if entries.is_empty() { "-".to_owned() } else { entries.join(", ") });
             }
             if let Some(status) = header.status {
                 line += &format!(" = {}", status.name());
             }
-            lines.push(line.trim_end_matches(" | ").to_owned());
+            lines.push(line);
         }
         lines.join("\n")
     }
@@ -108,7 +109,7 @@ async fn one_record_a_step_boundary() {
         "@1 started a(1) > a(1) | a started
          @2 completed a(1) > b(1) | b started
          @3 completed b(1) > c(1) | c started
-         @4 completed c(1) | = completed"
+         @4 completed c(1) | - = completed"
     );
 }
 
@@ -132,7 +133,7 @@ async fn two_crashes_in_one_step_repeat_only_that_step() {
          @4 started s3(2) > s3(2) | s3 started
          @5 started s3(3) > s3(3) | s3 started
          @6 completed s3(3) > s4(1) | s4 started
-         @7 completed s4(1) | = completed"
+         @7 completed s4(1) | - = completed"
     );
 }
 
@@ -207,7 +208,7 @@ async fn a_delayed_try_has_a_start_of_its_own() {
         "@1 started a(1) > a(1) | a started
          @2 failed a(1) | a ready
          @3 started a(2) > a(2) | a started
-         @4 completed a(2) | = completed"
+         @4 completed a(2) | - = completed"
     );
 }
 
@@ -375,9 +376,9 @@ async fn damage_is_seen() {
     let rig = Rig::new();
     let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
     rig.crash(&toy, false, "a b c").await;
-    rig.store.damage(&run_id(), &BranchPath::main(), 3);
+    rig.store.damage(&run_id(), &BranchPath::main(), 3, Part::Header);
 
-    let outcome = rig.resume(&toy.again()).await.unwrap();
+    let outcome = rig.resume(&toy.healed()).await.unwrap();
 
     assert_eq!(outcome.repaired.len(), 1);
     assert_eq!(outcome.status, RunStatus::Completed);
@@ -391,15 +392,15 @@ async fn no_silent_fresh_start() {
     let rig = Rig::new();
     let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Hang);
     rig.crash(&toy, false, "a b").await;
-    rig.store.damage(&run_id(), &BranchPath::main(), 1);
-    rig.store.damage(&run_id(), &BranchPath::main(), 2);
+    rig.store.damage(&run_id(), &BranchPath::main(), 1, Part::Header);
+    rig.store.damage(&run_id(), &BranchPath::main(), 2, Part::Header);
 
     let refused = rig.resume(&toy.again()).await.unwrap_err();
     assert!(matches!(refused, RunError::Store(StoreError::Damaged { older: None, .. })), "{refused}");
     assert_eq!(toy.trace(), "a b");
 
     let options = ResumeOptions { restart: Some(Default::default()), ..ResumeOptions::default() };
-    let outcome = rig.engine.resume(&toy.again(), &run_id(), options).await.unwrap();
+    let outcome = rig.engine.resume(&toy.healed(), &run_id(), options).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(toy.trace(), "a b a b");
 }

@@ -1,0 +1,198 @@
+//! The forms in which a secret shows: as it is, and as common programs write it.
+//!
+//! Each function answers for one way of writing; a form may repeat, and none is shorter than the secret, save the
+//! inner part of base64, which is longer too from eight bytes on.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+
+/// The line widths at which `base64` (76) and `openssl`, PEM (64) break their output.
+const LINE_WIDTHS: [usize; 2] = [76, 64];
+
+/// Lists every form of a secret that counts.
+pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
+    let mut forms = vec![value.to_vec()];
+    base64(value, &mut forms);
+    url(value, &mut forms);
+    shell(value, &mut forms);
+    let lossy = String::from_utf8_lossy(value);
+    json(&lossy, &mut forms);
+    if lossy.as_bytes() != value {
+        // What is left of bytes that are no text after they went through a string.
+        forms.push(lossy.into_owned().into_bytes());
+    }
+    forms
+}
+
+/// Base64 in both alphabets: alone, with and without padding, broken into lines, and as a part of something longer.
+fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
+    for engine in [STANDARD_NO_PAD, URL_SAFE_NO_PAD] {
+        let alone = engine.encode(value);
+        let padding = "=".repeat((4 - alone.len() % 4) % 4);
+        let padded = alone.clone() + &padding;
+        for width in LINE_WIDTHS {
+            for end in ["\n", "\r\n"] {
+                forms.push(in_lines(&alone, width, end));
+                forms.push(in_lines(&padded, width, end));
+            }
+        }
+        forms.push(alone.into_bytes());
+        forms.push(padded.into_bytes());
+        // Within something longer the secret begins at the first, second or third byte of a group of three. Only the
+        // characters whose six bits all come from the secret are known, and the last one if nothing follows.
+        for before in 0..3 {
+            let bytes = [&[0; 3][..before], value].concat();
+            let encoded = engine.encode(&bytes).into_bytes();
+            let padding = &b"=="[..(4 - encoded.len() % 4) % 4];
+            let (first, last) = ((before * 8).div_ceil(6), bytes.len() * 8 / 6);
+            forms.push(encoded[first..last].to_vec());
+            forms.push([&encoded[first..], padding].concat());
+            forms.push(encoded[first..].to_vec());
+        }
+    }
+}
+
+fn in_lines(encoded: &str, width: usize, end: &str) -> Vec<u8> {
+    let lines: Vec<&[u8]> = encoded.as_bytes().chunks(width).collect();
+    lines.join(end.as_bytes())
+}
+
+/// Percent-encoding, as each kind of encoder keeps other characters.
+fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
+    const KEPT: [&[u8]; 5] = [
+        // RFC 3986, curl, Go, Rust's `url`.
+        b"-._~",
+        // Python's `quote`.
+        b"-._~/",
+        // `encodeURIComponent`.
+        b"-_.!~*'()",
+        // `encodeURI`.
+        b"-_.!~*'();/?:@&=+$,#",
+        // HTML forms.
+        b"*-._",
+    ];
+    for kept in KEPT {
+        for hex in [b"0123456789ABCDEF", b"0123456789abcdef"] {
+            for space in [&b"%20"[..], b"+"] {
+                let mut form = Vec::with_capacity(value.len() * 3);
+                for byte in value {
+                    match byte {
+                        b' ' => form.extend_from_slice(space),
+                        byte if byte.is_ascii_alphanumeric() || kept.contains(byte) => form.push(*byte),
+                        byte => {
+                            let digits = [hex[usize::from(byte >> 4)], hex[usize::from(byte & 15)]];
+                            form.extend_from_slice(&[b'%', digits[0], digits[1]]);
+                        }
+                    }
+                }
+                forms.push(form);
+            }
+        }
+    }
+}
+
+/// The inside of a JSON string, as encoders differ in what they escape and how.
+fn json(text: &str, forms: &mut Vec<Vec<u8>>) {
+    for ascii_only in [false, true] {
+        for slash in [false, true] {
+            for html in [false, true] {
+                for short in [false, true] {
+                    for upper in [false, true] {
+                        for delete in [false, true] {
+                            let style = JsonStyle { ascii_only, slash, html, short, upper, delete };
+                            forms.push(style.escape_all(text));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a JSON encoder escapes.
+#[derive(Clone, Copy)]
+struct JsonStyle {
+    /// Everything beyond ASCII, as Python does.
+    ascii_only: bool,
+    /// The slash, as PHP does.
+    slash: bool,
+    /// `<`, `>`, `&` and the two Unicode line ends, as Go does.
+    html: bool,
+    /// `\b` and `\f` by their letters and not by their numbers.
+    short: bool,
+    /// Numbers in upper case.
+    upper: bool,
+    /// The delete character, as jq does.
+    delete: bool,
+}
+
+impl JsonStyle {
+    fn escape_all(self, text: &str) -> Vec<u8> {
+        text.chars().map(|char| self.escape(char)).collect::<String>().into_bytes()
+    }
+
+    fn escape(self, char: char) -> String {
+        match char {
+            '"' => "\\\"".into(),
+            '\\' => "\\\\".into(),
+            '\n' => "\\n".into(),
+            '\r' => "\\r".into(),
+            '\t' => "\\t".into(),
+            '\u{8}' if self.short => "\\b".into(),
+            '\u{c}' if self.short => "\\f".into(),
+            '/' if self.slash => "\\/".into(),
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' if self.html => self.number(char),
+            '\0'..'\u{20}' => self.number(char),
+            '\u{7f}' if self.delete => self.number(char),
+            '\u{80}'.. if self.ascii_only => self.number(char),
+            _ => char.into(),
+        }
+    }
+
+    fn number(self, char: char) -> String {
+        let units = char.encode_utf16(&mut [0; 2]).to_vec();
+        let escape =
+            |unit: &u16| if self.upper { format!("\\u{unit:04X}") } else { format!("\\u{unit:04x}") };
+        units.iter().map(escape).collect()
+    }
+}
+
+/// The inside of a quoted word, as shells and their helpers write it.
+fn shell(value: &[u8], forms: &mut Vec<Vec<u8>>) {
+    let escaped =
+        |escape: &dyn Fn(u8) -> Vec<u8>| value.iter().flat_map(|byte| escape(*byte)).collect::<Vec<u8>>();
+    // '...' with a quote as '\'' (bash, most programs), or as '"'"' (dash, Python's `shlex`).
+    forms.push(escaped(&|byte| if byte == b'\'' { br"'\''".to_vec() } else { vec![byte] }));
+    forms.push(escaped(&|byte| if byte == b'\'' { br#"'"'"'"#.to_vec() } else { vec![byte] }));
+    // "..." with backslashes before what is special there.
+    forms.push(escaped(&|byte| with_backslash(byte, b"\"$`\\")));
+    forms.push(escaped(&|byte| with_backslash(byte, b"\"$`\\!")));
+    // Backslashes before everything special, as bash's `printf %q` does.
+    forms.push(escaped(&|byte| with_backslash(byte, b" !\"#$&'()*,;<>?[\\]^`{|}")));
+    forms.push(escaped(&|byte| with_backslash(byte, b" !\"#$&'()*,;<>?[\\]^`{|}~=%:@+")));
+    // $'...' as bash writes what has control characters; bytes beyond ASCII as they are, or by number.
+    forms.push(escaped(&|byte| ansi_c(byte, false)));
+    forms.push(escaped(&|byte| ansi_c(byte, true)));
+}
+
+fn with_backslash(byte: u8, special: &[u8]) -> Vec<u8> {
+    if special.contains(&byte) { vec![b'\\', byte] } else { vec![byte] }
+}
+
+fn ansi_c(byte: u8, high_by_number: bool) -> Vec<u8> {
+    match byte {
+        b'\'' => br"\'".to_vec(),
+        b'\\' => br"\\".to_vec(),
+        7 => br"\a".to_vec(),
+        8 => br"\b".to_vec(),
+        b'\t' => br"\t".to_vec(),
+        b'\n' => br"\n".to_vec(),
+        11 => br"\v".to_vec(),
+        12 => br"\f".to_vec(),
+        b'\r' => br"\r".to_vec(),
+        27 => br"\E".to_vec(),
+        ..32 | 127 => format!("\\{byte:03o}").into_bytes(),
+        128.. if high_by_number => format!("\\{byte:03o}").into_bytes(),
+        _ => vec![byte],
+    }
+}
