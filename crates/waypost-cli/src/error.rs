@@ -52,7 +52,7 @@ pub(crate) enum Error {
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     File(Box<FileError>),
     /// Params do not fit what the workflow declares.
-    #[error("{}", .0.problems().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("{0}")]
     Params(ParamsError),
     /// A file that was named cannot be read.
     #[error("cannot read {}", path.display())]
@@ -183,7 +183,10 @@ impl Error {
             }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
             Self::File(_) => ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places")),
-            Self::Params(_) => ("params", Exit::Usage, hint("give them as `-p NAME=VALUE`, or in `--params-file`")),
+            Self::Params(error) => {
+                let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
+                ("params", Exit::Usage, hint)
+            }
             Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use waypost::plan::Decision;
-use waypost::record::{Claim, FrontierEntry, LogInfo, Pack, RunStatus, Start, Try, Usage, Verdict};
+use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
 /// Version of the documents.
@@ -107,7 +107,7 @@ pub(crate) struct StepView {
     pub(crate) error: Option<FailureView>,
     /// What it printed, where it printed something.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) log: Option<LogInfo>,
+    pub(crate) log: Option<Printed>,
     /// The command as it was run, where it is not the text of the workflow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) command: Option<String>,
