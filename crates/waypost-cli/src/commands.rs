@@ -23,6 +23,13 @@ mod show;
 mod stop;
 mod verify;
 
+pub(crate) use events::line as event_line;
+
+/// Returns the time of day.
+pub(crate) fn now() -> jiff::Timestamp {
+    SystemClock.now()
+}
+
 /// What every command is given.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
@@ -37,8 +44,9 @@ impl Context {
     }
 
     /// Returns the time of day.
+    #[expect(clippy::unused_self, reason = "a command asks its context for whatever is not in its arguments")]
     pub(crate) fn now(&self) -> jiff::Timestamp {
-        SystemClock.now()
+        now()
     }
 
     /// Opens the store; `near` is the workflow file that it belongs to.

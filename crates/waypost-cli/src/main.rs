@@ -16,6 +16,7 @@ mod cli;
 mod commands;
 mod error;
 mod exit;
+mod ladder;
 mod output;
 mod place;
 mod reference;

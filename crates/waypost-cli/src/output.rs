@@ -16,6 +16,8 @@ use crate::error::Diagnosis;
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
+pub(crate) mod progress;
+
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
 const TABLE_COLUMNS_MIN: usize = 72;
 
