@@ -14,6 +14,7 @@ use crate::exit::Exit;
 
 mod cli;
 mod commands;
+mod drive;
 mod error;
 mod exit;
 mod ladder;

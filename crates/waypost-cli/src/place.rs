@@ -100,6 +100,31 @@ pub(crate) async fn open(given: Option<&str>, near: Option<&Path>, access: Acces
     open_url(&url, access).await
 }
 
+/// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
+/// by itself.
+pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
+    if let Some(text) = given {
+        return if std::env::var("WAYPOST_STORE").is_ok_and(|set| set == text) {
+            String::new()
+        } else {
+            format!(" --store {}", quoted(text))
+        };
+    }
+    let search = |near: Option<&Path>| start_of_search(near).ok().and_then(|from| nearest(&from));
+    match (search(near), search(None)) {
+        (Some(used), found) if found.as_ref() != Some(&used) => {
+            format!(" --store {}", quoted(&format!("sqlite:{}", used.join(DATABASE).display())))
+        }
+        _ => String::new(),
+    }
+}
+
+/// Quotes a word for a shell, if it must be.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
 fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
     let here = || std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source });
     let Some(file) = near else { return here() };
@@ -189,6 +214,12 @@ mod tests {
         let error = StoreUrl::parse("postgres://me:geheim@host/db").unwrap_err();
 
         assert!(!error.to_string().contains("geheim"));
+    }
+
+    #[test]
+    fn words_for_a_shell_are_quoted() {
+        assert_eq!(super::quoted("sqlite:/a/b.db"), "sqlite:/a/b.db");
+        assert_eq!(super::quoted("file:it's here"), r"'file:it'\''s here'");
     }
 
     #[test]
