@@ -120,12 +120,12 @@ pub(crate) struct RunArgs {
     pub(crate) dry_run: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct ResumeArgs {
     /// Run, `@` for the newest, or the beginning of its name [default: the newest resumable one]
     #[arg(conflicts_with = "all")]
     pub(crate) run: Option<String>,
-    /// Resume every run that can be resumed, oldest first
+    /// Resume every run that was interrupted or is due, oldest first
     #[arg(long, conflicts_with_all = ["restart", "with", "until"])]
     pub(crate) all: bool,
     /// Go on with this changed workflow file

@@ -19,11 +19,15 @@ mod delete;
 mod events;
 mod list;
 mod logs;
+mod plan;
+mod resume;
+mod run;
 mod show;
 mod stop;
 mod verify;
 
 pub(crate) use events::line as event_line;
+pub(crate) use resume::near_here;
 
 /// Returns the time of day.
 pub(crate) fn now() -> jiff::Timestamp {
@@ -54,6 +58,11 @@ impl Context {
         place::open(self.store.as_deref(), near, access).await
     }
 
+    /// Returns the words by which a command given here finds the store that is used near `near`.
+    pub(crate) fn store_words(&self, near: Option<&Path>) -> String {
+        place::words_for(self.store.as_deref(), near)
+    }
+
     /// Opens the store for reading and finds a run in it.
     pub(crate) async fn find(&self, run: Option<&str>) -> Result<(Arc<dyn Store>, RunId), Error> {
         let store = self.store(None, Access::Read).await?;
@@ -74,6 +83,10 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Verify(args) => verify::verify(context, args).await,
         Command::Delete(args) => delete::delete(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
-        _ => unreachable!(),
+        Command::Run(args) => run::run(context, args).await,
+        Command::Resume(args) => resume::resume(context, args).await,
+        Command::Plan(args) => plan::plan(context, args).await,
+        Command::Why(args) => plan::why(context, args).await,
+        Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

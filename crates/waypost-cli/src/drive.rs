@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use waypost::RunId;
-use waypost::engine::{Engine, Outcome, RunError, StopHandle};
+use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
 use waypost::record::{Failure, FailureKind, RunStatus};
 use waypost::store::Store;
 
@@ -24,6 +25,7 @@ pub(crate) struct Session<'a> {
     /// Through which signals stop it.
     pub(crate) stop: StopHandle,
     progress: Arc<Progress>,
+    timeout: Option<Duration>,
 }
 
 /// What is told at the end besides the outcome.
@@ -49,12 +51,12 @@ impl Told {
 }
 
 impl<'a> Session<'a> {
-    /// Listens to signals and prepares the screen.
-    pub(crate) fn begin(context: &'a Context) -> Result<Self, Error> {
+    /// Listens to signals and prepares the screen. After `timeout` the session is stopped.
+    pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
         let progress = Arc::new(Progress::new(&context.output));
         let stop = StopHandle::default();
         ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
-        Ok(Self { context, stop, progress })
+        Ok(Self { context, stop, progress, timeout })
     }
 
     /// Makes the engine of this session.
@@ -71,9 +73,20 @@ impl<'a> Session<'a> {
             biased;
             outcome = session => outcome,
             () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
+            () = self.run_out() => unreachable!("the end of the time only stops the session"),
         };
         self.progress.close();
         Ok(outcome?)
+    }
+
+    /// Stops the session when its time is up.
+    async fn run_out(&self) {
+        if let Some(timeout) = self.timeout {
+            tokio::time::sleep(timeout).await;
+            self.stop.stop(StopLevel::Graceful, ladder::TIMEOUT);
+            self.progress.stopping(StopLevel::Graceful, ladder::TIMEOUT);
+        }
+        std::future::pending().await
     }
 
     /// Tells how it ended, and how to go on.

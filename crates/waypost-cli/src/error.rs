@@ -5,10 +5,12 @@ use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
 
+use waypost::{InvalidName, RunId};
 use waypost::engine::RunError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
+use waypost_workflow::program::ProgramError;
 
 use crate::exit::Exit;
 use crate::view::ProblemView;
@@ -70,6 +72,19 @@ pub(crate) enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// The workflow file changed in what is finished, and nobody said what to do about it.
+    #[error("{} changed in what is finished in run {run}:\n{}", file.display(), diff.join("\n"))]
+    Changed {
+        /// The file.
+        file: PathBuf,
+        /// The run.
+        run: RunId,
+        /// How each step differs.
+        diff: Vec<String>,
+    },
+    /// The workflow cannot be run here.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A run did not stop in time.
     #[error("run {run} has not stopped after {waited}")]
     StillRunning {
@@ -145,6 +160,11 @@ impl Error {
         Self::Usage { message: message.into(), hint: Some(hint.into()) }
     }
 
+    /// Says that a name is not allowed.
+    pub(crate) fn from_name(error: InvalidName) -> Self {
+        Self::Usage { message: error.to_string(), hint: None }
+    }
+
     /// Says that there is no such thing.
     pub(crate) fn not_found(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::NotFound { what: what.into(), hint: Some(hint.into()) }
@@ -189,6 +209,18 @@ impl Error {
             }
             Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
+            Self::Changed { run, .. } => (
+                "changed",
+                Exit::Changed,
+                Some(format!(
+                    "`waypost resume {run} --keep-definition` goes on with the run's own copy; `--restart` starts over with the file"
+                )),
+            ),
+            Self::Program(ProgramError::MissingSecrets(_)) => {
+                ("missing_secret", Exit::Usage, hint("set it in the environment"))
+            }
+            Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => ("secret", Exit::Usage, None),
+            Self::Program(ProgramError::Graph(_) | ProgramError::Name(_)) => ("internal", Exit::Internal, None),
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),
             Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),

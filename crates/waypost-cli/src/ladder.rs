@@ -12,6 +12,9 @@ use waypost::engine::{StopHandle, StopLevel};
 use crate::exit::Exit;
 use crate::output::progress::Progress;
 
+/// Who stops a run that has used up its time.
+pub(crate) const TIMEOUT: &str = "the timeout of the run";
+
 /// Listens from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -48,6 +51,7 @@ pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
         "SIGTERM" => Exit::Terminate,
         "SIGHUP" => Exit::Hangup,
+        TIMEOUT => Exit::Timeout,
         _ => Exit::Interrupt,
     }
 }

@@ -7,13 +7,14 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
 mod cli;
 mod commands;
+mod definition;
 mod drive;
 mod error;
 mod exit;
@@ -21,6 +22,7 @@ mod ladder;
 mod output;
 mod place;
 mod reference;
+mod surroundings;
 mod time;
 mod view;
 
@@ -29,6 +31,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return output::refused(&error).into(),
     };
+    if matches!(cli.command, Command::Supervise) {
+        // Before there is a thread: the supervisor forks.
+        return waypost_workflow::supervisor::main();
+    }
     let context = Context::new(&cli);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime

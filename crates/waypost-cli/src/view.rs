@@ -182,7 +182,8 @@ pub(crate) struct CheckpointView {
 #[derive(Debug, Serialize)]
 pub(crate) struct PlanView {
     pub(crate) v: u32,
-    pub(crate) run: String,
+    /// None for a run that was not made.
+    pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
 }
 
