@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{BlobError, RunFolder, Trouble, append_blob, read_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, read_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -442,20 +442,11 @@ impl Blobs for SqliteStore {
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         self.writer()?;
         self.read(|view| RunRow::leased(view.connection, view.place, lease.run(), lease.token()).map(drop))?;
-        append_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name, bytes).map_err(blob_error)
+        append_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name, bytes)
     }
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         self.check_open()?;
-        read_blob(self.disk.as_ref(), &self.folder_of(run), name, offset).map_err(blob_error)
-    }
-}
-
-fn blob_error(error: BlobError) -> StoreError {
-    match error {
-        BlobError::Name(_) | BlobError::Chunk(_) => StoreError::Invalid(error.to_string()),
-        BlobError::Io { action, path, source } => {
-            StoreError::of_write(action, path.display().to_string(), source)
-        }
+        read_blob(self.disk.as_ref(), &self.folder_of(run), name, offset)
     }
 }
