@@ -354,7 +354,7 @@ fn story(played: &Played, kills: &[Kill]) -> String {
     for (index, start) in played.starts.iter().enumerate() {
         text.push_str(&format!("start {index}\n"));
         for (number, call) in (1..).zip(played.calls.get(index).into_iter().flatten()) {
-            let kill = kills.get(index).filter(|kill| kill.at == number);
+            let kill = kills.get(index).filter(|kill| kill.at == number && played.kills.len() > index);
             let mark = kill.map(|kill| format!("   <- killed {:?}", kill.when)).unwrap_or_default();
             text.push_str(&format!("{number:>5} {call}{mark}\n"));
         }

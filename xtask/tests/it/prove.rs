@@ -62,6 +62,16 @@ fn a_call_is_not_made_when_killed_before_and_made_when_killed_after() {
 }
 
 #[test]
+fn a_program_is_killed_right_after_it_was_started_and_after_it_started_another() {
+    let whole = story("orphan", "999:before");
+    let clone = whole.lines().find(|line| line.contains("`clone3`") || line.contains("`vfork`")).unwrap();
+    let number = clone.split_whitespace().next().unwrap();
+
+    assert!(story("none", "1:after").contains("<- killed After"));
+    assert!(story("orphan", &format!("{number}:after")).contains("<- killed After"));
+}
+
+#[test]
 fn the_count_of_calls_is_the_same_each_time() {
     let calls = |story: &str| story.split("  acknowledged").next().unwrap().lines().count();
 
