@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
@@ -64,21 +65,34 @@ pub(crate) struct Options {
     /// Only that operation
     #[arg(long = "op")]
     operation: Vec<Operation>,
-    /// Only that call, counted from 1
-    #[arg(long, requires = "when")]
-    at: Option<u64>,
-    /// Kill before or after that call
-    #[arg(long)]
-    when: Option<When>,
-    /// Kill the resume at that call, of `--op resume` and `--op twice`
-    #[arg(long)]
-    again: Option<u64>,
+    /// Only kill there, such as `12:before` or `7:after` (calls are counted from 1); a second one kills the resume
+    #[arg(long, requires = "store", requires = "operation")]
+    kill: Vec<Moment>,
     /// Who is killed
     #[arg(long, default_value = "engine")]
     victim: Victim,
     /// Another `waypost` than the one of this workspace
     #[arg(long)]
     program: Option<PathBuf>,
+}
+
+/// A moment of a run, as it is written on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    at: u64,
+    when: When,
+}
+
+impl FromStr for Moment {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (at, when) = text.split_once(':')?;
+            let at = at.parse().ok().filter(|at| *at > 0)?;
+            Some(Self { at, when: When::from_str(when, false).ok()? })
+        };
+        parse().ok_or_else(|| "a moment looks like `12:before` or `7:after`".to_owned())
+    }
 }
 
 /// How many calls of each start are killed at; the rest lies evenly between them.
@@ -107,7 +121,7 @@ const STEPS_OF_ROTATION: usize = 6;
 /// Runs the proof.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let counts = if options.full { FULL } else { SHORT };
-    if options.at.is_none() {
+    if options.kill.is_empty() {
         prove_rig(counts)?;
     }
     if options.itself {
@@ -129,9 +143,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 operation: *operation,
                 victim: options.victim,
             };
-            match options.at {
-                Some(at) => proof.repeat(options, at)?,
-                None => output::say(proof.run(counts)?),
+            if options.kill.is_empty() {
+                output::say(proof.run(counts)?);
+            } else {
+                proof.repeat(&options.kill)?;
             }
         }
     }
@@ -211,6 +226,9 @@ impl Proof {
     fn run(&self, counts: Counts) -> anyhow::Result<Tally> {
         let workflow = self.workflow();
         let whole = play(&self.subject, &workflow, &[]).context("it does not even run unharmed")?;
+        if let Some(broken) = whole.broken.first() {
+            bail!("{broken}, without any kill");
+        }
         let total = whole.calls.first().copied().unwrap_or_default() as u64;
         let half = self.kill(total / 2, When::After);
         let mut tally = Tally { what: self.to_string(), calls: whole.calls[0], ..Tally::default() };
@@ -269,10 +287,8 @@ impl Proof {
     }
 
     /// Plays one run again that broke a promise, and prints all about it.
-    fn repeat(&self, options: &Options, at: u64) -> anyhow::Result<()> {
-        let when = options.when.context("`--when` is missing")?;
-        let kills: Vec<Kill> =
-            [Some(at), options.again].into_iter().flatten().map(|at| self.kill(at, when)).collect();
+    fn repeat(&self, moments: &[Moment]) -> anyhow::Result<()> {
+        let kills: Vec<Kill> = moments.iter().map(|moment| self.kill(moment.at, moment.when)).collect();
         let whole = play(&self.subject, &self.workflow(), &[])?;
         let played = play(&self.subject, &self.workflow(), &kills)?;
         output::say(format!("{played:#?}"));
@@ -303,15 +319,10 @@ impl Proof {
         words.extend(self.subject.store.0.strip_suffix(':').map(|store| format!("--store {store}")));
         words.extend(name(self.operation.to_possible_value()).map(|operation| format!("--op {operation}")));
         words.extend(name(self.victim.to_possible_value()).map(|victim| format!("--victim {victim}")));
-        for (option, kill) in ["--at", "--again"].into_iter().zip(kills) {
-            words.push(format!("{option} {}", kill.at));
+        for kill in kills {
+            words
+                .extend(name(kill.when.to_possible_value()).map(|when| format!("--kill {}:{when}", kill.at)));
         }
-        words.extend(
-            kills
-                .last()
-                .and_then(|kill| name(kill.when.to_possible_value()))
-                .map(|when| format!("--when {when}")),
-        );
         words.join(" ")
     }
 }

@@ -97,8 +97,10 @@ pub(crate) struct Played {
 
 /// Plays one run: the first start and each one after it is killed as asked, and then it is resumed to its end.
 pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> anyhow::Result<Played> {
-    let folder =
-        tempfile::Builder::new().prefix("waypost-prove-").tempdir().context("no temporary folder")?;
+    let folder = tempfile::Builder::new()
+        .prefix("waypost-prove-")
+        .tempdir_in(memory())
+        .context("no folder to play in")?;
     fs::write(folder.path().join(WORKFLOW), &workflow.text)?;
     let mut stage = Stage { subject, folder: folder.path(), starts: Vec::new() };
     let mut played = Played::default();

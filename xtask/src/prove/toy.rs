@@ -28,7 +28,7 @@ pub(crate) enum Mistake {
     RecordedLate,
     /// A step is recorded as completed before it runs.
     RecordedEarly,
-    /// A process that a step started is left behind.
+    /// A process that a step started is ended with the run, but left behind when the run is killed.
     Orphan,
 }
 
@@ -131,6 +131,7 @@ impl Toy {
     }
 
     fn go_on(&mut self) -> anyhow::Result<u8> {
+        let mut started = None;
         for (id, line) in self.steps.clone() {
             if self.done.contains(&id) {
                 continue;
@@ -140,11 +141,17 @@ impl Toy {
                 self.save()?;
             }
             if self.mistake == Mistake::Orphan && self.done.len() == 1 {
-                Command::new("sleep").arg("60").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+                started = Some(
+                    Command::new("sleep").arg("60").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?,
+                );
             }
             let mut trace = OpenOptions::new().append(true).create(true).open("trace")?;
             trace.write_all(format!("{line}\n").as_bytes())?;
             self.completed(&id)?;
+        }
+        if let Some(mut started) = started {
+            started.kill()?;
+            started.wait()?;
         }
         self.save()?;
         Ok(0)
