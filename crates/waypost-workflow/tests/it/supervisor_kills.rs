@@ -11,7 +11,7 @@ use waypost::lock::{Holder, LockError, RunLock};
 use waypost_workflow::supervisor::{Exit, SpawnError, SupervisorError, kill_leftovers};
 
 use crate::rig::{
-    self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell,
+    self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell, stop,
     stubborn_tree, until,
 };
 
