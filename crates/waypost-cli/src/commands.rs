@@ -54,8 +54,8 @@ impl Context {
     }
 
     /// Opens the store; `near` is the workflow file that it belongs to.
-    pub(crate) async fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
-        place::open(self.store.as_deref(), near, access).await
+    pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+        place::open(self.store.as_deref(), near, access)
     }
 
     /// Returns the words by which a command given here finds the store that is used near `near`.
@@ -65,7 +65,7 @@ impl Context {
 
     /// Opens the store for reading and finds a run in it.
     pub(crate) async fn find(&self, run: Option<&str>) -> Result<(Arc<dyn Store>, RunId), Error> {
-        let store = self.store(None, Access::Read).await?;
+        let store = self.store(None, Access::Read)?;
         let run = reference::find(store.as_ref(), run, Default::Newest).await?;
         Ok((store, run))
     }

@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use waypost::memory::MemoryStore;
 use waypost::store::Store;
+use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use crate::error::Error;
 
@@ -77,13 +79,13 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 ///
 /// # Errors
 /// [`Error::NoStore`] if there is none and none may be made; nothing was made.
-pub(crate) async fn open(given: Option<&str>, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+pub(crate) fn open(given: Option<&str>, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
         if access != Access::Create && !url.is_there() {
             return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
         }
-        return open_url(&url, access).await;
+        return open_url(&url, access);
     }
     let from = start_of_search(near)?;
     let folder = match nearest(&from) {
@@ -97,7 +99,7 @@ pub(crate) async fn open(given: Option<&str>, near: Option<&Path>, access: Acces
     } else if !url.is_there() {
         return Err(Error::NoStore { from });
     }
-    open_url(&url, access).await
+    open_url(&url, access)
 }
 
 /// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
@@ -150,9 +152,19 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-async fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
-    let _ = (url, access);
-    Err(Error::usage("no store is built in", KINDS))
+fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
+    match url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        StoreUrl::Sqlite(path) => {
+            let options = SqliteOptions::default();
+            let opened = match access {
+                Access::Read => SqliteStore::open_read_only(path, options),
+                Access::Write | Access::Create => SqliteStore::open(path, options),
+            };
+            Ok(Arc::new(opened?))
+        }
+        StoreUrl::File(_) => Err(Error::usage("no file store is built in", KINDS)),
+    }
 }
 
 /// Returns `path` as it is kept in records: relative to `home`, the folder that holds the store.

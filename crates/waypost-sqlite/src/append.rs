@@ -23,7 +23,7 @@ pub(crate) fn create(
     first: &Batch,
 ) -> Result<(), Failure> {
     let record = run.record();
-    check(&record.run, FIRST_TOKEN, first)?;
+    first.check(&record.run, FIRST_TOKEN)?;
     if RunRow::find(connection, &record.run)?.is_some() {
         return Err(StoreError::Exists { run: record.run.clone() }.into());
     }
@@ -68,39 +68,10 @@ pub(crate) fn append(
         return answered_before(connection, row.id, batch);
     }
     row.fence(run, token)?;
-    check(run, token, batch)?;
+    batch.check(run, token)?;
     let chains = Chains::of(connection, place, Some(row.id), &batch.records)?;
     write(connection, row.id, batch, chains)?;
     Ok(Appended::Now)
-}
-
-/// Checks what can be told of a batch by itself.
-fn check(run: &RunId, token: u64, batch: &Batch) -> Result<(), Failure> {
-    let invalid = |why: String| Err(StoreError::Invalid(why).into());
-    if batch.id.token != token {
-        let other = batch.id.token;
-        return invalid(format!("a batch named by token {other} cannot be appended under token {token}"));
-    }
-    let mut last = HashMap::new();
-    for record in &batch.records {
-        let header = record.header();
-        let name = header.reference();
-        if header.run != *run || header.token != token {
-            let other = header.token;
-            return invalid(format!("checkpoint {name} of token {other} is not one of {run} and {token}"));
-        }
-        if header.body.is_some() != record.body_bytes().is_some() {
-            return invalid(format!("checkpoint {name} lacks the body that its header names"));
-        }
-        last.insert(&header.branch, record);
-    }
-    match last.into_values().find(|record| record.body_bytes().is_none()) {
-        Some(record) => {
-            let name = record.header().reference();
-            invalid(format!("checkpoint {name} is the last of its branch in a batch, and has no body"))
-        }
-        None => Ok(()),
-    }
 }
 
 /// Answers a repeated batch, once it is certain that it is the same one: a number alone could be damaged.

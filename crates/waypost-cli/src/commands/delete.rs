@@ -12,7 +12,7 @@ use crate::reference::{Default, find};
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write).await?;
+    let store = context.store(None, Access::Write)?;
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
         let run = find(store.as_ref(), Some(name), Default::Newest).await?;

@@ -15,7 +15,7 @@ use crate::time;
 use crate::view::{ListView, RunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
-    let store = match context.store(None, Access::Read).await {
+    let store = match context.store(None, Access::Read) {
         Ok(store) => store,
         Err(error @ Error::NoStore { .. }) => return nothing(context, &error.to_string()),
         Err(error) => return Err(error),

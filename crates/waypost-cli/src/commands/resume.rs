@@ -23,7 +23,7 @@ use crate::reference::{Default as Meant, find};
 use crate::surroundings::{self, Local};
 
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write).await?;
+    let store = context.store(None, Access::Write)?;
     resume_in(context, store, args).await
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if args.dry_run {
         return dry_run(context, &workflow, id.as_ref());
     }
-    let store = context.store(Some(&args.file), Access::Create).await?;
+    let store = context.store(Some(&args.file), Access::Create)?;
     if let Some(id) = &id
         && is_there(store.as_ref(), id).await?
     {

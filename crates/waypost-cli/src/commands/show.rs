@@ -27,7 +27,7 @@ const VALUE_CHARACTERS_MAX: usize = 40;
 
 pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
-    let store = context.store(None, place::Access::Read).await?;
+    let store = context.store(None, place::Access::Read)?;
     let name = reference.as_ref().and_then(|reference| reference.run.as_deref());
     let run = find(store.as_ref(), name, Default::Newest).await?;
     let at = reference.and_then(|reference| reference.checkpoint);

@@ -19,7 +19,7 @@ use crate::view::{StoppedView, VERSION};
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write).await?;
+    let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
     if summary.holder.is_none() {

@@ -18,7 +18,7 @@ use crate::view::{
 };
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Read).await?;
+    let store = context.store(None, Access::Read)?;
     if args.all {
         return verify_all(context, store.as_ref()).await;
     }
