@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod contract;
+pub mod damage;
 pub mod differential;
 pub mod disk;
 pub mod memory;
