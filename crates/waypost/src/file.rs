@@ -41,7 +41,7 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, Batch, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
+    Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
     Signal, SignalKind, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
 };
 
@@ -253,13 +253,18 @@ impl Store for FileStore {
         self.check_writable()?;
         let seat = self.seat(lease.run());
         let mut seat = locked(&seat);
-        if seat.token == lease.token() && seat.last_batch == Some(batch.id) {
+        let applied = |last: BatchId| batch.id.token == last.token && batch.id.count <= last.count;
+        if seat.last_batch.is_some_and(applied) {
             return Ok(Appended::Before);
         }
         let known = seat.token;
         let Some(writer) = seat.writer.as_mut().filter(|_| known == lease.token()) else {
-            self.check_there(lease.run())?;
-            return Err(self.fenced(lease, known));
+            // Perhaps it was applied under a lease that this store never saw.
+            let newest = self.readable(lease.run())?.newest()?;
+            return match newest {
+                Some(commit) if applied(commit.batch) => Ok(Appended::Before),
+                _ => Err(self.fenced(lease)?),
+            };
         };
         let appended = writer.append(&batch);
         if let Err(StoreError::Fenced { .. }) = &appended {
@@ -355,6 +360,7 @@ impl Store for FileStore {
 #[async_trait]
 impl Blobs for FileStore {
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.check_open()?;
         check_blob_name(name)?;
         self.with_writer(lease, |writer| {
             writer.check_newest()?;
@@ -363,7 +369,7 @@ impl Blobs for FileStore {
     }
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
-        let reader = self.readable(run)?;
-        read_blob(reader.disk, &reader.paths.root, name, offset)
+        self.check_open()?;
+        read_blob(self.disk.as_ref(), &self.run_paths(run).root, name, offset)
     }
 }

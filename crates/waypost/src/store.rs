@@ -257,17 +257,6 @@ impl Lease {
         Self { run, token, lock: lock.map(Arc::new) }
     }
 
-    /// Makes a lease behind which stands the lock of another one; for stores that take up a run again while somebody
-    /// still keeps the lease that was given back.
-    pub fn sharing(run: RunId, token: u64, lock: Option<Arc<RunLock>>) -> Self {
-        Self { run, token, lock }
-    }
-
-    /// Returns the lock to share; for stores.
-    pub fn shared_lock(&self) -> Option<&Arc<RunLock>> {
-        self.lock.as_ref()
-    }
-
     /// Returns the run.
     pub fn run(&self) -> &RunId {
         &self.run

@@ -190,13 +190,11 @@ impl FileStore {
         disk.sync_dir(&runs).map_err(failed)?;
         remove_folder(disk, &temp, 0).map_err(failed)?;
         locked(&self.journals).remove(run);
-        if lock.is_some() {
-            // While it is still locked, so that nobody locks a file that is gone.
-            let path = self.lock_path(run);
-            std::fs::remove_file(&path)
-                .map_err(|source| StoreError::of_write("remove", path.display().to_string(), source))?;
-        }
         *seat = super::lease::Seat::default();
+        if let Some(lock) = lock {
+            let path = lock.path().display().to_string();
+            lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))?;
+        }
         Ok(())
     }
 }

@@ -195,6 +195,8 @@ pub(super) struct Commit {
     pub(super) token: u64,
     /// Its batch.
     pub(super) batch: BatchId,
+    /// The lease was given back with it.
+    pub(super) release: bool,
     /// Signals that it took in.
     pub(super) consumed: Vec<String>,
     /// The run's summary.
@@ -217,6 +219,7 @@ impl Commit {
         member(&mut text, "commit", &self.number);
         member(&mut text, "token", &self.token);
         member(&mut text, "batch", &self.batch);
+        member(&mut text, "release", &self.release);
         member(&mut text, "consumed", &self.consumed);
         member(&mut text, "summary", &self.summary);
         member(&mut text, "checkpoints", &self.checkpoints);
@@ -238,6 +241,7 @@ impl Commit {
             commit: u64,
             token: u64,
             batch: BatchId,
+            release: bool,
             consumed: Vec<String>,
             summary: Summary,
             checkpoints: u64,
@@ -259,6 +263,7 @@ impl Commit {
             number,
             token: file.token,
             batch: file.batch,
+            release: file.release,
             consumed: file.consumed,
             summary: file.summary,
             checkpoints: file.checkpoints,

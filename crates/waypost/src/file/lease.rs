@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -17,7 +17,7 @@ use crate::store::{BatchId, Lease, StoreError};
 use super::FileStore;
 use super::format::{LeaseFile, Small};
 use super::paths::{LEASE_FILE, RunPaths};
-use super::read::{IndexSource, read_error};
+use super::read::{IndexSource, Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
 
@@ -50,19 +50,10 @@ pub(super) struct Seat {
     /// Only while the lease is held.
     pub(super) writer: Option<Box<Writer>>,
     holder: Option<Holder>,
-    /// The lock lives as long as somebody keeps the lease, or a duplicate of its descriptor.
-    lock: Weak<RunLock>,
-    /// There is a kernel lock behind this lease.
-    locked: bool,
 }
 
 impl Seat {
-    /// Says whether the lease is held; it is not once everybody has dropped it.
-    pub(super) fn is_held(&self) -> bool {
-        self.writer.is_some() && (!self.locked || self.lock.strong_count() > 0)
-    }
-
-    /// Gives the lease back.
+    /// Gives the lease back. The kernel's lock goes with the last copy of the [`Lease`].
     pub(super) fn release(&mut self) {
         self.writer = None;
         self.holder = None;
@@ -81,42 +72,33 @@ impl FileStore {
         locked(&self.seats).entry(run.clone()).or_default().clone()
     }
 
-    /// Takes the lock of a run, or shares the one that stands behind a lease that was given back in this process.
+    /// Takes the lock of a run.
     pub(super) fn lock_run(
         &self,
         run: &RunId,
         seat: &Seat,
         holder: &Holder,
-    ) -> Result<Option<Arc<RunLock>>, StoreError> {
-        if seat.is_held() {
-            return Err(StoreError::Held { run: run.clone(), holder: seat.holder.clone() });
-        }
-        let Locking::Kernel { allow_network } = self.locking else { return Ok(None) };
-        if let Some(lock) = seat.lock.upgrade() {
-            return Ok(Some(lock));
-        }
-        match RunLock::take(&self.lock_path(run), holder, allow_network) {
-            Ok(lock) => Ok(Some(Arc::new(lock))),
-            Err(LockError::Held { holder, .. }) => {
-                Err(StoreError::Held { run: run.clone(), holder: Some(*holder) })
+    ) -> Result<Option<RunLock>, StoreError> {
+        let held = |holder| Err(StoreError::Held { run: run.clone(), holder });
+        match self.locking {
+            Locking::InProcess if seat.writer.is_some() => held(seat.holder.clone()),
+            Locking::InProcess => Ok(None),
+            Locking::Kernel { allow_network } => {
+                match RunLock::take(&self.lock_path(run), holder, allow_network) {
+                    Ok(lock) => Ok(Some(lock)),
+                    Err(LockError::Held { holder, .. }) => held(Some(*holder).filter(|holder| holder.pid != 0)),
+                    Err(error) => Err(lock_error(error)),
+                }
             }
-            Err(error) => Err(lock_error(error)),
         }
     }
 
     /// Says who holds a run now.
     pub(super) fn holder_of(&self, run: &RunId) -> Result<Option<Holder>, StoreError> {
-        let seat = locked(&self.seats).get(run).cloned();
-        if let Some(seat) = seat {
-            let seat = locked(&seat);
-            if seat.is_held() {
-                return Ok(seat.holder.clone());
-            }
-            if seat.lock.strong_count() > 0 {
-                return Ok(None);
-            }
+        if let Locking::InProcess = self.locking {
+            let seat = locked(&self.seats).get(run).cloned();
+            return Ok(seat.and_then(|seat| locked(&seat).holder.clone()));
         }
-        let Locking::Kernel { .. } = self.locking else { return Ok(None) };
         let path = self.lock_path(run);
         RunLock::probe(&path).map_err(|source| read_error(&path, source))
     }
@@ -125,18 +107,17 @@ impl FileStore {
     pub(super) fn seat_writer(
         seat: &mut Seat,
         writer: Writer,
-        lock: Option<Arc<RunLock>>,
+        lock: Option<RunLock>,
         holder: &Holder,
     ) -> Lease {
-        let lease = Lease::sharing(writer.run.clone(), writer.token, lock.clone());
         *seat = Seat {
             token: writer.token,
             last_batch: writer.last_batch,
             holder: Some(holder.clone()),
-            locked: lock.is_some(),
-            lock: lock.as_ref().map(Arc::downgrade).unwrap_or_default(),
-            writer: Some(Box::new(writer)),
+            writer: None,
         };
+        let lease = Lease::new(writer.run.clone(), writer.token, lock);
+        seat.writer = Some(Box::new(writer));
         lease
     }
 
@@ -228,9 +209,7 @@ impl Writer {
         for folder in [&self.paths.root, &history, &self.paths.quarantine()] {
             remove_leftovers(disk.as_ref(), folder).map_err(|source| failed(folder, source))?;
         }
-        let walk = self.reader().walk_to_ends()?;
-        let ends = self.reader().ends(&walk)?;
-        self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
+        let walk = self.find_tails()?;
         let newest_file = walk.numbers.last().copied().unwrap_or(0);
         self.number = newest_file.max(self.greatest_moved()?);
         self.files = walk.numbers.len();
@@ -259,6 +238,14 @@ impl Writer {
             self.heal(index)?;
         }
         Ok(())
+    }
+
+    /// Finds out where every branch ends.
+    pub(super) fn find_tails(&mut self) -> Result<Walk, StoreError> {
+        let walk = self.reader().walk_to_ends()?;
+        let ends = self.reader().ends(&walk)?;
+        self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
+        Ok(walk)
     }
 
     /// Makes the token of this lease durable, and when the run is due.

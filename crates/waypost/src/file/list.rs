@@ -54,10 +54,16 @@ impl FileStore {
         // The lock first: a run whose holder ends between the two was still running when this was asked.
         let holder = self.holder_of(run)?;
         let newest = reader.newest()?;
+        let lease = reader.lease()?.and_then(Result::ok);
+        // Given back, although the process that had it still keeps the lock for its last moments.
+        let given_back = newest.as_ref().is_some_and(|commit| {
+            commit.release && lease.as_ref().is_none_or(|lease| lease.token <= commit.token)
+        });
+        let holder = holder.filter(|_| !given_back);
         let record = record.map(SealedRun::record);
         let created_at = record.map_or(jiff::Timestamp::UNIX_EPOCH, |record| record.created_at);
         let mut summary = newest.as_ref().map_or_else(unknown, |commit| commit.summary.clone());
-        if let Some(Ok(lease)) = reader.lease()?
+        if let Some(lease) = lease
             && lease.wake_at.is_some()
             && newest.as_ref().is_some_and(|commit| commit.number == lease.commit)
         {

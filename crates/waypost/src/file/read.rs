@@ -79,8 +79,8 @@ impl End {
 
 /// A record that is known to be or to have been.
 enum Slot {
-    /// In a commit file; `kept` if its body is there.
-    Record { record: Record, kept: bool },
+    /// In a commit file.
+    Record(Record),
     /// In the journal.
     Line(Line),
     /// Not what was written, or not there.
@@ -273,16 +273,16 @@ impl<'a> RunReader<'a> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let mut heads = Vec::new();
         for end in ends.into_iter().filter(|end| end.opened >= from) {
-            if heads.len() == limit {
-                return Ok(Heads { heads, next: Some(end.opened.to_string()) });
-            }
-            let End { newest, next, mut damaged, .. } = end;
+            let End { opened, newest, next, mut damaged } = end;
             damaged.reverse();
             match newest {
                 Some((_, record)) if record.header().end.is_some() => {}
+                Some(_) if heads.len() == limit => {
+                    return Ok(Heads { heads, next: Some(opened.to_string()) });
+                }
                 Some((_, record)) => heads.push(Head { record, next, damaged }),
                 None if damaged.is_empty() => {}
-                None => return Err(StoreError::of_damage(damaged.remove(0), None)),
+                None => return Err(StoreError::of_damage(damaged.swap_remove(0), None)),
             }
         }
         Ok(Heads { heads, next: None })
@@ -311,11 +311,16 @@ impl<'a> RunReader<'a> {
             .find(|((_, name), _)| name == branch)
             .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
         let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
-        self.open_slot(branch, seq, slot)?.map_err(|damage| {
-            let with_body = |slot: &Slot| matches!(slot, Slot::Record { kept: true, .. });
-            let older = slots.range(..seq).rev().find(|(_, slot)| with_body(slot)).map(|(seq, _)| *seq);
-            StoreError::of_damage(damage, older)
-        })
+        let damage = match self.open_slot(branch, seq, slot)? {
+            Ok(record) => return Ok(record),
+            Err(damage) => damage,
+        };
+        while let Some((older, slot)) = slots.pop_last() {
+            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
+                return Err(StoreError::of_damage(damage, Some(older)));
+            }
+        }
+        Err(StoreError::of_damage(damage, None))
     }
 
     pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
@@ -394,7 +399,7 @@ impl<'a> RunReader<'a> {
         slot: Slot,
     ) -> Result<Result<Record, Damage>, StoreError> {
         let line = match slot {
-            Slot::Record { record, .. } => return Ok(Ok(record)),
+            Slot::Record(record) => return Ok(Ok(record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
             Slot::Line(line) => line,
         };
@@ -411,12 +416,7 @@ impl<'a> RunReader<'a> {
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
     /// missing between others.
     fn slots(&self, index: &IndexSource<'_>) -> Result<Slots, StoreError> {
-        let bodies = |kept: &mut BTreeSet<(BranchPath, u64)>, commit: &Commit| {
-            let with_body = commit.records.iter().filter(|(_, record)| record.body_bytes().is_some());
-            kept.extend(with_body.map(|(_, r)| (r.header().branch.clone(), r.header().seq)));
-            false
-        };
-        let (walk, kept) = self.walk(Bodies::Drop, bodies)?;
+        let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
         let gone = self.gone()?;
@@ -425,8 +425,7 @@ impl<'a> RunReader<'a> {
         for (opened, record) in walk.sound.into_iter().flat_map(|commit| commit.records) {
             let (branch, seq) = (record.header().branch.clone(), record.header().seq);
             order.insert(branch.clone(), opened);
-            let kept = kept.contains(&(branch.clone(), seq));
-            branches.entry(branch).or_default().insert(seq, Slot::Record { record, kept });
+            branches.entry(branch).or_default().insert(seq, Slot::Record(record));
         }
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
@@ -521,7 +520,7 @@ impl<'a> RunReader<'a> {
     /// Says whether a record may stand behind a gap.
     fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
         let record = match slot {
-            Slot::Record { record, .. } => record.clone(),
+            Slot::Record(record) => record.clone(),
             Slot::Damaged(_) => return Ok(false),
             Slot::Line(line) => {
                 let path = self.paths.journal();

@@ -155,10 +155,7 @@ impl Writer {
         };
         moved?;
         // The chain goes on behind what is gone.
-        let tail = self.tails.entry(damage.branch.clone());
-        let tail = tail.or_insert(super::write::Tail { opened: u64::MAX, link: None, next: 1 });
-        tail.next = tail.next.max(damage.seq + 1);
-        Ok(())
+        self.find_tails().map(|_| ())
     }
 
     fn is_there(&self, damage: &Damage) -> Result<bool, StoreError> {

@@ -14,17 +14,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::disk::{Disk, DiskFile, write_whole};
 use crate::folder::{RunFolder, create_temp};
 use crate::id::{BranchPath, Digest, RunId};
-use crate::record::{Durability, RunRecord};
-use crate::store::{Batch, BatchId, StoreError, Summary, check_batch};
+use crate::record::{Durability, Header, Reason, RunRecord};
+use crate::store::{Batch, BatchId, StoreError, Summary};
 
 use super::format::{Commit, FILE_BYTES_MAX};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
-use super::read::{End, RunReader};
+use super::read::{End, IndexSource, RunReader};
+use super::replay::NewestFirst;
 use super::signals;
 
 /// Most branches of a run: every one of them keeps at least two files, and a folder of more serves nobody.
@@ -67,14 +68,21 @@ pub(super) struct Writer {
 /// The end of a branch, as far as a batch is checked against it.
 #[derive(Debug, Clone)]
 pub(super) struct Tail {
-    pub(super) opened: u64,
-    pub(super) link: Option<(u64, Digest)>,
-    pub(super) next: u64,
+    opened: u64,
+    /// The highest seq that is there, sound or not.
+    last: u64,
+    /// Seq and digest of the newest sound record.
+    link: Option<(u64, Digest)>,
+    /// One more than the highest seq that ever was.
+    next: u64,
 }
 
 impl From<&End> for Tail {
     fn from(end: &End) -> Self {
-        Self { opened: end.opened, link: end.link(), next: end.next }
+        let link = end.link();
+        let sound = link.map_or(0, |(seq, _)| seq);
+        let last = end.damaged.last().map_or(sound, |damage| damage.seq.max(sound));
+        Self { opened: end.opened, last, link, next: end.next }
     }
 }
 
@@ -130,9 +138,8 @@ impl Writer {
 
     /// Makes the commit of a batch that continues the run.
     pub(super) fn commit_of(&self, batch: &Batch) -> Result<Commit, StoreError> {
-        check_batch(&self.run, self.token, batch, |branch| {
-            self.tails.get(branch).map_or((None, 1), |tail| (tail.link, tail.next))
-        })?;
+        batch.check(&self.run, self.token)?;
+        self.check_links(batch)?;
         let mut opened: BTreeMap<&BranchPath, u64> = BTreeMap::new();
         let mut records = Vec::with_capacity(batch.records.len());
         for record in &batch.records {
@@ -156,12 +163,56 @@ impl Writer {
             number: self.number + 1,
             token: self.token,
             batch: batch.id,
+            release: batch.release,
             consumed: batch.consumed.clone(),
             summary: batch.summary.clone(),
             checkpoints: self.checkpoints + records.len() as u64,
             branches: branches as u64,
             records,
         })
+    }
+
+    /// Checks that every record follows the one before on its branch.
+    fn check_links(&self, batch: &Batch) -> Result<(), StoreError> {
+        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
+        for record in &batch.records {
+            let header = record.header();
+            let refused = match (tips.get(&header.branch), self.tails.get(&header.branch)) {
+                (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
+                    .then(|| format!("the batch has @{seq} with digest {digest} before it")),
+                (None, None) => (header.seq != 1 || header.prev.is_some())
+                    .then(|| "a branch begins with 1 and without a record before".to_owned()),
+                (None, Some(tail)) if header.reason == Reason::Repair => self.misrepairs(header, tail)?,
+                (None, Some(tail)) => misses(header, tail),
+            };
+            if let Some(why) = refused {
+                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
+                return Err(StoreError::Conflict { run, branch, seq, why });
+            }
+            tips.insert(&header.branch, (header.seq, record.digest()));
+        }
+        Ok(())
+    }
+
+    /// Returns why a record does not go on behind damage, if it does not.
+    fn misrepairs(&self, header: &Header, tail: &Tail) -> Result<Option<String>, StoreError> {
+        if header.seq <= tail.last || header.seq > tail.next {
+            let (last, next) = (tail.last, tail.next);
+            return Ok(Some(format!("its branch ends at {last} and goes on at {next} at most")));
+        }
+        let Some(prev) = header.prev else { return Ok(None) };
+        if tail.link.is_some_and(|(_, digest)| digest == prev) {
+            return Ok(None);
+        }
+        let journals = Mutex::default();
+        let index = IndexSource(&journals);
+        for record in NewestFirst::new(self.reader(), &index) {
+            let record = record?;
+            if record.header().branch == header.branch && record.digest() == prev {
+                return Ok(None);
+            }
+        }
+        Ok(Some(format!("its `prev` {prev} is no sound record of its branch")))
     }
 
     /// Remembers a commit that was written.
@@ -296,6 +347,20 @@ impl Writer {
         }
         let history = self.paths.history();
         self.disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
+    }
+}
+
+/// Returns why a record does not follow the one before, if it does not.
+fn misses(header: &Header, tail: &Tail) -> Option<String> {
+    if header.seq != tail.next || tail.last + 1 != tail.next {
+        return Some(format!("its branch ends at {} and goes on at {}", tail.last, tail.next));
+    }
+    let sound = tail.link.filter(|(seq, _)| *seq == tail.last).map(|(_, digest)| digest);
+    match (sound, header.prev) {
+        (Some(expect), Some(prev)) if expect == prev => None,
+        (Some(expect), Some(prev)) => Some(format!("its `prev` is {prev}, the record before is {expect}")),
+        (Some(expect), None) => Some(format!("it has no `prev`, the record before is {expect}")),
+        (None, _) => Some("the record before is damaged".to_owned()),
     }
 }
 
