@@ -41,8 +41,8 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
-    Signal, SignalKind, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
+    Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
+    Scanned, Signal, SignalKind, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
 };
 
 mod create;

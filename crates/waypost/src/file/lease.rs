@@ -86,7 +86,9 @@ impl FileStore {
             Locking::Kernel { allow_network } => {
                 match RunLock::take(&self.lock_path(run), holder, allow_network) {
                     Ok(lock) => Ok(Some(lock)),
-                    Err(LockError::Held { holder, .. }) => held(Some(*holder).filter(|holder| holder.pid != 0)),
+                    Err(LockError::Held { holder, .. }) => {
+                        held(Some(*holder).filter(|holder| holder.pid != 0))
+                    }
                     Err(error) => Err(lock_error(error)),
                 }
             }
@@ -146,19 +148,17 @@ impl FileStore {
         let token = seat.token;
         match &mut seat.writer {
             Some(writer) if token == lease.token() => change(writer),
-            _ => {
-                self.check_there(lease.run())?;
-                Err(self.fenced(lease, token))
-            }
+            _ => Err(self.fenced(lease)?),
         }
     }
 
-    pub(super) fn fenced(&self, lease: &Lease, known: u64) -> StoreError {
-        StoreError::Fenced {
-            run: lease.run().clone(),
-            token: lease.token(),
-            newest: known.max(lease.token()),
-        }
+    /// Says that a lease was lost, if its run is there.
+    pub(super) fn fenced(&self, lease: &Lease) -> Result<StoreError, StoreError> {
+        let reader = self.readable(lease.run())?;
+        let of_commit = reader.newest()?.map_or(0, |commit| commit.token);
+        let of_lease = reader.lease()?.and_then(Result::ok).map_or(0, |lease| lease.token);
+        let newest = of_commit.max(of_lease);
+        Ok(StoreError::Fenced { run: lease.run().clone(), token: lease.token(), newest })
     }
 
     /// Calls `change` while no other process makes runs or leaves signals in this store.

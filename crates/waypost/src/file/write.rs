@@ -224,8 +224,8 @@ impl Writer {
         self.files += 1;
         for (opened, record) in &commit.records {
             let header = record.header();
-            let tail =
-                Tail { opened: *opened, link: Some((header.seq, record.digest())), next: header.seq + 1 };
+            let link = Some((header.seq, record.digest()));
+            let tail = Tail { opened: *opened, last: header.seq, link, next: header.seq + 1 };
             self.tails.insert(header.branch.clone(), tail);
         }
         self.consumed.extend(commit.consumed.iter().cloned());
