@@ -305,12 +305,17 @@ struct RecordText<'a> {
     digest: Digest,
     #[serde(borrow)]
     header: &'a RawValue,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     position: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     state: Option<&'a RawValue>,
     #[serde(default)]
     state_base64: Option<String>,
+}
+
+/// Reads a member that is there, whatever it holds: a state may well be `null`.
+fn present<'de, D: serde::Deserializer<'de>>(member: D) -> Result<Option<&'de RawValue>, D::Error> {
+    Deserialize::deserialize(member).map(Some)
 }
 
 impl RecordText<'_> {

@@ -242,18 +242,21 @@ impl<'a> RunReader<'a> {
                 });
             }
         }
-        for (branch, seq) in self.gone()? {
-            let end = ends.entry(branch).or_insert_with(End::unknown);
-            end.next = end.next.max(seq + 1);
-        }
+        let gone = self.gone()?;
         for file in walk.damaged.iter().rev() {
             for branch in &file.branches {
                 let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
                 if end.newest.as_ref().is_none_or(|(number, _)| *number < file.number) {
-                    end.damaged.push(self.damage(branch.clone(), end.next, file.number, file.flaw.clone()));
-                    end.next += 1;
+                    let seq = (end.next..).find(|seq| !gone.contains(&(branch.clone(), *seq)));
+                    let seq = seq.expect("there are more numbers than files in quarantine");
+                    end.damaged.push(self.damage(branch.clone(), seq, file.number, file.flaw.clone()));
+                    end.next = seq + 1;
                 }
             }
+        }
+        for (branch, seq) in gone {
+            let end = ends.entry(branch).or_insert_with(End::unknown);
+            end.next = end.next.max(seq + 1);
         }
         Ok(ends)
     }
@@ -495,19 +498,14 @@ impl<'a> RunReader<'a> {
             }
             expect = seq + 1;
         }
-        let moved = gone.iter().filter(|(name, _)| name == branch).map(|(_, seq)| seq + 1).max();
-        let mut tail = expect.max(moved.unwrap_or(0));
         let mut missing = missing.into_iter();
+        let mut tail = (expect..).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
         for file in damaged.iter().rev() {
             for _ in file.branches.iter().filter(|name| *name == branch) {
-                let seq = missing.next().unwrap_or_else(|| {
-                    tail += 1;
-                    tail - 1
-                });
-                slots.insert(
-                    seq,
-                    Slot::Damaged(self.damage(branch.clone(), seq, file.number, file.flaw.clone())),
-                );
+                let seq = missing.next().or_else(|| tail.next());
+                let seq = seq.expect("there are more numbers than files");
+                let damage = self.damage(branch.clone(), seq, file.number, file.flaw.clone());
+                slots.insert(seq, Slot::Damaged(damage));
             }
         }
         for seq in missing {

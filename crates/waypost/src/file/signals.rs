@@ -54,12 +54,24 @@ pub(super) fn mark(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> io::Res
     for id in ids {
         match disk.create_new(&paths.signals().join(format!("{}{DONE_SUFFIX}", stem(id)))) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            // A batch may name a signal that nobody left; there is nothing to mark then.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             file => drop(file?),
         }
     }
     Ok(())
+}
+
+/// Returns those of these ids that were left as signals: only what is there can be taken in.
+pub(super) fn known(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> Result<Vec<String>, StoreError> {
+    let mut known = Vec::with_capacity(ids.len());
+    for id in ids {
+        let path = paths.signals().join(format!("{}{MESSAGE_SUFFIX}", stem(id)));
+        match disk.metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(read_error(&path, source)),
+            Ok(_) => known.push(id.clone()),
+        }
+    }
+    Ok(known)
 }
 
 /// Returns the signals not taken in, oldest first. `consumed` are those that the caller knows to be.

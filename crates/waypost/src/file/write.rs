@@ -152,6 +152,7 @@ impl Writer {
             }
             records.push((place, record.clone()));
         }
+        let consumed = signals::known(self.disk.as_ref(), &self.paths, &batch.consumed)?;
         let branches = self.tails.len() + opened.len();
         if branches > BRANCHES_MAX && !opened.is_empty() {
             return Err(StoreError::Invalid(format!(
@@ -164,7 +165,7 @@ impl Writer {
             token: self.token,
             batch: batch.id,
             release: batch.release,
-            consumed: batch.consumed.clone(),
+            consumed,
             summary: batch.summary.clone(),
             checkpoints: self.checkpoints + records.len() as u64,
             branches: branches as u64,
