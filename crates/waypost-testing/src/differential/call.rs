@@ -182,7 +182,13 @@ async fn read(store: &dyn Store, call: &Call) -> Answer {
             format!("{:?}", heads.iter().map(head).collect::<Vec<_>>())
         }),
         Call::Load(run, branch, seq) => told(store.load(run, branch, *seq).await, |record| of_bytes(&record)),
-        Call::Scan(scan) => told(scan_all(store, scan.clone()).await, |found| of_scan(&found)),
+        Call::Scan(scan) => told(scan_all(store, scan.clone()).await, |mut found| {
+            // An index may lead past damage.
+            if scan.external.is_some() || scan.about.is_some() {
+                found.damaged.clear();
+            }
+            of_scan(&found)
+        }),
         Call::Runs(query, damaged) => told(list(store, query).await, |runs| {
             let drawn = runs.iter().map(|run| match damaged.contains(&run.run) {
                 true => format!("damaged run {}", run.run),

@@ -155,8 +155,11 @@ impl Script {
             83..87 => return self.trim(run),
             87..89 => Call::Delete(run),
             89..91 => {
-                let (name, length) = (self.one_of(&BLOBS).to_owned(), self.random.below(3_000));
-                Call::BlobAppend(run.clone(), self.who(&run)?, name, vec![length as u8; length as usize])
+                let who = self.who(&run)?;
+                // One thing is wrong at a time: which of two is told first is the store's choice.
+                let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
+                let (name, length) = (self.one_of(names).to_owned(), self.random.below(3_000));
+                Call::BlobAppend(run, who, name, vec![length as u8; length as usize])
             }
             91..93 => Call::BlobRead(run, self.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000)),
             93..96 => return self.damage(run),
@@ -249,8 +252,18 @@ impl Script {
 
     fn append(&mut self, run: RunId) -> Option<Call> {
         let who = self.who(&run)?;
+        if who != Who::Holder && self.chance(80) {
+            return Some(Call::Acquire(run));
+        }
         let known = self.runs.get(&run)?;
         let mut links = known.links.clone();
+        if let Who::Stale(token) = who {
+            links.go_on_under(token);
+            let mut late = self.batch(&mut links, &[branch("main")]);
+            // Not an id that was used.
+            late.id.count = u64::from(u32::MAX);
+            return Some(Call::Append(run, who, late));
+        }
         let broken: Vec<_> = BRANCHES
             .map(branch)
             .into_iter()
@@ -285,7 +298,7 @@ impl Script {
     }
 
     fn wrong_append(&mut self, run: RunId) -> Option<Call> {
-        let Some(Call::Append(run, who, mut batch)) = self.append(run) else { return None };
+        let Some(Call::Append(run, who @ Who::Holder, mut batch)) = self.append(run) else { return None };
         if self.runs.get(&run).is_some_and(|known| known.was_damaged) {
             return None;
         }
@@ -362,7 +375,8 @@ impl Script {
         let known = self.runs.get(&run)?;
         let (path, seq) = match known.damaged.first() {
             Some(place) => place.clone(),
-            None => known.alone.first()?.clone(),
+            None if who == Who::Holder => known.alone.first()?.clone(),
+            None => return None,
         };
         Some(Call::Quarantine(run, who, path, seq))
     }
