@@ -40,11 +40,28 @@ pub(crate) enum Operation {
     Twice,
 }
 
-/// Which store of `waypost` is put to the proof.
+/// Which store is put to the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Store {
     Sqlite,
     File,
+    /// That of the toy, which proves the rig.
+    Toy,
+}
+
+impl Store {
+    /// Those of `waypost`.
+    const REAL: [Self; 2] = [Self::Sqlite, Self::File];
+
+    /// What comes before a folder in its URL, and after it.
+    fn url(self) -> (String, String) {
+        let (scheme, rest) = match self {
+            Self::Sqlite => ("sqlite:", "waypost.db"),
+            Self::File => ("file:", "store"),
+            Self::Toy => ("toy:", ""),
+        };
+        (scheme.to_owned(), rest.to_owned())
+    }
 }
 
 /// Kill `waypost` at every system call and check its promises
@@ -71,6 +88,9 @@ pub(crate) struct Options {
     /// Who is killed
     #[arg(long, default_value = "engine")]
     victim: Victim,
+    /// What is wrong in the toy, of `--store toy`
+    #[arg(long, default_value = "none")]
+    mistake: toy::Mistake,
     /// Another `waypost` than the one of this workspace
     #[arg(long)]
     program: Option<PathBuf>,
@@ -127,22 +147,18 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if options.itself {
         return Ok(());
     }
-    let program = waypost(options)?;
-    let stores = if options.store.is_empty() { Store::value_variants() } else { &options.store };
+    let stores = if options.store.is_empty() { &Store::REAL[..] } else { &options.store };
     let operations =
         if options.operation.is_empty() { Operation::value_variants() } else { &options.operation };
     for store in stores {
+        let program = match store {
+            Store::Sqlite | Store::File => waypost(options)?,
+            Store::Toy => toy::command(options.mistake)?,
+        };
         for operation in operations {
-            let url = match store {
-                Store::Sqlite => ("sqlite:", "waypost.db"),
-                Store::File => ("file:", "store"),
-            };
-            let store = (url.0.to_owned(), url.1.to_owned());
-            let proof = Proof {
-                subject: Subject { program: program.clone(), store },
-                operation: *operation,
-                victim: options.victim,
-            };
+            let subject = Subject { program: program.clone(), store: store.url() };
+            let proof =
+                Proof { subject, operation: *operation, victim: options.victim, mistake: options.mistake };
             if options.kill.is_empty() {
                 output::say(proof.run(counts)?);
             } else {
@@ -170,9 +186,8 @@ fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
 /// Shows that the rig sees each planted mistake, and nothing where there is none.
 fn prove_rig(counts: Counts) -> anyhow::Result<()> {
     let of = |mistake| -> anyhow::Result<Proof> {
-        let store = ("toy:".to_owned(), String::new());
-        let subject = Subject { program: toy::command(mistake)?, store };
-        Ok(Proof { subject, operation: Operation::Save, victim: Victim::Engine })
+        let subject = Subject { program: toy::command(mistake)?, store: Store::Toy.url() };
+        Ok(Proof { subject, operation: Operation::Save, victim: Victim::Engine, mistake })
     };
     output::say(of(toy::Mistake::None)?.run(counts)?);
     for mistake in toy::Mistake::ALL {
@@ -189,6 +204,8 @@ struct Proof {
     subject: Subject,
     operation: Operation,
     victim: Victim,
+    /// What is planted, if the subject is the toy.
+    mistake: toy::Mistake,
 }
 
 /// What a proof has looked at.
@@ -229,9 +246,9 @@ impl Proof {
         if let Some(broken) = whole.broken.first() {
             bail!("{broken}, without any kill");
         }
-        let total = whole.calls.first().copied().unwrap_or_default() as u64;
+        let total = whole.calls[0].len() as u64;
         let half = self.kill(total / 2, When::After);
-        let mut tally = Tally { what: self.to_string(), calls: whole.calls[0], ..Tally::default() };
+        let mut tally = Tally { what: self.to_string(), calls: whole.calls[0].len(), ..Tally::default() };
         let firsts = match self.operation {
             Operation::Save | Operation::Rotation => self.kills(total, counts.once),
             Operation::Resume => vec![half],
@@ -283,7 +300,7 @@ impl Proof {
         }
         tally.kills += played.kills.len();
         tally.acknowledged += played.acknowledged;
-        Ok(played.calls.last().copied().unwrap_or_default() as u64)
+        Ok(played.calls.last().map_or(0, Vec::len) as u64)
     }
 
     /// Plays one run again that broke a promise, and prints all about it.
@@ -291,9 +308,9 @@ impl Proof {
         let kills: Vec<Kill> = moments.iter().map(|moment| self.kill(moment.at, moment.when)).collect();
         let whole = play(&self.subject, &self.workflow(), &[])?;
         let played = play(&self.subject, &self.workflow(), &kills)?;
-        output::say(format!("{played:#?}"));
+        output::say(story(&played, &kills));
         if !played.broken.is_empty() || played.state != whole.state {
-            bail!("{} promises were broken", played.broken.len());
+            bail!("promises were broken, or the state is not {}", whole.state);
         }
         Ok(())
     }
@@ -319,12 +336,37 @@ impl Proof {
         words.extend(self.subject.store.0.strip_suffix(':').map(|store| format!("--store {store}")));
         words.extend(name(self.operation.to_possible_value()).map(|operation| format!("--op {operation}")));
         words.extend(name(self.victim.to_possible_value()).map(|victim| format!("--victim {victim}")));
+        if self.mistake != toy::Mistake::None {
+            words
+                .extend(name(self.mistake.to_possible_value()).map(|mistake| format!("--mistake {mistake}")));
+        }
         for kill in kills {
             words
                 .extend(name(kill.when.to_possible_value()).map(|when| format!("--kill {}:{when}", kill.at)));
         }
         words.join(" ")
     }
+}
+
+/// All about a run that was played again: every call that counted, where it was killed, and what was then there.
+fn story(played: &Played, kills: &[Kill]) -> String {
+    let mut text = String::new();
+    for (index, start) in played.starts.iter().enumerate() {
+        text.push_str(&format!("start {index}\n"));
+        for (number, call) in (1..).zip(played.calls.get(index).into_iter().flatten()) {
+            let kill = kills.get(index).filter(|kill| kill.at == number && played.kills.len() > index);
+            let mark = kill.map(|kill| format!("   <- killed {:?}", kill.when)).unwrap_or_default();
+            text.push_str(&format!("{number:>5} {call}{mark}\n"));
+        }
+        text.push_str(&format!("  acknowledged {:?}\n", start.acknowledged));
+        text.push_str(&format!("  printed as completed {:?}\n", start.completed));
+        text.push_str(&format!("  trace {:?}\n", start.trace));
+        for checkpoint in start.checkpoints.iter().flatten() {
+            text.push_str(&format!("  {checkpoint:?}\n"));
+        }
+    }
+    text.push_str(&format!("state {}\nbroken: {:#?}", played.state, played.broken));
+    text
 }
 
 impl fmt::Display for Proof {

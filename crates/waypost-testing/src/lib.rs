@@ -3,7 +3,9 @@
 pub mod clock;
 pub mod contract;
 pub mod damage;
+pub mod differential;
 pub mod disk;
+pub mod memory;
 pub mod picture;
 pub mod records;
 pub mod seed;

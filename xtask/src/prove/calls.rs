@@ -125,7 +125,7 @@ pub(crate) struct Seen {
     pub(crate) process: String,
     /// Its name, such as `fsync`.
     pub(crate) call: &'static str,
-    /// The file, if it is about an open one.
+    /// The file that it is about, if that can be told; of two names, the first.
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -148,7 +148,11 @@ pub(super) fn counted(thread: Pid, root: Pid, number: u64, arguments: [u64; 6]) 
     if starts_thread(thread, watched.number, arguments) {
         return None;
     }
-    let file = first_is_file(watched.number).then(|| file_of(thread, arguments[0])).flatten();
+    let file = match subject(watched.number) {
+        Some(Subject::Descriptor) => file_of(thread, arguments[0]),
+        Some(Subject::Path(index)) => sys::path(thread, arguments[index]),
+        None => None,
+    };
     if file.as_deref().is_some_and(is_private) {
         return None;
     }
@@ -172,9 +176,16 @@ fn starts_thread(thread: Pid, number: libc::c_long, arguments: [u64; 6]) -> bool
     flags.is_some_and(|flags| flags & libc::CLONE_THREAD.cast_unsigned() as u64 != 0)
 }
 
-/// Says whether the first argument of a call is the descriptor of what it changes.
-fn first_is_file(number: libc::c_long) -> bool {
-    let calls = [
+/// What tells the file that a call changes.
+enum Subject {
+    /// The first argument is a descriptor.
+    Descriptor,
+    /// The argument of that index points to the path.
+    Path(usize),
+}
+
+fn subject(number: libc::c_long) -> Option<Subject> {
+    const DESCRIPTORS: &[libc::c_long] = &[
         libc::SYS_write,
         libc::SYS_pwrite64,
         libc::SYS_writev,
@@ -187,8 +198,28 @@ fn first_is_file(number: libc::c_long) -> bool {
         libc::SYS_fsync,
         libc::SYS_fdatasync,
         libc::SYS_fcntl,
+        libc::SYS_flock,
     ];
-    calls.contains(&number)
+    const PATHS: &[libc::c_long] =
+        &[libc::SYS_openat, libc::SYS_renameat2, libc::SYS_linkat, libc::SYS_unlinkat, libc::SYS_mkdirat];
+    #[cfg(target_arch = "x86_64")]
+    const OLD_PATHS: &[libc::c_long] = &[
+        libc::SYS_open,
+        libc::SYS_creat,
+        libc::SYS_rename,
+        libc::SYS_link,
+        libc::SYS_unlink,
+        libc::SYS_mkdir,
+    ];
+    #[cfg(not(target_arch = "x86_64"))]
+    const OLD_PATHS: &[libc::c_long] = &[];
+    if DESCRIPTORS.contains(&number) {
+        return Some(Subject::Descriptor);
+    }
+    if PATHS.contains(&number) {
+        return Some(Subject::Path(1));
+    }
+    (OLD_PATHS.contains(&number) || number == libc::SYS_execve).then_some(Subject::Path(0))
 }
 
 fn file_of(thread: Pid, descriptor: u64) -> Option<PathBuf> {

@@ -84,7 +84,9 @@ pub(crate) struct Subject {
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     /// The calls that counted, of each start that was traced.
-    pub(crate) calls: Vec<usize>,
+    pub(crate) calls: Vec<Vec<Seen>>,
+    /// What was there after each start.
+    pub(crate) starts: Vec<Observed>,
     /// The calls that it was killed at.
     pub(crate) kills: Vec<Seen>,
     /// How many checkpoints were acknowledged before a kill.
@@ -106,7 +108,7 @@ pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> an
     let mut played = Played::default();
     for kill in kills {
         let traced = stage.start(Some(*kill))?;
-        played.calls.push(traced.calls.len());
+        played.calls.push(traced.calls);
         match traced.killed_at {
             Some(seen) => played.kills.push(seen),
             // It came to its end before that call.
@@ -115,13 +117,14 @@ pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> an
         played.acknowledged += stage.starts.last().map_or(0, |start| start.acknowledged.len());
     }
     if kills.is_empty() {
-        played.calls.push(stage.start(None)?.calls.len());
+        played.calls.push(stage.start(None)?.calls);
     } else {
         stage.finish()?;
     }
     played.broken = broken(&workflow.steps, &stage.starts);
     played.broken.extend(stage.verify()?);
     played.state = final_state(&stage.answer("show")?.context("the run is gone after its end")?);
+    played.starts = stage.starts;
     Ok(played)
 }
 

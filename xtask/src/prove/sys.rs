@@ -2,7 +2,10 @@
 //!
 //! A tracer belongs to the thread that attached: all of this must be called from one thread.
 
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::calls::{Condition, watched};
@@ -129,6 +132,24 @@ pub(super) fn peek(thread: Pid, address: u64) -> Option<u64> {
     // SAFETY: the kernel checks the other process's address, and writes at most eight bytes into our word.
     let read = unsafe { libc::process_vm_readv(thread, &raw const ours, 1, &raw const theirs, 1, 0) };
     (read == 8).then_some(word)
+}
+
+/// Reads the path that stands in a stopped thread's memory; what is longer than the limit is cut off.
+pub(super) fn path(thread: Pid, address: u64) -> Option<PathBuf> {
+    /// Enough to know a file by; system calls take up to 4096.
+    const WORDS_MAX: u64 = 64;
+    let mut bytes = Vec::new();
+    for word in 0..WORDS_MAX {
+        let word = peek(thread, address.checked_add(8 * word)?)?.to_ne_bytes();
+        match word.iter().position(|byte| *byte == 0) {
+            None => bytes.extend(word),
+            Some(end) => {
+                bytes.extend(&word[..end]);
+                break;
+            }
+        }
+    }
+    Some(OsString::from_vec(bytes).into())
 }
 
 /// Waits until one of our threads stops or ends, but not longer than that. `None` when the time is up or when there

@@ -311,7 +311,7 @@ fn odd_text_is_shown_as_it_is() {
         format!("steps:\n  - run: {} ${{{{ nope }}}} {}\n", "a ".repeat(300_000), "b ".repeat(300_000));
     let crlf = "steps:\r\n  - run: a\r\n    timeout: 5\r\n  - run: |\r\n      x\r\n      ${{ nope }}\r\n";
     let bom = "\u{feff}steps:\n  - run: a\n    timeout: 5\n";
-    let wide = "steps:\n  - { name: \"日本語のテキスト\", run: a, timeout: 5 }\n";
+    let wide = "steps:\n  - { name: \"\u{65e5}\u{672c}\u{8a9e}\u{306e}\u{30c6}\u{30ad}\u{30b9}\u{30c8}\", run: a, timeout: 5 }\n";
     let tabs = "steps:\n  - run: \"a\t\tb\" # tabs\n    env: { A:\t\"\t${{ nope }}\" }\n";
     let control = "steps:\n  - run: a\n    \"x\\e[31m\": 1\n";
 
