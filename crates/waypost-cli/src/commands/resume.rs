@@ -23,7 +23,8 @@ use crate::reference::{Default as Meant, find};
 use crate::surroundings::{self, Local};
 
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write)?;
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let store = context.store(None, access)?;
     resume_in(context, store, args).await
 }
 
