@@ -79,7 +79,11 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 ///
 /// # Errors
 /// [`Error::NoStore`] if there is none and none may be made; nothing was made.
-pub(crate) fn open(given: Option<&str>, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+pub(crate) fn open(
+    given: Option<&str>,
+    near: Option<&Path>,
+    access: Access,
+) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
         if access != Access::Create && !url.is_there() {
@@ -124,7 +128,11 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
 /// Quotes a word for a shell, if it must be.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
-    if !word.is_empty() && word.bytes().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
@@ -144,7 +152,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made?,
     }
-    let ignore = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
+    let ignore =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
     match ignore {
         Ok(mut file) => file.write_all(b"*\n"),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
