@@ -65,7 +65,8 @@ impl Chosen {
         let mut effective = snapshot.effective(store, &self.graph).await?;
         if let Some(adoption) = &self.adoption {
             for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-                let carried = carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.graph);
+                let carried =
+                    carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.graph);
                 branch.position = carried.unwrap_or_else(|_| std::mem::take(&mut branch.position));
             }
         }
@@ -132,7 +133,11 @@ fn compare(
     } else if touches_finished {
         format!("{} changed; starting over with it:\n{}", shown(file), diff.join("\n"))
     } else {
-        format!("{} changed, but not in what is finished; going on with it:\n{}", shown(file), diff.join("\n"))
+        format!(
+            "{} changed, but not in what is finished; going on with it:\n{}",
+            shown(file),
+            diff.join("\n")
+        )
     };
     let definition = graph.definition(Some(changed.text().to_owned()));
     let adoption = Some(Adoption { before: own.graph, definition });

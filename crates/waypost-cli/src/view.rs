@@ -371,7 +371,10 @@ pub(crate) fn attempt_name(start: &Start) -> String {
     let Try { attempt, iteration, epoch } = &start.at;
     let mut parts = vec![format!("attempt {attempt}")];
     if !iteration.is_empty() {
-        parts.push(format!("iteration {}", iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")));
+        parts.push(format!(
+            "iteration {}",
+            iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")
+        ));
     }
     if *epoch > 0 {
         parts.push(format!("redo {epoch}"));

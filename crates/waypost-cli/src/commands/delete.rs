@@ -62,5 +62,7 @@ fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
         ));
     }
     let what = if names.len() == 1 { "run" } else { "runs" };
-    Ok(context.output.confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
+    Ok(context
+        .output
+        .confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
 }

@@ -37,7 +37,8 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
 }
 
 fn cursor(text: &str) -> Result<Cursor, Error> {
-    let wrong = |error: events::InvalidCursor| Error::usage(error.to_string(), "give back the `cursor` of an event");
+    let wrong =
+        |error: events::InvalidCursor| Error::usage(error.to_string(), "give back the `cursor` of an event");
     text.parse().map_err(wrong)
 }
 
@@ -66,8 +67,11 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let seen = self.printed.iter().find(|cursor| cursor.branch == branch).cloned();
-            let mut scan =
-                Scan { branch: Some(branch), seq_min: seen.as_ref().map(|cursor| cursor.seq), ..Scan::of(self.run) };
+            let mut scan = Scan {
+                branch: Some(branch),
+                seq_min: seen.as_ref().map(|cursor| cursor.seq),
+                ..Scan::of(self.run)
+            };
             loop {
                 let page = self.store.scan(&scan).await?;
                 let all = page.records.iter().flat_map(|record| events::of(record.header()));

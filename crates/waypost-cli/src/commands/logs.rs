@@ -15,7 +15,14 @@ use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
 pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
-    let mut printer = Printer { context, store: store.as_ref(), run: &run, offsets: HashMap::new(), last: None, torn: false };
+    let mut printer = Printer {
+        context,
+        store: store.as_ref(),
+        run: &run,
+        offsets: HashMap::new(),
+        last: None,
+        torn: false,
+    };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let tries = tries(store.as_ref(), &run, &args).await?;
@@ -43,7 +50,10 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
     let entry = store.run(run).await?;
     let known = entry.record.record().definition.steps.iter().any(|print| print.id.as_str() == step);
     if !known {
-        return Err(Error::not_found(format!("step `{step}` in run {run}"), format!("see its steps: waypost show {run}")));
+        return Err(Error::not_found(
+            format!("step `{step}` in run {run}"),
+            format!("see its steps: waypost show {run}"),
+        ));
     }
     if context.output.json {
         context.output.document(&LogsView { v: VERSION, run: run.to_string(), logs: Vec::new() })?;
@@ -97,8 +107,11 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
         }
     }
     if args.last {
-        let newest: HashMap<_, _> =
-            tries.iter().enumerate().map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place)).collect();
+        let newest: HashMap<_, _> = tries
+            .iter()
+            .enumerate()
+            .map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place))
+            .collect();
         let mut place = 0;
         tries.retain(|attempt| {
             place += 1;
@@ -149,7 +162,12 @@ impl Printer<'_> {
 }
 
 /// Writes the JSON document one log at a time: together they may be larger than memory.
-async fn documents(context: &Context, store: &dyn Store, run: &RunId, tries: &[Attempt]) -> Result<Exit, Error> {
+async fn documents(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    tries: &[Attempt],
+) -> Result<Exit, Error> {
     let (output, name) = (&context.output, serde_json::to_string(run).map_err(std::io::Error::from)?);
     output.bytes(format!("{{\"v\":{VERSION},\"run\":{name},\"logs\":[").as_bytes())?;
     for (index, attempt) in tries.iter().enumerate() {

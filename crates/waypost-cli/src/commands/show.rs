@@ -36,7 +36,10 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     if let Some(step) = &args.step {
         view.steps.retain(|view| view.id == *step);
         if view.steps.is_empty() {
-            return Err(Error::not_found(format!("step `{step}` in run {run}"), format!("see its steps: waypost show {run}")));
+            return Err(Error::not_found(
+                format!("step `{step}` in run {run}"),
+                format!("see its steps: waypost show {run}"),
+            ));
         }
     }
     if context.output.json {
@@ -48,7 +51,9 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
-        context.output.warn(&format!("checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"));
+        context.output.warn(&format!(
+            "checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"
+        ));
     }
     Ok(Exit::Done)
 }
@@ -80,7 +85,8 @@ impl Shown {
                 records.push(record.clone());
                 asked = Some(record);
             }
-            None => records.extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
+            None => records
+                .extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
         }
         let mut branches = Vec::with_capacity(records.len());
         for record in records {
@@ -101,7 +107,12 @@ impl Shown {
             steps.extend(branch.steps(known.iter().map(|print| &print.id), live));
             let position = branch.position().unwrap_or_default();
             let name = branch.name.to_string();
-            waiting.extend(position.frontier.iter().flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()));
+            waiting.extend(
+                position
+                    .frontier
+                    .iter()
+                    .flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()),
+            );
         }
         let checkpoint = match &self.at {
             Some(record) => Some(checkpoints::checked(store, record).await?),
@@ -109,7 +120,8 @@ impl Shown {
         };
         let failed = steps.iter().find(|step| step.status == StepStatus::Failed);
         let parent = frozen.parent.as_ref().map(|parent| {
-            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }.to_string()
+            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
+                .to_string()
         });
         Ok(ShowView {
             v: VERSION,
@@ -139,7 +151,8 @@ impl Branch {
     fn steps<'a>(&'a self, known: impl Iterator<Item = &'a StepId>, live: bool) -> Vec<StepView> {
         let position = self.position();
         let frontier = position.iter().flat_map(|position| &position.frontier);
-        let entries: HashMap<&str, &FrontierEntry> = frontier.map(|entry| (entry.step.as_str(), entry)).collect();
+        let entries: HashMap<&str, &FrontierEntry> =
+            frontier.map(|entry| (entry.step.as_str(), entry)).collect();
         let mut ends: HashMap<&str, &Header> = HashMap::new();
         let mut starts: HashMap<&str, (&Start, Timestamp)> = HashMap::new();
         let mut order: Vec<&StepId> = known.collect();
@@ -234,7 +247,8 @@ impl StepFacts<'_> {
         if ending.outputs_bytes.is_none() {
             return ending.outputs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         }
-        let outputs = self.state.and_then(|state| state.get("steps")?.get(step.as_str())?.get("outputs")?.as_object());
+        let outputs =
+            self.state.and_then(|state| state.get("steps")?.get(step.as_str())?.get("outputs")?.as_object());
         outputs.cloned().unwrap_or_default()
     }
 }
@@ -284,7 +298,10 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
         fact("held by", &holder.to_string());
     }
     if entry.summary.summary.lost > 0 {
-        fact("lost", &format!("{} checkpoints could not be written, which was tolerated", entry.summary.summary.lost));
+        fact(
+            "lost",
+            &format!("{} checkpoints could not be written, which was tolerated", entry.summary.summary.lost),
+        );
     }
     if frozen.durability == waypost::record::Durability::Async {
         fact("durability", "async: a power cut may lose the last moments");
@@ -310,7 +327,9 @@ fn painted(output: &Output, status: RunStatus) -> String {
     match status {
         RunStatus::Completed => paint.green(status.name()),
         RunStatus::Failed | RunStatus::InDoubt => paint.red(status.name()),
-        RunStatus::Interrupted | RunStatus::Waiting | RunStatus::CompletedWithFailures => paint.yellow(status.name()),
+        RunStatus::Interrupted | RunStatus::Waiting | RunStatus::CompletedWithFailures => {
+            paint.yellow(status.name())
+        }
         RunStatus::Running | RunStatus::Queued | RunStatus::Cancelled => paint.cyan(status.name()),
     }
 }
@@ -353,7 +372,8 @@ fn clipped(text: &str) -> String {
 /// Shows why a step failed: the error with its causes, and the end of its log.
 fn failure(output: &Output, step: &StepView) -> String {
     let Some(error) = &step.error else { return String::new() };
-    let mut text = format!("{} {}\n", output.paint.red(&format!("step {} failed:", step.id)), shown(&error.message));
+    let mut text =
+        format!("{} {}\n", output.paint.red(&format!("step {} failed:", step.id)), shown(&error.message));
     for cause in &error.causes {
         let _ = writeln!(text, "  cause: {}", shown(cause));
     }
@@ -381,10 +401,19 @@ fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
         fact("ended", step.ended_at.map(time::utc));
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {
-            fact("output", Some(format!("{name}={}", value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned))));
+            fact(
+                "output",
+                Some(format!(
+                    "{name}={}",
+                    value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
+                )),
+            );
         }
         for claim in &step.evidence {
-            fact("evidence", Some(format!("{:?} {} {}", claim.verdict, claim.kind, claim.subject).to_lowercase()));
+            fact(
+                "evidence",
+                Some(format!("{:?} {} {}", claim.verdict, claim.kind, claim.subject).to_lowercase()),
+            );
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
         text.push_str(&failure(output, step));

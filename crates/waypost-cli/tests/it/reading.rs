@@ -13,7 +13,10 @@ fn list() {
 fn list_filters() {
     let rig = Rig::failed();
     rig.write("ok", "");
-    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-2", "--label", "team=ops", "-q"]).status.code(), Some(0));
+    assert_eq!(
+        rig.call(&["run", "flow.yaml", "--id", "r-2", "--label", "team=ops", "-q"]).status.code(),
+        Some(0)
+    );
     let runs = |args: &[&str]| {
         let view = rig.json(&[&["list", "--json"], args].concat());
         let runs = view["runs"].as_array().unwrap();

@@ -121,7 +121,9 @@ impl Rig {
 
     /// Waits until a file is there and whole lines of it satisfy `is`.
     pub(crate) fn wait_for(&self, name: &str, is: impl Fn(&str) -> bool) {
-        wait_until(&format!("file {name}"), || fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text)));
+        wait_until(&format!("file {name}"), || {
+            fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text))
+        });
     }
 }
 
