@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod help;
+mod invariants;
 mod reading;
 mod resuming;
 mod rig;

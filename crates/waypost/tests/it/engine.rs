@@ -303,8 +303,11 @@ async fn a_restart_can_adopt_another_graph() {
     let other = Toy::new("z; a: z", 1);
     let adoption = Adoption { before: graph(&toy), definition: graph(&other).definition(None) };
 
-    let options =
-        ResumeOptions { restart: Some(Default::default()), adopt: Some(adoption), ..ResumeOptions::default() };
+    let options = ResumeOptions {
+        restart: Some(Default::default()),
+        adopt: Some(adoption),
+        ..ResumeOptions::default()
+    };
     let outcome = rig.engine.resume(&other, &run_id(), options).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Completed);
