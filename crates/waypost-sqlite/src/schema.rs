@@ -49,6 +49,7 @@ CREATE TABLE runs (
     lost        INTEGER NOT NULL,
     checkpoints INTEGER NOT NULL,
     bytes       INTEGER NOT NULL,
+    branches    INTEGER NOT NULL,
     token       INTEGER NOT NULL,
     leased      INTEGER NOT NULL,
     batch_token INTEGER NOT NULL,
