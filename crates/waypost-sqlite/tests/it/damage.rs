@@ -5,7 +5,7 @@ use std::path::Path;
 
 use waypost::BranchPath;
 use waypost::record::{Durability, Record};
-use waypost::store::{Page, Scan, Store, StoreError};
+use waypost::store::{Page, Renewal, Scan, Signalled, Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 use waypost_testing::records::{branch, holder, run_id};
 
@@ -76,7 +76,7 @@ impl Outcomes {
 #[tokio::test]
 async fn no_changed_bit_leads_to_a_wrong_value() {
     // Every page is hit in many places; a prime so that the bit and the column move.
-    const STRIDE: usize = 53;
+    const STRIDE: usize = 257;
     let site = Site::new();
     let written = small(&site).await;
     let bytes = fs::read(site.file()).unwrap();
@@ -91,13 +91,12 @@ async fn no_changed_bit_leads_to_a_wrong_value() {
         outcomes.look(&copy.file(), &written, &format!("byte {place} bit {}", place % 8)).await;
     }
 
-    println!("{outcomes:?}");
     assert!(outcomes.whole > 0 && outcomes.reported > 0 && outcomes.refused > 0, "{outcomes:?}");
 }
 
 #[tokio::test]
 async fn no_truncation_leads_to_a_wrong_value() {
-    const STRIDE: usize = 509;
+    const STRIDE: usize = 1021;
     let site = Site::new();
     let written = small(&site).await;
     let bytes = fs::read(site.file()).unwrap();
@@ -201,6 +200,11 @@ async fn a_damaged_signal_is_not_taken_for_another() {
     site.execute("UPDATE signals SET message = CAST(replace(message, 'stop', 'halt') AS BLOB)");
 
     let answer = store.signals(writing.lease.run()).await;
-
     assert!(matches!(&answer, Err(StoreError::Io { action: "read", .. })), "{answer:?}");
+    let renewal = store.renew(&[&writing.lease]).await.unwrap();
+    assert_eq!(renewal, [Renewal::Held(Vec::new())], "the run itself goes on");
+
+    // Sent again, it is mended.
+    assert_eq!(store.signal(writing.lease.run(), &stop).await.unwrap(), Signalled::Now);
+    assert_eq!(store.signals(writing.lease.run()).await.unwrap(), [stop]);
 }

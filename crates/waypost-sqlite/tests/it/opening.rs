@@ -59,9 +59,7 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
 
 #[test]
 fn the_sqlite_that_is_built_in_syncs_only_data() {
-    let site = Site::new();
-
-    assert!(site.open().has_fdatasync().unwrap(), "LIBSQLITE3_FLAGS in .cargo/config.toml says so");
+    assert!(SqliteStore::has_fdatasync(), "LIBSQLITE3_FLAGS in .cargo/config.toml says so");
 }
 
 #[test]
