@@ -3,43 +3,14 @@
 //! Whoever writes a store says once how to set it up, by a [`StoreFixture`], and gets every clause from one line:
 //!
 //! ```
-//! use std::path::PathBuf;
-//! use std::sync::Arc;
+//! use waypost_testing::memory::MemoryFixture;
 //!
-//! use waypost::RunId;
-//! use waypost::memory::{MemoryStore, Part};
-//! use waypost::store::Store;
-//! use waypost_testing::contract::{Place, StoreFixture};
-//!
-//! struct Memory(Arc<MemoryStore>);
-//!
-//! #[async_trait::async_trait]
-//! impl StoreFixture for Memory {
-//!     fn store(&self) -> Arc<dyn Store> {
-//!         self.0.clone()
-//!     }
-//!     async fn reopen(&mut self) {
-//!         self.0 = Arc::new(self.0.reopen());
-//!     }
-//!     async fn damage(&mut self, run: &RunId, place: &Place) {
-//!         match place {
-//!             Place::Run => self.0.damage(run, &waypost::BranchPath::main(), 0, Part::Run),
-//!             Place::Header(branch, seq) => self.0.damage(run, branch, *seq, Part::Header),
-//!             Place::Body(branch, seq) => self.0.damage(run, branch, *seq, Part::Body),
-//!         }
-//!     }
-//!     async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>> {
-//!         self.0.quarantined(run)
-//!     }
-//!     fn folder(&self) -> Option<PathBuf> {
-//!         None
-//!     }
-//! }
-//!
-//! waypost_testing::store_contract!(memory, Memory(Arc::new(MemoryStore::new())));
+//! waypost_testing::store_contract!(memory, MemoryFixture::fresh());
+//! waypost_testing::store_differential!(memory_like_the_model, MemoryFixture::fresh());
 //! # fn main() {}
 //! ```
 //!
+//! [`MemoryFixture`](crate::memory::MemoryFixture) is the shortest example of a fixture.
 //! The second argument is an expression that makes a fixture over a fresh, empty store; it is evaluated in an async
 //! block, once for each clause. A clause that fails says what was expected and what came.
 

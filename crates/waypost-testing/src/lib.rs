@@ -2,7 +2,10 @@
 
 pub mod clock;
 pub mod contract;
+pub mod damage;
+pub mod differential;
 pub mod disk;
+pub mod memory;
 pub mod picture;
 pub mod records;
 pub mod seed;

@@ -125,8 +125,12 @@ impl Links {
 
     /// Goes on under another lease.
     pub fn under(&mut self, lease: &Lease) {
-        self.token = lease.token();
-        self.batches = 0;
+        self.go_on_under(lease.token());
+    }
+
+    /// Goes on under the lease of this token.
+    pub fn go_on_under(&mut self, token: u64) {
+        (self.token, self.batches) = (token, 0);
     }
 
     /// Returns the run.
@@ -147,6 +151,15 @@ impl Links {
     /// Goes on behind record `seq` with this digest, as after damage.
     pub fn go_on_behind(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
         self.tips.insert(branch.clone(), (seq, digest));
+    }
+
+    /// Goes on behind a batch that was made elsewhere.
+    pub fn go_on_after(&mut self, batch: &Batch) {
+        (self.token, self.batches) = (batch.id.token, batch.id.count);
+        for record in &batch.records {
+            let header = record.header();
+            self.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+        }
     }
 
     /// Returns a header that continues its branch.

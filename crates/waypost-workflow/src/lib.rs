@@ -5,5 +5,6 @@ pub mod file;
 pub mod log;
 pub mod mask;
 pub mod output;
+pub mod program;
 mod suggest;
 pub mod supervisor;

@@ -60,12 +60,23 @@ pub struct Retry {
     pub max: u32,
     /// Pause before the first of them.
     pub delay: Duration,
-    /// By how much the pause grows each time; 1 keeps it.
-    pub factor: f64,
+    /// How the pause grows.
+    pub growth: Growth,
     /// Longest pause.
     pub delay_max: Duration,
     /// Shorten each pause by a random part of up to a half, so that many runs do not try at the same moment.
     pub jitter: bool,
+}
+
+/// How the pause between tries grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// It stays.
+    Fixed,
+    /// By itself each time.
+    Linear,
+    /// To twice itself each time.
+    Exponential,
 }
 
 impl Default for Retry {
@@ -73,7 +84,7 @@ impl Default for Retry {
         Self {
             max: 0,
             delay: Duration::ZERO,
-            factor: 1.0,
+            growth: Growth::Fixed,
             delay_max: Duration::from_secs(300),
             jitter: false,
         }
@@ -88,7 +99,13 @@ impl Retry {
         if failures > self.max {
             return None;
         }
-        let grown = self.delay.as_secs_f64() * self.factor.powi(failures.saturating_sub(1).min(1_000) as i32);
+        let earlier = failures.saturating_sub(1).min(1_000);
+        let factor = match self.growth {
+            Growth::Fixed => 1.0,
+            Growth::Linear => f64::from(earlier + 1),
+            Growth::Exponential => 2_f64.powi(earlier as i32),
+        };
+        let grown = self.delay.as_secs_f64() * factor;
         let capped = grown.min(self.delay_max.as_secs_f64());
         let pause = if self.jitter { capped * (1.0 - random.clamp(0.0, 1.0) / 2.0) } else { capped };
         Some(Duration::try_from_secs_f64(pause).unwrap_or(self.delay_max))

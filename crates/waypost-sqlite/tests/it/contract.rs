@@ -8,7 +8,7 @@ use waypost::store::Store;
 use waypost::{BranchPath, RunId};
 use waypost_sqlite::SqliteStore;
 use waypost_testing::contract::{Place, StoreFixture};
-use waypost_testing::store_contract;
+use waypost_testing::{store_contract, store_differential};
 
 use crate::support::Site;
 
@@ -88,3 +88,4 @@ impl StoreFixture for Sqlite {
 }
 
 store_contract!(sqlite, Sqlite::fresh());
+store_differential!(sqlite_like_the_model, Sqlite::fresh());

@@ -90,9 +90,12 @@ pub(crate) fn number(text: &str) -> Option<Number> {
     if !starts.starts_with(|first: char| first.is_ascii_digit()) {
         return None;
     }
+    let is_whole = starts.bytes().all(|byte| byte.is_ascii_digit());
     let integer = text.parse::<i64>().ok().map(Number::from);
     let unsigned = || text.parse::<u64>().ok().map(Number::from);
-    integer.or_else(unsigned).or_else(|| text.parse::<f64>().ok().and_then(Number::from_f64))
+    let float = || text.parse::<f64>().ok().and_then(Number::from_f64);
+    // A whole number beyond 64 bits would come back with other digits.
+    integer.or_else(unsigned).or_else(|| if is_whole { None } else { float() })
 }
 
 /// `value` in a sentence: its kind, and the value itself where that is short.

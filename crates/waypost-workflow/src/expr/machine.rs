@@ -18,10 +18,14 @@ use super::{Scope, SyntaxError, convert};
 const FUEL: u64 = 100_000;
 /// Calls within calls that one expression may take; parsing has its own limit of 150 levels.
 const RECURSION_MAX: usize = 100;
-/// Length of one expression.
+/// Words and marks of one expression.
 ///
-/// minijinja walks an expression recursively; 16 KiB is a hundred times what a person writes.
-const EXPRESSION_BYTES_MAX: usize = 16 * 1024;
+/// minijinja's parser, compiler and destructors are recursive: a chain of a few thousand operators overflows
+/// the 2 MiB stack of a runtime's thread; a thousand needed less than 512 KiB without optimisation.
+pub(crate) const TOKENS_MAX: usize = 1_000;
+
+/// Size of what `join` and `replace` may make: two outputs of 1 MiB could otherwise multiply to a terabyte.
+const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut environment = Environment::new();
@@ -30,13 +34,56 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_debug(true);
     environment.add_function(COMPARE, compare);
-    environment.add_filter("tojson", |value: minijinja::Value| -> Result<String, Error> {
-        let value =
-            convert::to_json(&value).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))?;
-        Ok(value.to_string())
-    });
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("join", join);
+    environment.add_filter("replace", replace);
     environment
 });
+
+/// The filter `tojson`: minijinja's own escapes for HTML.
+fn to_json(value: minijinja::Value) -> Result<String, Error> {
+    convert::to_json(&value).map(|value| value.to_string()).map_err(invalid)
+}
+
+/// The filter `join`, with a limit and our way of writing values as text.
+fn join(list: minijinja::Value, separator: Option<&str>) -> Result<String, Error> {
+    let Value::Array(items) = convert::to_json(&list).map_err(invalid)? else {
+        return Err(invalid(format!("`join` joins a list, not {}", convert::described_or_kind(&list))));
+    };
+    let mut joined = String::new();
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            joined.push_str(separator.unwrap_or_default());
+        }
+        match item {
+            Value::String(text) => joined.push_str(text),
+            other => joined.push_str(&other.to_string()),
+        }
+        check_size(joined.len())?;
+    }
+    Ok(joined)
+}
+
+/// The filter `replace`, with a limit.
+fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
+    let count = text.matches(from).count();
+    check_size(text.len().saturating_add(count.saturating_mul(to.len())))?;
+    Ok(text.replace(from, to))
+}
+
+fn check_size(bytes: usize) -> Result<(), Error> {
+    match bytes > RESULT_BYTES_MAX {
+        true => Err(invalid(format!("the result is larger than {RESULT_BYTES_MAX} bytes"))),
+        false => Ok(()),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    match message == convert::PART_IS_MISSING {
+        true => Error::from(ErrorKind::UndefinedError),
+        false => Error::new(ErrorKind::InvalidOperation, message),
+    }
+}
 
 /// An expression in minijinja's own form.
 pub(crate) struct Compiled(minijinja::Expression<'static, 'static>);
@@ -53,10 +100,6 @@ pub(crate) struct Failure {
 /// # Errors
 /// What minijinja does not understand, at the token where it stopped.
 pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Compiled, SyntaxError> {
-    if rewritten.source.len() > EXPRESSION_BYTES_MAX {
-        let message = format!("the expression is longer than {EXPRESSION_BYTES_MAX} bytes");
-        return Err(SyntaxError::new(whole, message));
-    }
     ENVIRONMENT.compile_expression_owned(rewritten.source.clone()).map(Compiled).map_err(|error| {
         let place = error.range().and_then(|range| rewritten.original(range.start));
         let detail = error.detail().unwrap_or("it is not an expression");

@@ -109,8 +109,12 @@ impl Expression {
             let range = open..(end + CLOSE.len()).min(source.len());
             return Err(vec![SyntaxError::new(range, "the expression is empty")]);
         }
-        let rewritten = rewrite::rewrite(&tokens)?;
         let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
+        if tokens.len() > machine::TOKENS_MAX {
+            let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
+            return Err(vec![SyntaxError::new(whole, message)]);
+        }
+        let rewritten = rewrite::rewrite(&tokens)?;
         let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
         let expression =
             Self { text: text.into(), compiled: Arc::new(compiled), uses: Arc::new(rewritten.uses) };

@@ -3,8 +3,9 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
+use super::align::Walk;
 use super::node::{Kind, Node};
-use super::problem::{Problem, Source};
+use super::problem::{Problems, Source};
 use super::units::parse_duration;
 use crate::expr::{Condition, SyntaxError, Template};
 use crate::suggest::{listed, nearest};
@@ -29,13 +30,20 @@ const SYNONYMS: [(&str, &str); 12] = [
 #[derive(Debug)]
 pub(crate) struct Checker<'s> {
     pub(crate) source: &'s Source,
-    pub(crate) problems: Vec<Problem>,
-    pub(crate) warnings: Vec<Problem>,
+    pub(crate) problems: Problems,
+    pub(crate) warnings: Problems,
+    /// Where the last place inside a value was found: the next is mostly further on in the same one.
+    aligned: Option<(usize, Walk)>,
 }
 
 impl<'s> Checker<'s> {
-    pub(crate) fn new(source: &'s Source, problems: Vec<Problem>) -> Self {
-        Self { source, problems, warnings: Vec::new() }
+    pub(crate) fn new(source: &'s Source, problems: Problems) -> Self {
+        Self { source, problems, warnings: Problems::default(), aligned: None }
+    }
+
+    /// The name of `known` nearest to `name`, unless so much is wrong already that nobody would read it.
+    pub(crate) fn nearest<'k>(&self, name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<String> {
+        if self.problems.is_full() { None } else { nearest(name, known) }
     }
 
     /// Notes a problem at `node`.
@@ -221,6 +229,9 @@ impl<'s> Checker<'s> {
 
     fn syntax(&mut self, node: &Node, text: &str, errors: Vec<SyntaxError>) {
         for error in errors {
+            if self.problems.is_full() {
+                return;
+            }
             let span = self.inside(node, text, &error.range);
             let mut problem = self.source.problem(&span, error.message).hint(error.hint);
             problem.help = error.help;
@@ -229,55 +240,14 @@ impl<'s> Checker<'s> {
     }
 
     /// The place in the file of bytes `range` of `text`, which is the value of `node`.
-    pub(crate) fn inside(&self, node: &Node, text: &str, range: &Range<usize>) -> Range<usize> {
+    pub(crate) fn inside(&mut self, node: &Node, text: &str, range: &Range<usize>) -> Range<usize> {
         let Some(own) = &node.own_text else { return node.span.clone() };
         let raw = &self.source.text[own.clone()];
-        let aligned = align(raw, text, range);
-        aligned.map_or_else(|| node.span.clone(), |found| own.start + found.start..own.start + found.end)
+        let known =
+            self.aligned.as_ref().filter(|(start, walk)| *start == own.start && walk.text_at <= range.start);
+        let mut walk = known.map_or_else(|| Walk::new(raw), |(_, walk)| walk.clone());
+        let found = walk.find(raw, text, range);
+        self.aligned = Some((own.start, walk));
+        found.map_or_else(|| node.span.clone(), |found| own.start + found.start..own.start + found.end)
     }
-}
-
-/// Finds bytes `range` of `text` in `raw`, the way it is written in the file.
-///
-/// YAML folds lines, drops indentation and has escapes. The two are walked side by side: equal letters go
-/// together, white space that only one has is passed over, and so are the marks of an escape.
-fn align(raw: &str, text: &str, range: &Range<usize>) -> Option<Range<usize>> {
-    let mut raw_at = raw.starts_with(['"', '\'']).into();
-    let mut start = None;
-    for (at, letter) in text.char_indices() {
-        if at >= range.end {
-            break;
-        }
-        let found = find_letter(raw, raw_at, letter)?;
-        if at >= range.start && start.is_none() && !letter.is_whitespace() {
-            start = Some(found);
-        }
-        raw_at = match raw[found..].chars().next() {
-            Some(same) if same == letter => found + same.len_utf8(),
-            // White space that was folded away: stay.
-            _ => found,
-        };
-    }
-    let start = start.unwrap_or(raw_at);
-    Some(start..raw_at.max(start))
-}
-
-/// Where `letter` of the value stands in `raw` from `at` on.
-fn find_letter(raw: &str, at: usize, letter: char) -> Option<usize> {
-    let mut found = at;
-    for next in raw[at..].chars() {
-        if next == letter {
-            // Two single quotes are one.
-            return Some(found);
-        }
-        let passed_over = next.is_whitespace() || matches!(next, '\\' | '\'');
-        if letter.is_whitespace() && !next.is_whitespace() {
-            return Some(found);
-        }
-        if !passed_over {
-            return None;
-        }
-        found += next.len_utf8();
-    }
-    letter.is_whitespace().then_some(found)
 }

@@ -94,6 +94,9 @@ impl<'n> Fields<'n> {
 
 /// Reports a key that is not understood; returns the key that it was probably meant to be.
 fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, shape: &Shape) -> Option<String> {
+    if checker.problems.is_full() {
+        return None;
+    }
     if shape.later.contains(&name) {
         let message = format!("`{name}` is not supported by this version of waypost");
         checker.wrong(

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::checker::Checker;
 use super::step::Draft;
 use super::workflow::Mode;
-use crate::suggest::nearest;
 
 /// Who comes before whom.
 #[derive(Debug)]
@@ -95,7 +94,8 @@ fn needs_of(
             None => {
                 let message =
                     format!("step `{}` needs `{}`, which does not exist", draft.id, crate::expr::shown(id));
-                let hint = nearest(id, index.keys().map(String::as_str).filter(|known| *known != draft.id));
+                let hint =
+                    checker.nearest(id, index.keys().map(String::as_str).filter(|known| *known != draft.id));
                 checker.problems.push(checker.source.problem(&node.span, message).hint(hint));
             }
         }

@@ -8,6 +8,7 @@
 //! Owns: the keys of the language, their types and limits, and what is said when they are wrong. Does not
 //! know: how steps are run or stored.
 
+mod align;
 mod checker;
 mod fields;
 mod fingerprint;
@@ -40,7 +41,7 @@ pub use self::workflow::{
 
 use self::checker::Checker;
 use self::node::Kind;
-use self::problem::Source;
+use self::problem::{Problems, Source};
 
 /// Size of a workflow or params file.
 ///
@@ -81,15 +82,13 @@ impl Workflow {
     pub fn parse_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
         let source = source(bytes, path)?;
         let (root, problems) =
-            node::read(&source).map_err(|problem| FileError::new(&source, vec![*problem]))?;
+            node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
         let mut checker = Checker::new(&source, problems);
         let workflow = read::workflow(&mut checker, &root);
-        let Checker { problems, mut warnings, .. } = checker;
+        let Checker { problems, warnings, .. } = checker;
         match workflow {
             Some(mut workflow) if problems.is_empty() => {
-                warnings.sort_by_key(|warning| (warning.line, warning.column));
-                warnings.dedup();
-                workflow.warnings = warnings;
+                (workflow.warnings, _) = warnings.finish(&source);
                 Ok(workflow)
             }
             _ => Err(FileError::new(&source, problems)),
@@ -120,7 +119,7 @@ pub fn read_params_file(path: &Path) -> Result<Map<String, Value>, ReadError> {
 pub fn parse_params(bytes: &[u8], path: &Path) -> Result<Map<String, Value>, FileError> {
     let source = source(bytes, path)?;
     let (root, mut problems) =
-        node::read(&source).map_err(|problem| FileError::new(&source, vec![*problem]))?;
+        node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
     match (&root.kind, problems.is_empty(), root.to_json()) {
         (Kind::Map(_), true, Value::Object(params)) => Ok(params),
         (Kind::Null, true, _) => Ok(Map::new()),
@@ -151,7 +150,7 @@ fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
     let refused = |text: &str, at: usize, message: String, help: &str| {
         let source = Source::new(path.to_owned(), Arc::from(text));
         let problem = source.problem(&(at..at), message).help(help);
-        FileError::new(&source, vec![problem])
+        FileError::new(&source, Problems::from(problem))
     };
     if bytes.len() > FILE_BYTES_MAX {
         let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX / (1024 * 1024));

@@ -10,7 +10,7 @@ use super::params::Param;
 use super::settings::Variable;
 use super::step::Draft;
 use crate::expr::{Call, Reference, Template};
-use crate::suggest::{listed, nearest};
+use crate::suggest::listed;
 
 /// Names that a message lists.
 const LISTED_MAX: usize = 12;
@@ -36,6 +36,13 @@ struct Site<'a> {
     step: Option<usize>,
     /// How many of the three layers of `env` it may read.
     layers: usize,
+}
+
+/// A place inside a text; where that is in the file is worked out only when something is said about it.
+struct At<'a> {
+    node: &'a Node,
+    text: &'a str,
+    range: &'a Range<usize>,
 }
 
 struct Pass<'a, 'c, 'n, 's> {
@@ -119,12 +126,11 @@ impl Pass<'_, '_, '_, '_> {
 
     fn call(&mut self, call: &Call, node: &Node, text: &str, site: Site<'_>) {
         let Call::Skipped { step, range } = call else { return };
-        let place = self.checker.inside(node, text, range);
-        self.earlier(step, &place, site);
+        self.earlier(step, &At { node, text, range }, site);
     }
 
     fn reference(&mut self, reference: &Reference, node: &Node, text: &str, site: Site<'_>) {
-        let place = self.checker.inside(node, text, &reference.range);
+        let place = At { node, text, range: &reference.range };
         let part = |index: usize| reference.path.get(index).map(String::as_str);
         match (part(0), part(1)) {
             (Some("params"), Some(name)) => self.param(name, &place),
@@ -142,18 +148,29 @@ impl Pass<'_, '_, '_, '_> {
         }
     }
 
-    fn wrong(&mut self, place: &Range<usize>, message: String, hint: Option<String>, help: Option<String>) {
-        let mut problem = self.checker.source.problem(place, message).hint(hint);
+    fn wrong(&mut self, place: &At<'_>, message: String, hint: Option<String>, help: Option<String>) {
+        if self.checker.problems.is_full() {
+            return;
+        }
+        let span = self.checker.inside(place.node, place.text, place.range);
+        let mut problem = self.checker.source.problem(&span, message).hint(hint);
         problem.help = help;
         self.checker.problems.push(problem);
     }
 
-    fn param(&mut self, name: &str, place: &Range<usize>) {
+    fn warn(&mut self, place: &At<'_>, message: String, help: &str) {
+        if !self.checker.warnings.is_full() {
+            let span = self.checker.inside(place.node, place.text, place.range);
+            self.checker.warnings.push(self.checker.source.problem(&span, message).help(help));
+        }
+    }
+
+    fn param(&mut self, name: &str, place: &At<'_>) {
         let declared = || self.names.params.iter().map(|param| param.name.as_str());
         if declared().any(|param| param == name) {
             return;
         }
-        let hint = nearest(name, declared()).map(|near| format!("params.{near}"));
+        let hint = self.checker.nearest(name, declared()).map(|near| format!("params.{near}"));
         let help = match hint {
             Some(_) => None,
             None => Some(format!("declare it: `params: {{ {name}: {{ type: string }} }}`")),
@@ -161,7 +178,7 @@ impl Pass<'_, '_, '_, '_> {
         self.wrong(place, format!("there is no param `{name}`"), hint, help);
     }
 
-    fn variable(&mut self, name: &str, place: &Range<usize>, site: Site<'_>) {
+    fn variable(&mut self, name: &str, place: &At<'_>, site: Site<'_>) {
         let names = self.names;
         if names.secrets.iter().any(|secret| secret == name) {
             let help =
@@ -186,13 +203,13 @@ impl Pass<'_, '_, '_, '_> {
             self.wrong(place, message, None, Some(help.to_owned()));
             return;
         }
-        let hint = nearest(name, readable()).map(|near| format!("env.{near}"));
+        let hint = self.checker.nearest(name, readable()).map(|near| format!("env.{near}"));
         let help = format!("`env` has only what the file declares; in a command write `\"${name}\"`");
         self.wrong(place, format!("`env` declares no `{name}`"), hint, Some(help));
     }
 
     /// The position of step `id`, if it has surely ended where the expression stands.
-    fn earlier(&mut self, id: &str, place: &Range<usize>, site: Site<'_>) -> Option<usize> {
+    fn earlier(&mut self, id: &str, place: &At<'_>, site: Site<'_>) -> Option<usize> {
         let names = self.names;
         let Some(step) = site.step else {
             let help = "it holds for all steps: move it into the steps that come after";
@@ -203,7 +220,7 @@ impl Pass<'_, '_, '_, '_> {
         let current = &names.drafts[step].id;
         let Some(position) = names.index.get(id).copied() else {
             let known = names.drafts.iter().map(|draft| draft.id.as_str()).filter(|known| known != current);
-            let hint = nearest(id, known.clone());
+            let hint = self.checker.nearest(id, known.clone());
             let help = match (&hint, names.drafts.len()) {
                 (Some(_), _) => None,
                 (None, 1) => Some("there is no other step".to_owned()),
@@ -235,7 +252,7 @@ impl Pass<'_, '_, '_, '_> {
         None
     }
 
-    fn output(&mut self, position: usize, name: &str, place: &Range<usize>) {
+    fn output(&mut self, position: usize, name: &str, place: &At<'_>) {
         let draft = &self.names.drafts[position];
         let Some(declared) = draft.declared_outputs() else { return };
         if declared.contains(&name) {
@@ -243,11 +260,11 @@ impl Pass<'_, '_, '_, '_> {
         }
         let message = format!("step `{}` declares no output `{name}`", draft.id);
         let has = format!("it declares {}", listed(declared.iter().copied().take(LISTED_MAX)));
-        match nearest(name, declared.iter().copied()) {
+        match self.checker.nearest(name, declared.iter().copied()) {
             Some(near) => self.wrong(place, message, Some(near), Some(has)),
             None => {
                 let help = format!("{has}; anything else it must write to `$WAYPOST_OUTPUT`");
-                self.checker.warnings.push(self.checker.source.problem(place, message).help(help));
+                self.warn(place, message, &help);
             }
         }
     }
@@ -269,7 +286,7 @@ impl Pass<'_, '_, '_, '_> {
             if !pasted {
                 continue;
             }
-            let place = self.checker.inside(node, run.as_str(), &reference.range);
+            let place = At { node, text: run.as_str(), range: &reference.range };
             let path = reference.path.join(".");
             let variable: String = reference.path.last().map_or("VALUE", String::as_str).to_uppercase();
             let variable = variable.replace('-', "_");
@@ -277,7 +294,7 @@ impl Pass<'_, '_, '_, '_> {
                 "pass it as a variable: `env: {{ {variable}: \"${{{{ {path} }}}}\" }}`, and use `\"${variable}\"`"
             );
             let message = format!("`{path}` is pasted into the command, where the shell reads it as code");
-            self.checker.warnings.push(self.checker.source.problem(&place, message).help(help));
+            self.warn(&place, message, &help);
         }
     }
 }

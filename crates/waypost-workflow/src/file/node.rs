@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Location, Spanned};
 
-use super::problem::{Problem, Source};
+use super::problem::{Problem, Problems, Source};
 
 /// Levels of lists and maps.
 ///
@@ -102,7 +102,7 @@ impl Node {
 ///
 /// # Errors
 /// The place where the text stops being YAML, or goes beyond a limit.
-pub(crate) fn read(source: &Source) -> Result<(Node, Vec<Problem>), Box<Problem>> {
+pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: DEPTH_MAX,
@@ -123,7 +123,7 @@ pub(crate) fn read(source: &Source) -> Result<(Node, Vec<Problem>), Box<Problem>
     };
     let raw: Raw = serde_saphyr::from_str_with_options(&source.text, options)
         .map_err(|error| Box::new(super::syntax::explain(source, &error)))?;
-    let mut problems = Vec::new();
+    let mut problems = Problems::default();
     let node = place(source, raw, &mut problems);
     Ok((node, problems))
 }
@@ -219,7 +219,7 @@ pub(super) fn span_of(source: &Source, location: &Location) -> Range<usize> {
     start..start + len
 }
 
-fn place(source: &Source, raw: Raw, problems: &mut Vec<Problem>) -> Node {
+fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
     let Spanned { value, referenced, defined } = raw.0;
     let defined_span = span_of(source, &defined);
     let own = referenced == defined;
@@ -229,7 +229,17 @@ fn place(source: &Source, raw: Raw, problems: &mut Vec<Problem>) -> Node {
     let (kind, spelling) = match value {
         RawKind::Null => (Kind::Null, spelling),
         RawKind::Bool(truth) => (Kind::Bool(truth), spelling),
-        RawKind::Number(number) => (Kind::Number(number), spelling),
+        RawKind::Number(number) => {
+            let is_whole =
+                |text: &str| text.trim_start_matches(['-', '+']).bytes().all(|byte| byte.is_ascii_digit());
+            if number.is_f64() && spelling.as_deref().is_some_and(is_whole) {
+                let message = "the number has more digits than can be kept";
+                problems.push(
+                    source.problem(&span, message).help("put it in quotes: as a text it stays as it is"),
+                );
+            }
+            (Kind::Number(number), spelling)
+        }
         RawKind::Text(text) => (Kind::Text(text), None),
         RawKind::List(items) => {
             (Kind::List(items.into_iter().map(|item| place(source, item, problems)).collect()), None)
@@ -250,7 +260,7 @@ fn place(source: &Source, raw: Raw, problems: &mut Vec<Problem>) -> Node {
     Node { kind, span, own_text: own.then_some(defined_span), spelling }
 }
 
-fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Vec<Problem>) {
+fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Problems) {
     let mut seen: std::collections::HashMap<&str, &Node> = std::collections::HashMap::new();
     for (key, _) in entries {
         if matches!(key.kind, Kind::List(_) | Kind::Map(_)) {

@@ -184,6 +184,9 @@ impl Param {
         if value.as_str().map_or_else(|| value.to_string().len(), str::len) > PARAM_BYTES_MAX {
             return Err(format!("param `{}` is larger than {PARAM_BYTES_MAX} bytes", self.name));
         }
+        if value.as_str().is_some_and(|text| text.contains('\0')) {
+            return Err(format!("param `{}` holds a NUL, which no command can take", self.name));
+        }
         match (&self.pattern, value.as_str()) {
             (Some(Pattern(pattern)), Some(text)) if !pattern.is_match(text) => Err(format!(
                 "param `{}` must match `{}`, which `{}` does not",

@@ -10,6 +10,8 @@ use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Render
 
 /// Problems that one error keeps; a file with more is wrong in a way that the first hundred show.
 pub const PROBLEMS_MAX: usize = 100;
+/// Problems that are collected before they are sorted and cut; a hostile file could have half a million.
+const COLLECTED_MAX: usize = 300;
 /// Columns of a snippet; longer lines are clipped around the problem.
 const SNIPPET_COLUMNS: usize = 120;
 /// Bytes of a line that the renderer sees on each side of the problem; it reads the whole line many times.
@@ -58,11 +60,8 @@ pub struct FileError {
 }
 
 impl FileError {
-    pub(crate) fn new(source: &Source, mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(|problem| (problem.span.start, problem.span.end));
-        problems.dedup();
-        let more = problems.len().saturating_sub(PROBLEMS_MAX);
-        problems.truncate(PROBLEMS_MAX);
+    pub(crate) fn new(source: &Source, problems: Problems) -> Self {
+        let (problems, more) = problems.finish(source);
         Self { path: source.path.clone(), problems, more, text: Arc::clone(&source.text) }
     }
 
@@ -236,23 +235,70 @@ impl Source {
         start..end.max(start)
     }
 
-    /// A problem at `span`.
+    /// A problem at `span`; its line and columns are worked out when it is known to be shown.
     pub(crate) fn problem(&self, span: &Range<usize>, message: impl Into<String>) -> Problem {
-        let span = self.sound(span);
-        let (line, column) = self.position(span.start);
-        let line_end = line_around(&self.text, span.start).end;
-        let end = span.end.min(line_end).max(span.start);
-        let end_column = column + self.text[span.start..end].chars().count();
         Problem {
-            line,
-            column,
-            end_column,
+            line: 0,
+            column: 0,
+            end_column: 0,
             message: message.into(),
             hint: None,
             help: None,
             related: None,
-            span,
+            span: self.sound(span),
         }
+    }
+
+    fn locate(&self, problem: &mut Problem) {
+        let span = &problem.span;
+        (problem.line, problem.column) = self.position(span.start);
+        let end = span.end.min(line_around(&self.text, span.start).end).max(span.start);
+        problem.end_column = problem.column + self.text[span.start..end].chars().count();
+        if let Some(related) = &mut problem.related {
+            (related.line, related.column) = self.position(related.span.start);
+        }
+    }
+}
+
+/// Problems as they are found.
+#[derive(Debug, Default)]
+pub(crate) struct Problems {
+    list: Vec<Problem>,
+    /// Those that were not kept.
+    dropped: usize,
+}
+
+impl Problems {
+    pub(crate) fn push(&mut self, problem: Problem) {
+        match self.is_full() {
+            true => self.dropped += 1,
+            false => self.list.push(problem),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Whether more need no care: they would not be shown.
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= COLLECTED_MAX
+    }
+
+    /// The first [`PROBLEMS_MAX`] in the order of the file, with their places, and how many more there are.
+    pub(crate) fn finish(mut self, source: &Source) -> (Vec<Problem>, usize) {
+        self.list.sort_by_key(|problem| (problem.span.start, problem.span.end));
+        self.list.dedup();
+        let more = self.list.len().saturating_sub(PROBLEMS_MAX) + self.dropped;
+        self.list.truncate(PROBLEMS_MAX);
+        self.list.iter_mut().for_each(|problem| source.locate(problem));
+        (self.list, more)
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self { list: vec![problem], dropped: 0 }
     }
 }
 
@@ -269,8 +315,7 @@ impl Problem {
 
     pub(crate) fn related(mut self, source: &Source, span: &Range<usize>, label: impl Into<String>) -> Self {
         let span = source.sound(span);
-        let (line, column) = source.position(span.start);
-        self.related = Some(Related { line, column, label: label.into(), span });
+        self.related = Some(Related { line: 0, column: 0, label: label.into(), span });
         self
     }
 }

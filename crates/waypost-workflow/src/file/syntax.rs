@@ -8,11 +8,12 @@ use super::problem::{Problem, Source};
 
 /// Turns the parser's error into a problem with its place, and a help where the usual cause is known.
 pub(super) fn explain(source: &Source, error: &Error) -> Problem {
-    let error = match error.without_snippet() {
+    let error = error.without_snippet();
+    let mut span = error.location().map_or(0..0, |location| span_of(source, &location));
+    let error = match error {
         Error::AliasError { error, .. } => error,
         other => other,
     };
-    let mut span = error.location().map_or(0..0, |location| span_of(source, &location));
     let line = line_text(source, span.start);
     let before =
         &source.text[source.text.len().min(span.start) - column_bytes(source, span.start)..span.start];

@@ -16,10 +16,16 @@ fn problems_of(bytes: &[u8]) -> String {
     }
 }
 
+/// `line` with what an editor would not show.
+fn visible(line: &str) -> String {
+    line.replace('\t', "\\t").replace('\r', "\\r").replace('\u{feff}', "\\u{feff}")
+}
+
 /// Every file of `files` with its answer.
 fn answers(files: &[&str]) -> String {
     let answer = |file: &&str| {
-        let shown: String = file.lines().map(|line| format!("    {}\n", line.escape_debug())).collect();
+        let shown: String =
+            file.split_terminator('\n').map(|line| format!("    {}\n", visible(line))).collect();
         format!("{shown}\n{}\n\n", problems_of(file.as_bytes()))
     };
     files.iter().map(answer).collect::<Vec<_>>().join(&format!("{}\n", "-".repeat(80)))
@@ -305,7 +311,7 @@ fn odd_text_is_shown_as_it_is() {
         format!("steps:\n  - run: {} ${{{{ nope }}}} {}\n", "a ".repeat(300_000), "b ".repeat(300_000));
     let crlf = "steps:\r\n  - run: a\r\n    timeout: 5\r\n  - run: |\r\n      x\r\n      ${{ nope }}\r\n";
     let bom = "\u{feff}steps:\n  - run: a\n    timeout: 5\n";
-    let wide = "steps:\n  - { name: \"日本語のテキスト\", run: a, timeout: 5 }\n";
+    let wide = "steps:\n  - { name: \"\u{65e5}\u{672c}\u{8a9e}\u{306e}\u{30c6}\u{30ad}\u{30b9}\u{30c8}\", run: a, timeout: 5 }\n";
     let tabs = "steps:\n  - run: \"a\t\tb\" # tabs\n    env: { A:\t\"\t${{ nope }}\" }\n";
     let control = "steps:\n  - run: a\n    \"x\\e[31m\": 1\n";
 
@@ -351,4 +357,19 @@ fn problems_beyond_the_limit_are_counted() {
 
     assert_eq!(error.problems().len(), 100);
     assert!(error.render().ends_with("and 50 more problems"));
+}
+
+#[test]
+fn hostile_files_are_refused_soon() {
+    // Each of these took minutes when every problem's place was worked out at once.
+    let one_line = format!("steps: [{{run: x, {}}}]\n", "zz: 1, ".repeat(100_000));
+    let holes = format!("steps:\n- run: |\n    {}\n", "${{ nope }} ".repeat(100_000));
+    let needs: String =
+        (0..9_000).map(|index| format!("- {{id: s{index}, run: x, needs: [n{index}]}}\n")).collect();
+    let open = format!("- run: {}\n", "${{ ".repeat(200_000));
+    let strings = format!("- run: {}\n", "${{ ' ".repeat(100_000));
+
+    for text in [one_line, holes, needs, open, strings] {
+        assert!(error_of(&text).problems().len() <= 100);
+    }
 }

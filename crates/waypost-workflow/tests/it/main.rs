@@ -1,17 +1,16 @@
-//! Integration tests of workflow files and processes, one module a topic.
-
-mod log;
-mod mask;
-mod rig;
-mod supervisor;
-mod supervisor_kills;
 //! Tests of the workflow crate, one module a topic.
 
 mod expr;
 mod file_bad;
 mod file_good;
+mod log;
+mod mask;
 mod output;
+mod program;
 mod random;
+mod rig;
+mod supervisor;
+mod supervisor_kills;
 
 /// Asserts that `text` is the snapshot `name`; what it was made from is in the text itself.
 fn assert_text(name: &str, text: &str) {

@@ -3,6 +3,7 @@
 
 mod contract;
 mod engine;
+mod file;
 mod folder;
 mod lock;
 mod plan;
