@@ -7,9 +7,12 @@ mod bench;
 mod ci;
 mod machine;
 mod output;
+#[cfg(target_os = "linux")]
+mod prove;
 mod repo;
 mod tidy;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -41,6 +44,21 @@ enum Command {
     },
     /// Measure speed and size beside the raw limits of this machine
     Bench(bench::Options),
+    /// Kill `waypost` at every system call and check its promises
+    #[cfg(target_os = "linux")]
+    Prove(prove::Options),
+    /// Wait for a tracer and become another program; for `prove` only
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    TraceMe {
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Behave as `waypost` does, with a planted mistake; for `prove` only
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Toy(prove::ToyOptions),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +67,15 @@ fn main() -> ExitCode {
         Command::Ci => ci::ci(),
         Command::Tidy { root } => tidy::run(&root.unwrap_or_else(repo::root)),
         Command::Bench(options) => bench::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::Prove(options) => prove::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::TraceMe { command } => prove::trace_me(&command),
+        #[cfg(target_os = "linux")]
+        Command::Toy(options) => match prove::toy(&options) {
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

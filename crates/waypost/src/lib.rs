@@ -5,6 +5,7 @@ pub mod clock;
 pub mod disk;
 pub mod engine;
 pub mod events;
+pub mod folder;
 pub mod graph;
 pub mod id;
 pub mod lock;

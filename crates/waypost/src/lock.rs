@@ -10,10 +10,10 @@
 //! run is, nor where a store keeps its locks.
 //!
 //! ```text
-//! engine     take ---- note ------------------- killed
-//! supervisor        \-- duplicate --------------- kills the steps -- forgets the note -- ends
-//! lock       | held                                                                      | free
-//! note       | (empty) | engine ...                                  | (empty)
+//! engine     take -- note ----------------- killed
+//! supervisor          \-- duplicate -------------- kills the steps -- forgets the note -- ends
+//! lock            |   held                                                              |  free
+//! note            |   |  names the engine                          |  empty
 //! ```
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -198,9 +198,9 @@ impl RunLock {
 
     /// Returns the holder before this one, if it ended without forgetting its note.
     ///
-    /// Whoever held the lock last and saw the run's processes dead calls [`forget_note`]. So `None` means that
-    /// no process of the run is left; `Some` means that engine and supervisor may have been killed together, and that
-    /// orphans are possible if [`Holder::same_boot`].
+    /// Whoever held the lock last and saw the run's processes dead forgets the note, by [`RunLock::release`] or
+    /// [`forget_note`]. So `None` means that no process of the run is left; `Some` means that engine and supervisor may
+    /// have been killed together, and that orphans are possible if [`Holder::same_boot`].
     #[must_use]
     pub fn previous(&self) -> Option<&Holder> {
         self.previous.as_ref()
@@ -220,6 +220,14 @@ impl RunLock {
         self.file.try_clone().map(OwnedFd::from)
     }
 
+    /// Forgets the note and releases the lock: the orderly end of a holder that knows that no process of the run is left.
+    ///
+    /// # Errors
+    /// The note could not be cut, and the next holder will look for orphans in vain; the lock is released all the same.
+    pub fn release(self) -> io::Result<()> {
+        forget_note(&self)
+    }
+
     /// Removes the lock file, then releases the lock. For the deletion of a run, never at its end.
     ///
     /// # Errors
@@ -235,8 +243,8 @@ impl AsFd for RunLock {
     }
 }
 
-/// Forgets the holder's note in a lock file, as the last act of the process that keeps the lock: it attests that
-/// every process of the run is dead, see [`RunLock::previous`].
+/// Forgets the holder's note in a lock file, as the last act of the process that keeps the lock for a dead engine:
+/// it attests that every process of the run is dead, see [`RunLock::previous`].
 ///
 /// # Errors
 /// The note could not be cut; the next holder then looks for orphans in vain.

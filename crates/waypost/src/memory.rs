@@ -1,4 +1,5 @@
-//! The store in memory: the reference that the others are compared with, small enough to read at once.
+//! The store in memory: the reference that the others are compared with, small enough to read at once: this file is
+//! the store, `memory/run.rs` what it keeps of one run.
 //!
 //! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
 //! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. A lease is not tied to a
@@ -12,14 +13,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::record::{Bytes, Flaw, Header, Reason, Record, SealedRun};
+use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, BLOB_CHUNK_BYTES, Batch, BatchId, Blobs, Damage, FIRST_TOKEN, Head, Heads, Lease,
-    PAGE_ITEMS_MAX, Page, Renewal, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder, Scanned, Signal,
-    SignalKind, Signalled, Store, StoreError, Summary, TrimMode, Trimmed, check_blob_name,
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Head, Heads, Lease, PAGE_ITEMS_MAX, Page,
+    Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
+    TrimMode, Trimmed, check_blob_name,
 };
+
+mod hooks;
+mod run;
+
+#[doc(hidden)]
+pub use hooks::Part;
+use run::{Run, Stored};
 
 /// Most bodies that [`Store::trim`] leaves at least: one to use, and one to fall back to.
 const KEEP_MIN: u32 = 2;
@@ -37,205 +45,6 @@ struct Kept {
     closed: bool,
 }
 
-struct Run {
-    /// Which run of the store it is, counted from 1.
-    made: u64,
-    sealed: SealedRun,
-    bytes: Bytes,
-    token: u64,
-    holder: Option<Holder>,
-    last: BatchId,
-    summary: Summary,
-    updated_at: Timestamp,
-    /// In the order in which they were opened.
-    branches: Vec<Branch>,
-    /// With whether they are consumed.
-    signals: Vec<(Signal, bool)>,
-    quarantine: Vec<Stored>,
-    blobs: BTreeMap<String, Vec<u8>>,
-}
-
-struct Branch {
-    path: BranchPath,
-    records: BTreeMap<u64, Stored>,
-    /// One more than the highest seq it ever had, quarantine included.
-    next: u64,
-}
-
-#[derive(Clone)]
-struct Stored {
-    digest: Digest,
-    header: Bytes,
-    body: Option<Bytes>,
-}
-
-/// What of a run is damaged by [`MemoryStore::damage`].
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Run,
-    Header,
-    Body,
-}
-
-impl Stored {
-    fn open(&self) -> Result<Record, Flaw> {
-        Record::open(self.digest, self.header.to_vec(), self.body.as_ref().map(|body| body.to_vec()))
-    }
-
-    fn open_header(&self) -> Result<Record, Flaw> {
-        Record::open(self.digest, self.header.to_vec(), None)
-    }
-}
-
-impl Branch {
-    fn damage(&self, run: &RunId, seq: u64, flaw: Flaw) -> Damage {
-        let place = format!("memory, branch {} record {seq}", self.path);
-        Damage { run: run.clone(), branch: self.path.clone(), seq, place, flaw }
-    }
-
-    fn newest_sound_below(&self, seq: u64) -> Option<u64> {
-        self.records.range(..seq).rev().find(|(_, stored)| stored.open().is_ok()).map(|(seq, _)| *seq)
-    }
-
-    /// Returns the newest sound record that has a body, and the damage passed over.
-    fn newest(&self, run: &RunId) -> (Option<Record>, Vec<Damage>) {
-        let mut damaged = Vec::new();
-        for (seq, stored) in self.records.iter().rev() {
-            match stored.open() {
-                Ok(record) if record.body_bytes().is_some() => return (Some(record), damaged),
-                Ok(_) => {}
-                Err(flaw) => damaged.push(self.damage(run, *seq, flaw)),
-            }
-        }
-        (None, damaged)
-    }
-
-    /// Returns why a record does not continue the branch, if it does not.
-    fn refuses(&self, header: &Header) -> Option<String> {
-        let newest = self.records.last_key_value();
-        let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
-        if header.reason == Reason::Repair {
-            let sound = |digest: &Digest| {
-                let mut records = self.records.values().rev();
-                records.any(|stored| stored.digest == *digest && stored.open().is_ok())
-            };
-            let fits = header.seq > last && header.seq <= self.next;
-            let why = || format!("its branch ends at {last} and goes on at {} at most", self.next);
-            return if !fits {
-                Some(why())
-            } else {
-                (!header.prev.as_ref().is_none_or(sound)).then(|| "its `prev` is no sound record".to_owned())
-            };
-        }
-        if header.seq != self.next || last + 1 != self.next {
-            return Some(format!("its branch ends at {last} and goes on at {}", self.next));
-        }
-        (header.prev != digest)
-            .then(|| format!("its `prev` is {:?}, the record before is {digest:?}", header.prev))
-    }
-}
-
-impl Run {
-    fn new(sealed: &SealedRun, made: u64, first: &Batch, holder: &Holder) -> Self {
-        Self {
-            made,
-            sealed: sealed.clone(),
-            bytes: sealed.bytes().clone(),
-            token: FIRST_TOKEN,
-            holder: Some(holder.clone()),
-            last: BatchId { token: 0, count: 0 },
-            summary: first.summary.clone(),
-            updated_at: sealed.record().created_at,
-            branches: Vec::new(),
-            signals: Vec::new(),
-            quarantine: Vec::new(),
-            blobs: BTreeMap::new(),
-        }
-    }
-
-    fn id(&self) -> &RunId {
-        &self.sealed.record().run
-    }
-
-    fn check(&self, lease: &Lease) -> Result<(), StoreError> {
-        if self.holder.is_some() && lease.token() == self.token {
-            return Ok(());
-        }
-        Err(StoreError::Fenced { run: self.id().clone(), token: lease.token(), newest: self.token })
-    }
-
-    /// Checks a whole batch, then applies it.
-    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
-        batch.check(self.id(), self.token)?;
-        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
-        for record in &batch.records {
-            let header = record.header();
-            let refused = match (tips.get(&header.branch), self.branch(&header.branch)) {
-                (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
-                    .then(|| format!("the batch has {seq} with digest {digest} before it")),
-                (None, Some(branch)) => branch.refuses(header),
-                (None, None) => (header.seq != 1 || header.prev.is_some())
-                    .then(|| "a branch begins with 1 and without `prev`".to_owned()),
-            };
-            if let Some(why) = refused {
-                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
-                return Err(StoreError::Conflict { run, branch, seq, why });
-            }
-            tips.insert(&header.branch, (header.seq, record.digest()));
-        }
-        for record in &batch.records {
-            self.insert(record);
-        }
-        for (signal, consumed) in &mut self.signals {
-            *consumed |= batch.consumed.contains(&signal.id);
-        }
-        self.last = batch.id;
-        self.summary = batch.summary;
-        if batch.release {
-            self.holder = None;
-        }
-        Ok(())
-    }
-
-    fn insert(&mut self, record: &Record) {
-        let header = record.header();
-        self.updated_at = header.created_at;
-        let place =
-            self.branches.iter().position(|branch| branch.path == header.branch).unwrap_or_else(|| {
-                self.branches.push(Branch { path: header.branch.clone(), records: BTreeMap::new(), next: 1 });
-                self.branches.len() - 1
-            });
-        let (header_bytes, body) = (record.header_bytes().clone(), record.body_bytes().cloned());
-        let stored = Stored { digest: record.digest(), header: header_bytes, body };
-        self.branches[place].records.insert(header.seq, stored);
-        self.branches[place].next = header.seq + 1;
-    }
-
-    fn branch(&self, path: &BranchPath) -> Option<&Branch> {
-        self.branches.iter().find(|branch| branch.path == *path)
-    }
-
-    fn summary(&self) -> RunSummary {
-        let record = self.sealed.record();
-        let stored = || self.branches.iter().flat_map(|branch| branch.records.values());
-        let bytes = |stored: &Stored| stored.header.len() + stored.body.as_ref().map_or(0, |body| body.len());
-        RunSummary {
-            run: record.run.clone(),
-            workflow: record.workflow.clone(),
-            path: record.path.clone(),
-            status: RunSummary::true_status(&self.summary, self.holder.is_some()),
-            summary: self.summary.clone(),
-            labels: record.labels.clone(),
-            created_at: record.created_at,
-            updated_at: self.updated_at,
-            checkpoints: stored().count() as u64,
-            bytes: stored().map(bytes).sum::<usize>() as u64,
-            holder: self.holder.clone(),
-        }
-    }
-}
-
 impl MemoryStore {
     /// Makes an empty store.
     pub fn new() -> Self {
@@ -247,43 +56,6 @@ impl MemoryStore {
         if let Some(run) = self.lock().runs.get_mut(run) {
             run.holder = None;
         }
-    }
-
-    /// Lets every holder die and opens a closed store again, as another process would after a crash.
-    #[doc(hidden)]
-    pub fn reopen(&self) -> Self {
-        let mut kept = self.lock();
-        kept.closed = false;
-        kept.runs.values_mut().for_each(|run| run.holder = None);
-        drop(kept);
-        self.clone()
-    }
-
-    /// Flips one bit in the middle of what is kept of a record; for tests.
-    #[doc(hidden)]
-    pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64, part: Part) {
-        let mut kept = self.lock();
-        let run = kept.runs.get_mut(run).expect("a test damages what is there");
-        let record = run.branches.iter_mut().find(|found| found.path == *branch);
-        let bytes = match (part, record.and_then(|branch| branch.records.get_mut(&seq))) {
-            (Part::Run, _) => &mut run.bytes,
-            (Part::Header, Some(stored)) => &mut stored.header,
-            (Part::Body, Some(Stored { body: Some(body), .. })) => body,
-            _ => panic!("a test damages what is there"),
-        };
-        let bytes = Arc::make_mut(bytes);
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-    }
-
-    /// Returns the bytes of what was moved to quarantine; for tests.
-    #[doc(hidden)]
-    pub fn quarantined(&self, run: &RunId) -> Vec<Vec<u8>> {
-        let kept = self.lock();
-        let stored = kept.runs.get(run).into_iter().flat_map(|run| &run.quarantine);
-        stored
-            .map(|stored| [stored.header.as_slice(), stored.body.as_ref().map_or(&[], |b| b)].concat())
-            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -332,9 +104,19 @@ impl fmt::Debug for MemoryStore {
 
 /// Reads a cursor that is a count; an unknown one is refused, not taken for the begin.
 fn count_of(cursor: Option<&String>) -> Result<Option<u64>, StoreError> {
+    cursor.map(|text| text.parse().map_err(|_| no_cursor(text))).transpose()
+}
+
+/// Reads a cursor that is a branch, by its place, and a seq.
+fn place_of(text: &str) -> Result<(usize, u64), StoreError> {
     let parse =
-        |text: &String| text.parse().map_err(|_| StoreError::Invalid(format!("`{text}` is no cursor")));
-    cursor.map(parse).transpose()
+        || text.split_once('.').and_then(|(place, seq)| Some((place.parse().ok()?, seq.parse().ok()?)));
+    parse().ok_or_else(|| no_cursor(text))
+}
+
+fn no_cursor(text: &str) -> StoreError {
+    // A clipped copy is enough to recognise it; the text may be anything.
+    StoreError::Invalid(format!("`{}` is no cursor", text.chars().take(80).collect::<String>()))
 }
 
 #[async_trait]
@@ -446,32 +228,18 @@ impl Store for MemoryStore {
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
-        let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
-        let begin = count_of(scan.cursor.as_ref())?.unwrap_or(0) as usize;
-        let range = scan.seq_min.unwrap_or(0)..=scan.seq_max.unwrap_or(u64::MAX);
-        self.with(&scan.run, |kept| {
+        let begin = scan.cursor.as_ref().map(|cursor| place_of(cursor)).transpose()?;
+        self.with(&scan.run, |run| {
             let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
-            let wanted = |branch: &&Branch| scan.branch.as_ref().is_none_or(|path| branch.path == *path);
-            let items = kept.branches.iter().filter(wanted).flat_map(|branch| {
-                let mut items: Vec<_> =
-                    branch.records.iter().map(|(seq, stored)| (branch, *seq, stored)).collect();
-                if scan.order == ScanOrder::NewestFirst {
-                    items.reverse();
-                }
-                items
-            });
-            for (place, (branch, seq, stored)) in items.enumerate().skip(begin) {
+            for (place, branch, seq, stored) in run.in_range(scan, begin) {
                 match stored.open_header() {
+                    Err(flaw) => found.damaged.push(branch.damage(&scan.run, seq, flaw)),
                     Ok(record) if !scan.wants(&record) => {}
-                    Ok(_) if found.records.len() == limit => {
-                        found.next = Some(place.to_string());
+                    Ok(_) if found.records.len() == scan.limit.clamp(1, PAGE_ITEMS_MAX) => {
+                        found.next = Some(format!("{place}.{seq}"));
                         break;
                     }
                     Ok(record) => found.records.push(record),
-                    Err(flaw) if range.contains(&seq) => {
-                        found.damaged.push(branch.damage(&scan.run, seq, flaw));
-                    }
-                    Err(_) => {}
                 }
             }
             Ok(found)

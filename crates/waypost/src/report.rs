@@ -135,6 +135,11 @@ fn place(report: &str, key: &SectionKey) -> Option<(usize, usize)> {
     Some((from, to))
 }
 
+/// Returns where each section of a report begins, with its marker.
+pub(crate) fn markers(report: &str) -> impl Iterator<Item = (usize, &str)> {
+    starts(report).map(|start| (start, report[start..].lines().next().unwrap_or_default()))
+}
+
 /// Returns where sections begin.
 fn starts(report: &str) -> impl Iterator<Item = usize> {
     report.match_indices(MARKER).map(|(at, _)| at).filter(|at| *at == 0 || report.as_bytes()[at - 1] == b'\n')

@@ -43,9 +43,9 @@ pub use query::{
 /// - `append_is_all_or_nothing`: of a batch that is refused, nothing is there.
 /// - `append_continues_the_chain`: a record whose `seq` is not the next of its branch, or whose `prev` is not the
 ///   digest of the record before, is refused with [`StoreError::Conflict`]. Only a record with reason `repair` may
-///   leave a gap, up to [`Head::next`].
+///   leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
 /// - `append_is_answered_once`: a batch repeated with the same id is answered [`Appended::Before`] and not applied
-///   again.
+///   again, even if it gave the lease back.
 /// - `append_needs_the_lease`: a token that is not the newest of its run is refused with [`StoreError::Fenced`], for
 ///   good.
 /// - `acquire_excludes`: while one holds the lease, another gets [`StoreError::Held`] that names the holder.
@@ -57,7 +57,9 @@ pub use query::{
 /// - `heads_are_the_newest_of_open_branches`: in the order in which the branches were opened; a branch whose newest
 ///   header has `end` is not among them.
 /// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound one that has
-///   a body, and what was passed over is listed.
+///   a body, and what was passed over is listed. No seq is given twice, not even that of a record in quarantine.
+/// - `run_returns_exact_bytes`: the frozen record is the one given to `create`, to the byte; a damaged one is
+///   [`StoreError::Damaged`] with seq 0, and hinders neither its own checkpoints nor other runs.
 /// - `load_returns_exact_bytes`: header and body are those appended, to the byte.
 /// - `load_names_the_older_sound_one`: a damaged record is [`StoreError::Damaged`], never returned.
 /// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in either
@@ -67,7 +69,7 @@ pub use query::{
 /// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
 /// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
 ///   only the holder may.
-/// - `trim_drops_states_never_headers`: the newest `keep` checkpoints with a body, never fewer than 2, keep it.
+/// - `trim_drops_states_never_headers`: the newest `keep` sound checkpoints with a body, never fewer than 2, keep it.
 /// - `delete_removes_everything`: and only while nobody holds the lease.
 /// - `reading_needs_no_lease`: and changes nothing.
 /// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is

@@ -4,3 +4,5 @@
 
 mod audit;
 mod chores;
+#[cfg(target_os = "linux")]
+mod prove;

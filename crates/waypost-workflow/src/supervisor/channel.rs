@@ -81,7 +81,12 @@ impl Link {
     /// A message is either returned or still there: dropping the future loses none.
     pub(super) async fn receive(&self) -> Option<Message> {
         let read = |socket: &OwnedFd| Message::read(socket);
-        self.0.async_io(Interest::READABLE, read).await.unwrap_or_default()
+        let mut received = self.0.async_io(Interest::READABLE, read).await;
+        if received.is_err() {
+            // A reset is told once, before the messages that came before it.
+            received = self.try_receive();
+        }
+        received.unwrap_or_default()
     }
 
     /// Takes a message that is already there.

@@ -6,10 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::unix::pipe;
+use tokio::time::{Instant, timeout_at};
 
 use super::engine::{Reaper, Shared};
 use super::wire::Event;
 use super::{Exit, SupervisorError};
+
+/// How long after the grace a reaper may take to end its tree. It takes milliseconds, unless a process is stuck in the
+/// kernel or the step stopped its reaper; then that is killed, and the supervisor takes over the tree.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A running step. Dropping it before [`Child::wait`] has told its end kills its whole tree, without waiting.
 ///
@@ -80,6 +85,21 @@ impl Child {
         if let Some(reaper) = self.reaper.as_ref().filter(|_| !self.empty) {
             self.shared.send_cancel(reaper, grace).await;
         }
+        // Beyond the clock's end is never.
+        let given_up = Instant::now().checked_add(grace).and_then(|end| end.checked_add(ANSWER_MAX));
+        if let Some(given_up) = given_up {
+            if let Ok(answer) = timeout_at(given_up, self.dead()).await {
+                return answer;
+            }
+            if let Some(reaper) = &self.reaper {
+                self.shared.kill_reaper(reaper).await;
+            }
+        }
+        self.dead().await
+    }
+
+    /// Waits until everything of the step is dead.
+    async fn dead(&mut self) -> Result<Exit, SupervisorError> {
         loop {
             match self.exit {
                 Some(exit) if self.empty => return Ok(exit),

@@ -14,7 +14,7 @@
 //!
 //! What a step left in the background when its main process ended lives on until the step is cancelled or the run
 //! ends. What leaves the machine's process tree altogether, by asking another service to start it (`docker run -d`,
-//! `systemd-run`, `at`), is beyond all this.
+//! `systemd-run`, `at`), is beyond all this. So is what may not be killed by this user (`sudo`): it is waited for.
 //!
 //! It deliberately does not know workflows, stores, logs or timeouts.
 //!

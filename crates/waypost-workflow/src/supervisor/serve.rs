@@ -29,7 +29,7 @@ use super::channel;
 use super::reaper;
 use super::signals::{self, ChildEnds};
 use super::tree::{self, Reaped, Rounds};
-use super::wire::{Control, MESSAGE_BYTES_MAX, PROTOCOL};
+use super::wire::{Control, Event, MESSAGE_BYTES_MAX, PROTOCOL, Stage};
 
 /// How long a reaper may take to end its tree when the run ends. It takes milliseconds, unless a process is stuck in
 /// the kernel or the reaper itself was stopped; then the supervisor kills it and takes over its tree.
@@ -89,10 +89,7 @@ fn serve() -> io::Result<()> {
     supervisor.serve_engine();
     drop(alive_write);
     supervisor.end_all();
-    if let Some(lock) = &supervisor.lock {
-        // It only spares the next holder a search.
-        let _ = waypost::lock::forget_note(lock);
-    }
+    supervisor.forget_dead_engine();
     Ok(())
 }
 
@@ -154,8 +151,8 @@ impl Supervisor {
                     true
                 }
                 Ok(Control::Reaper { id }) => {
-                    // Without a descriptor (this process has none left), and when the fork fails, the engine's
-                    // other end closes: it sees that this reaper is lost.
+                    // Without a descriptor (this process has none left) the engine's other end closes: it sees that
+                    // this reaper is lost.
                     if let Some(channel) = descriptors.pop() {
                         self.fork_reaper(id, channel);
                     }
@@ -166,6 +163,10 @@ impl Supervisor {
                     self.answer_awaited();
                     true
                 }
+                Ok(Control::Kill { id }) => {
+                    self.kill_reaper(id);
+                    true
+                }
                 Err(_) => false,
             },
             Ok(None) => false,
@@ -173,6 +174,14 @@ impl Supervisor {
         };
         self.buffer = buffer;
         known
+    }
+
+    fn kill_reaper(&self, id: u32) {
+        let named = self.reapers.iter().find(|(_, of)| **of == id);
+        if let Some((pid, _)) = named {
+            // Not reaped yet, so the number is still its own.
+            let _ = rustix::process::kill_process(*pid, Signal::KILL);
+        }
     }
 
     fn fork_reaper(&mut self, id: u32, channel: OwnedFd) {
@@ -188,8 +197,12 @@ impl Supervisor {
                     libc::_exit(code)
                 }
             }
-            // No more processes: the engine sees the channel end.
-            ..0 => {}
+            ..0 => {
+                let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
+                // The answer to the start order that the engine sends there; the end of the channel says the same.
+                let _ =
+                    channel::send(&channel, &Event::Refused { stage: Stage::Prepare, errno }.encode(), &[]);
+            }
             _ => {
                 let pid = Pid::from_raw(pid).expect("it is positive");
                 self.reapers.insert(pid, id);
@@ -262,6 +275,18 @@ impl Supervisor {
             let mut sources = [PollFd::new(&self.child_ends, PollFlags::IN)];
             // Whatever it says, the loop looks for itself.
             let _ = poll(&mut sources, Timespec::try_from(pause).ok().as_ref());
+        }
+    }
+
+    /// Forgets the note of an engine that is gone: nothing is left of its run. One that is still there, and only ended
+    /// this supervisor, keeps its note.
+    fn forget_dead_engine(&self) {
+        let mut source = [PollFd::new(&self.control, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = poll(&mut source, Some(&at_once)).is_ok() && source[0].revents().contains(PollFlags::HUP);
+        if let Some(lock) = self.lock.as_ref().filter(|_| gone) {
+            // It only spares the next holder a search.
+            let _ = waypost::lock::forget_note(lock);
         }
     }
 }

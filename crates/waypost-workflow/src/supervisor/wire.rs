@@ -34,6 +34,8 @@ pub(super) enum Control {
     Reaper { id: u32 },
     /// Close the descriptor sent along once that reaper is dead and everything it left behind too.
     Await { id: u32 },
+    /// Kill that reaper, which does not answer, and what it leaves.
+    Kill { id: u32 },
 }
 
 impl Control {
@@ -42,6 +44,7 @@ impl Control {
             Self::Hello => (1, 0),
             Self::Reaper { id } => (2, id),
             Self::Await { id } => (3, id),
+            Self::Kill { id } => (4, id),
         };
         let [a, b, c, d] = id.to_ne_bytes();
         [tag, a, b, c, d]
@@ -54,6 +57,7 @@ impl Control {
             1 => Ok(Self::Hello),
             2 => Ok(Self::Reaper { id }),
             3 => Ok(Self::Await { id }),
+            4 => Ok(Self::Kill { id }),
             _ => Err(unreadable()),
         }
     }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use tokio::io::AsyncReadExt;
 use waypost_workflow::supervisor::{Child, Exit, Output, Stdin, StepProcess, Supervisor, SupervisorProgram};
 
@@ -101,8 +102,15 @@ pub(crate) fn lives(pid: u32) -> bool {
 }
 
 pub(crate) fn kill_9(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    signal(pid, Signal::KILL);
+}
+
+pub(crate) fn stop(pid: u32) {
+    signal(pid, Signal::STOP);
+}
+
+fn signal(pid: u32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 /// Waits until something holds that no event announces.

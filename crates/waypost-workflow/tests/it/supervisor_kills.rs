@@ -11,7 +11,7 @@ use waypost::lock::{Holder, LockError, RunLock};
 use waypost_workflow::supervisor::{Exit, SpawnError, SupervisorError, kill_leftovers};
 
 use crate::rig::{
-    self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell,
+    self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell, stop,
     stubborn_tree, until,
 };
 
@@ -133,7 +133,7 @@ async fn shutdown_ends_everything_and_frees_the_lock() {
 
     assert_eq!(marked(&mark), [0_u32; 0]);
     let lock = RunLock::take(&path, &here(), false).unwrap();
-    assert_eq!(lock.previous(), None, "the supervisor attested that nothing is left");
+    assert!(lock.previous().is_some(), "an engine that lives is not spoken for");
     assert!(matches!(child.wait().await, Err(SupervisorError::Ended)));
 }
 
@@ -170,14 +170,19 @@ fn here() -> Holder {
 }
 
 /// Waits until the lock is free, and checks at each look that no process of the run lived when it was.
-async fn free_only_after_the_last(path: &Path, mark: &str) {
+///
+/// Returns the note that was left.
+async fn free_only_after_the_last(path: &Path, mark: &str) -> Option<Holder> {
+    let mut previous = None;
     until("the lock is free", || {
         // Taken, not only asked for: so nobody could have started anything between the two looks.
-        let Ok(_lock) = RunLock::take(path, &here(), false) else { return false };
+        let Ok(lock) = RunLock::take(path, &here(), false) else { return false };
         assert_eq!(marked(mark), [0_u32; 0], "the lock is free while these live");
+        previous = lock.previous().cloned();
         true
     })
     .await;
+    previous
 }
 
 #[tokio::test]
@@ -196,7 +201,8 @@ async fn kill_9_of_the_engine_leaves_nothing_and_the_lock_is_not_free_before() {
         engine.process.wait().unwrap();
 
         assert!(matches!(RunLock::take(&path, &here(), false), Err(LockError::Held { .. })), "round {round}");
-        free_only_after_the_last(&path, &mark).await;
+        let note = free_only_after_the_last(&path, &mark).await;
+        assert_eq!(note, None, "the supervisor attested that nothing is left");
     }
 }
 
@@ -254,6 +260,49 @@ async fn kill_9_of_a_reaper_ends_its_step_and_no_other() {
 }
 
 #[tokio::test]
+async fn a_step_that_kills_its_own_reaper_is_killed_with_all_it_started() {
+    let supervisor = rig::start(None).await;
+    let mark = new_mark();
+    let text = "(setsid sleep 1000 &) ; sleep 1000 & kill -9 $PPID; sleep 1000";
+    let mut child = supervisor.spawn(shell(text, &mark)).await.unwrap();
+
+    assert!(matches!(child.wait().await, Err(SupervisorError::ReaperKilled)));
+
+    assert_eq!(marked(&mark), [0_u32; 0]);
+}
+
+#[tokio::test]
+async fn a_step_whose_reaper_was_stopped_can_be_cancelled() {
+    let supervisor = rig::start(None).await;
+    let mark = new_mark();
+    let mut child = supervisor.spawn(shell("echo up; sleep 1000", &mark)).await.unwrap();
+    assert_eq!(line(&mut child).await, "up");
+    stop(children_of(supervisor.pid().unwrap())[0]);
+
+    // From here on the seconds that it waits for an answer pass at once.
+    tokio::time::pause();
+    let error = child.cancel(Duration::from_millis(10)).await.unwrap_err();
+
+    assert!(matches!(error, SupervisorError::ReaperKilled), "{error:?}");
+    assert_eq!(marked(&mark), [0_u32; 0]);
+}
+
+#[tokio::test]
+async fn a_reaper_that_was_stopped_does_not_hold_up_a_start_for_ever() {
+    let supervisor = rig::start(None).await;
+    output(supervisor.spawn(script("true")).await.unwrap()).await;
+    stop(children_of(supervisor.pid().unwrap())[0]);
+
+    tokio::time::pause();
+    let error = supervisor.spawn(script("true")).await.unwrap_err();
+    tokio::time::resume();
+
+    assert!(matches!(error, SpawnError::Supervisor(SupervisorError::ReaperKilled)), "{error:?}");
+    let (exit, ..) = output(supervisor.spawn(script("true")).await.unwrap()).await;
+    assert!(exit.success());
+}
+
+#[tokio::test]
 async fn an_idle_reaper_that_was_killed_is_replaced() {
     let supervisor = rig::start(None).await;
     output(supervisor.spawn(script("true")).await.unwrap()).await;
@@ -276,10 +325,7 @@ async fn kill_9_of_all_at_once_leaves_what_the_next_holder_finds_and_kills() {
 
     // Stopped first, so that none of them can act on the death of another.
     let all = [engine.reapers(), vec![engine.supervisor, engine.process.id()]].concat();
-    for pid in &all {
-        let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    }
+    all.iter().for_each(|pid| stop(*pid));
     all.iter().for_each(|pid| kill_9(*pid));
 
     let mut lock = None;

@@ -129,7 +129,8 @@ pub enum ScanOrder {
 pub struct Scanned {
     /// Without bodies.
     pub records: Vec<Record>,
-    /// Records in the range scanned that are damaged; whether they would have been wanted cannot be told.
+    /// Records in the range scanned that are damaged; whether they would have been wanted cannot be told. A look-up by
+    /// `external` or `about` may go by an index, and then lists only the damage that it comes by.
     pub damaged: Vec<Damage>,
     /// Where the next page begins, if there is one.
     pub next: Option<String>,

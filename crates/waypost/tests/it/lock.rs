@@ -112,9 +112,12 @@ fn a_holder_that_forgets_its_note_leaves_none() {
     let first = take(&path).unwrap();
     assert_eq!(first.previous(), None);
 
-    forget_note(&first).unwrap();
-    drop(first);
+    first.release().unwrap();
 
+    let second = take(&path).unwrap();
+    assert_eq!(second.previous(), None);
+    forget_note(&second).unwrap();
+    drop(second);
     assert_eq!(take(&path).unwrap().previous(), None);
 }
 

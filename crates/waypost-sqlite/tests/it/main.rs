@@ -1,0 +1,4 @@
+//! The SQLite store, from outside.
+
+mod contract;
+mod support;
