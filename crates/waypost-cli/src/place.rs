@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::store::Store;
 use waypost_sqlite::{SqliteOptions, SqliteStore};
@@ -79,7 +80,11 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 ///
 /// # Errors
 /// [`Error::NoStore`] if there is none and none may be made; nothing was made.
-pub(crate) fn open(given: Option<&str>, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+pub(crate) fn open(
+    given: Option<&str>,
+    near: Option<&Path>,
+    access: Access,
+) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
         if access != Access::Create && !url.is_there() {
@@ -168,7 +173,13 @@ fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
             };
             Ok(Arc::new(opened?))
         }
-        StoreUrl::File(_) => Err(Error::usage("no file store is built in", KINDS)),
+        StoreUrl::File(folder) => {
+            let opened = match access {
+                Access::Read => FileStore::open_read_only(folder),
+                Access::Write | Access::Create => FileStore::open(folder),
+            };
+            Ok(Arc::new(opened?))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use waypost::RunId;
 use waypost::engine::{ResumeOptions, SessionOptions, Snapshot};
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
-use waypost::store::{RunQuery, Store, StoreError};
+use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
@@ -23,7 +23,8 @@ use crate::reference::{Default as Meant, find};
 use crate::surroundings::{self, Local};
 
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write)?;
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let store = context.store(None, access)?;
     resume_in(context, store, args).await
 }
 
@@ -140,6 +141,7 @@ impl Prepared {
         run: &RunId,
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
+        store.wait_while_dying(run).await?;
         let entry = store.run(run).await?;
         if let Some(holder) = entry.summary.holder {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());

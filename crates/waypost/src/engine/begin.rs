@@ -6,7 +6,7 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
 use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
-use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder};
+use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
 
 use super::chain::Chain;
 use super::session::Session;
@@ -50,9 +50,15 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome, RunError> {
+    engine.store.wait_while_dying(run).await?;
+    // Read before the lease is held: a stop that is asked for from then on is meant for this session.
+    let overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
     match prepare_resume(engine, program, &lease, options).await {
-        Ok(Prepared::Session(session)) => session.continue_with(lease).await,
+        Ok(Prepared::Session(mut session)) => {
+            session.consumed = overtaken;
+            session.continue_with(lease).await
+        }
         Ok(Prepared::Idle(outcome)) => {
             engine.store.release(lease, None).await?;
             Ok(*outcome)
@@ -63,6 +69,12 @@ pub(super) async fn resumed<P: Program>(
             Err(error)
         }
     }
+}
+
+/// Returns the ids of requests to stop that no session took in: the resume takes them back.
+async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunError> {
+    let signals = engine.store.signals(run).await?;
+    Ok(signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop).map(|signal| signal.id).collect())
 }
 
 enum Prepared<'a, P: Program> {
@@ -77,7 +89,8 @@ async fn prepare_resume<'a, P: Program>(
     options: ResumeOptions<P::State>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart {
-        let session = restart(engine, program, lease, state, options.session).await?;
+        let mut session = restart(engine, program, lease, state, options.session).await?;
+        session.adopt = options.adopt.map(|adoption| adoption.definition);
         return Ok(Prepared::Session(Box::new(session)));
     }
     let snapshot = Snapshot::read(engine.store.as_ref(), lease.run()).await?;

@@ -275,6 +275,47 @@ async fn a_stop_from_afar_is_heeded_and_consumed() {
     assert_eq!(rig.store.signals(&run_id()).await.unwrap(), []);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_nobody_took_in_does_not_stop_the_next_resume() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    let signal = Signal {
+        id: "late".to_owned(),
+        kind: SignalKind::Stop,
+        branch: None,
+        sender: "someone".to_owned(),
+        created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
+    };
+    rig.store.signal(&run_id(), &signal).await.unwrap();
+
+    let outcome = rig.resume(&toy.healed()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(rig.store.signals(&run_id()).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_restart_can_adopt_another_graph() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Fail);
+    rig.run(&toy).await.unwrap();
+    let other = Toy::new("z; a: z", 1);
+    let adoption = Adoption { before: graph(&toy), definition: graph(&other).definition(None) };
+
+    let options = ResumeOptions {
+        restart: Some(Default::default()),
+        adopt: Some(adoption),
+        ..ResumeOptions::default()
+    };
+    let outcome = rig.engine.resume(&other, &run_id(), options).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(other.trace(), "z a");
+    let again = rig.resume(&other.again()).await.unwrap();
+    assert!(again.idle);
+}
+
 #[tokio::test]
 async fn cut_is_known() {
     let rig = Rig::new();
