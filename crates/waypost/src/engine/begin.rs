@@ -6,7 +6,7 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
 use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
-use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder, SignalKind};
+use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
 
 use super::chain::Chain;
 use super::session::Session;
@@ -50,6 +50,7 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome, RunError> {
+    engine.store.wait_while_dying(run).await?;
     // Read before the lease is held: a stop that is asked for from then on is meant for this session.
     let overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;

@@ -74,7 +74,7 @@ impl FileStore {
             run: run.clone(),
             workflow: record.map(|record| record.workflow.clone()).unwrap_or_default(),
             path: record.and_then(|record| record.path.clone()),
-            status: RunSummary::true_status(&summary, holder.is_some()),
+            status: RunSummary::true_status(&summary, holder.as_ref()),
             summary,
             labels: record.map(|record| record.labels.clone()).unwrap_or_default(),
             created_at,
