@@ -1,3 +1,91 @@
 //! Repository chores: test set-up, benchmarks, proof rigs, tidy checks.
+//!
+//! `cargo xtask test` is the one command that runs every test on a machine that has only Rust; `cargo xtask ci`
+//! adds what a change must pass beside them. Nothing here is part of what users install.
 
-fn main() {}
+mod bench;
+mod ci;
+mod machine;
+mod output;
+#[cfg(target_os = "linux")]
+mod prove;
+mod repo;
+mod tidy;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Repository chores of Waypost
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Set up what the tests need and run them all
+    Test {
+        /// Arguments for the test programs, such as part of a test's name
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Run all that a change must pass: tidy, format, clippy, docs, benchmarks in short form, tests
+    Ci,
+    /// Check the rules of the repository that a tool can check
+    Tidy {
+        /// The folder to check [default: this repository]
+        #[arg(long)]
+        root: Option<PathBuf>,
+    },
+    /// Measure speed and size beside the raw limits of this machine
+    Bench(bench::Options),
+    /// Be a process that is measured; for `bench` only
+    #[command(hide = true)]
+    BenchPart(bench::PartOptions),
+    /// Kill `waypost` at every system call and check its promises
+    #[cfg(target_os = "linux")]
+    Prove(prove::Options),
+    /// Wait for a tracer and become another program; for `prove` only
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    TraceMe {
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Behave as `waypost` does, with a planted mistake; for `prove` only
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Toy(prove::ToyOptions),
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::Test { args } => ci::test(&args),
+        Command::Ci => ci::ci(),
+        Command::Tidy { root } => tidy::run(&root.unwrap_or_else(repo::root)),
+        Command::Bench(options) => bench::run(&options),
+        Command::BenchPart(options) => bench::part(&options),
+        #[cfg(target_os = "linux")]
+        Command::Prove(options) => prove::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::TraceMe { command } => prove::trace_me(&command),
+        #[cfg(target_os = "linux")]
+        Command::Toy(options) => match prove::toy(&options) {
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(error),
+        },
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,3 +1,54 @@
 //! The command `waypost`.
+//!
+//! This file decides the exit code, once. Options are in `cli`, errors in `error`, printing in `output`, one file for
+//! each command in `commands`.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+use crate::commands::Context;
+use crate::error::Error;
+use crate::exit::Exit;
+
+mod cli;
+mod commands;
+mod definition;
+mod drive;
+mod error;
+mod exit;
+mod ladder;
+mod output;
+mod place;
+mod reference;
+mod surroundings;
+mod time;
+mod view;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return output::refused(&error).into(),
+    };
+    if matches!(cli.command, Command::Supervise) {
+        // Before there is a thread: the supervisor forks.
+        return waypost_workflow::supervisor::main();
+    }
+    let context = Context::new(&cli);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = runtime
+        .map_err(Error::Runtime)
+        .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
+    let exit = match result {
+        Ok(exit) => exit,
+        // Whoever read the answer has seen enough.
+        Err(error) if error.is_broken_pipe() => Exit::Done,
+        Err(error) => {
+            let diagnosis = error.diagnosis();
+            context.output.error(&diagnosis);
+            diagnosis.exit
+        }
+    };
+    exit.into()
+}

@@ -1,1 +1,35 @@
 //! The Waypost store over an SQLite file.
+//!
+//! [`SqliteStore`] keeps all runs of a folder in one database, and beside it what is for people and for the kernel:
+//!
+//! ```text
+//!   .waypost/waypost.db       records, summaries, signals, quarantine      (0600)
+//!   .waypost/locks/RUN.lock   the kernel lock of each run's writer
+//!   .waypost/runs/RUN/        events.jsonl, report.md, logs/               derived, or not synced
+//! ```
+//!
+//! Where to look:
+//!
+//! - `open`, `schema`: how the file is opened, made, checked and upgraded.
+//! - `commit`: the one path by which anything is written, and how tasks share a sync.
+//! - `append`, `lease`, `tidy`: what is written, each in one transaction.
+//! - `rows`, `read`, `runs`: how it is read back, verified.
+//! - `fault`: what SQLite's errors mean to a caller.
+//!
+//! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
+
+mod append;
+mod commit;
+mod fault;
+mod heal;
+mod lease;
+mod open;
+mod read;
+mod rows;
+mod runs;
+mod schema;
+mod store;
+mod tidy;
+
+pub use open::SqliteOptions;
+pub use store::SqliteStore;

@@ -1,1 +1,13 @@
 //! Contract suite, a disk that can die, a clock that can be set, generators.
+
+pub mod clock;
+pub mod contract;
+pub mod damage;
+pub mod differential;
+pub mod disk;
+pub mod memory;
+pub mod picture;
+pub mod records;
+pub mod seed;
+
+pub use clock::TestClock;

@@ -1,3 +1,11 @@
-//! Integration tests of the library, one module a topic.
+//! Tests of the library, in one binary.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod contract;
+mod engine;
+mod file;
+mod folder;
 mod lock;
+mod plan;
+mod records;
+mod toy;

@@ -1,0 +1,319 @@
+//! The command line: what can be asked, in clap's words. Decides nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiff::Timestamp;
+
+use crate::exit::Exit;
+use crate::time;
+
+/// Most lines that one listing gives: what a store gives as one page.
+pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
+
+/// Make long work survive: run steps, checkpoint each, resume after anything
+#[derive(Debug, Parser)]
+#[command(name = "waypost", version, max_term_width = 100, after_help = Exit::table())]
+#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(infer_long_args = false)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options that every command has.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Keep runs in this store: `sqlite:PATH`, `file:DIR` or `memory:` [default: the nearest `.waypost` upward]
+    #[arg(long, global = true, value_name = "URL", env = "WAYPOST_STORE", hide_env_values = true)]
+    pub(crate) store: Option<String>,
+    /// Answer in JSON: one document, or one object a line from `run`, `resume` and `events`
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Colour the output
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
+    /// Say only what went wrong
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Say more
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
+
+/// When colour is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal that has it, unless `NO_COLOR` is set
+    Auto,
+    /// Everywhere
+    Always,
+    /// Nowhere
+    Never,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a workflow file from its first step
+    Run(RunArgs),
+    /// Go on with a run where it stood
+    Resume(ResumeArgs),
+    /// Show what a resume would do, with a cause for each step
+    Plan(OneRun),
+    /// Explain what would be done with a step, and from which records that follows
+    Why(WhyArgs),
+    /// List runs, newest first
+    List(ListArgs),
+    /// Show a run, or how it stood at a checkpoint
+    Show(ShowArgs),
+    /// List the checkpoints of a run
+    Checkpoints(CheckpointsArgs),
+    /// Print the events of a run, oldest first
+    Events(EventsArgs),
+    /// Print what steps printed
+    Logs(LogsArgs),
+    /// Check the digests and the chain of checkpoints
+    Verify(VerifyArgs),
+    /// Check a workflow file without running it
+    Check(CheckArgs),
+    /// Delete runs with everything that belongs to them
+    Delete(DeleteArgs),
+    /// Stop a run from afar, resumable
+    Stop(StopArgs),
+    /// Keep the processes of one run; started by `run` and `resume`
+    #[command(hide = true)]
+    Supervise,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Workflow file
+    #[arg(default_value = "waypost.yaml")]
+    pub(crate) file: PathBuf,
+    /// Set a parameter; may be repeated
+    #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
+    pub(crate) params: Vec<(String, String)>,
+    /// Read parameters from a YAML or JSON file; `-p` goes before it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) params_file: Option<PathBuf>,
+    /// Name the run [default: the workflow's name with four random characters]
+    #[arg(long, value_name = "RUN")]
+    pub(crate) id: Option<String>,
+    /// Resume the run named by `--id` if there is one already
+    #[arg(long, requires = "id")]
+    pub(crate) or_resume: bool,
+    /// Label the run; may be repeated
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Stop after this step; start only what it needs
+    #[arg(long, value_name = "STEP")]
+    pub(crate) until: Option<String>,
+    /// Run the steps in this folder [default: the workflow file's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Show what would be done, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct ResumeArgs {
+    /// Run, `@` for the newest, or the beginning of its name [default: the newest resumable one]
+    #[arg(conflicts_with = "all")]
+    pub(crate) run: Option<String>,
+    /// Resume every run that was interrupted or is due, oldest first
+    #[arg(long, conflicts_with_all = ["restart", "with", "until"])]
+    pub(crate) all: bool,
+    /// Go on with this changed workflow file
+    #[arg(long, value_name = "FILE", conflicts_with = "keep_definition")]
+    pub(crate) with: Option<PathBuf>,
+    /// Go on with the run's own copy of the workflow although the file changed
+    #[arg(long)]
+    pub(crate) keep_definition: bool,
+    /// Start over from the first step; what was recorded stays
+    #[arg(long)]
+    pub(crate) restart: bool,
+    /// Stop after this step; start only what it needs
+    #[arg(long, value_name = "STEP")]
+    pub(crate) until: Option<String>,
+    /// Show what would be done, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneRun {
+    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    pub(crate) run: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Step [default: the first that is not finished]
+    pub(crate) step: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only runs with this status; may be repeated
+    #[arg(long, value_name = "STATUS")]
+    pub(crate) status: Vec<StatusName>,
+    /// Only runs of this workflow
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workflow: Option<String>,
+    /// Only runs of this workflow file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) path: Option<PathBuf>,
+    /// Only runs with this label; may be repeated
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Only runs that can be resumed
+    #[arg(long, conflicts_with = "status")]
+    pub(crate) resumable: bool,
+    /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
+    #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
+    pub(crate) since: Option<Since>,
+    /// List at most this many runs
+    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
+    pub(crate) limit: u64,
+    /// Go on after a page: the `next` of its JSON
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) after: Option<String>,
+}
+
+/// A moment: given as such, or as an age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// So long ago.
+    Ago(Duration),
+    /// At this time.
+    At(Timestamp),
+}
+
+/// The statuses of a run, as they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum StatusName {
+    Queued,
+    Running,
+    Waiting,
+    Interrupted,
+    Failed,
+    InDoubt,
+    Completed,
+    CompletedWithFailures,
+    Cancelled,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    #[arg(value_name = "RUN[@SEQ]")]
+    pub(crate) run: Option<String>,
+    /// Show only this step, in full
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointsArgs {
+    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    pub(crate) run: Option<String>,
+    /// Only those of this branch [default: all]
+    #[arg(long, value_name = "BRANCH")]
+    pub(crate) branch: Option<String>,
+    /// List at most this many checkpoints
+    #[arg(long, value_name = "COUNT", default_value_t = LIMIT_MAX, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
+    pub(crate) limit: u64,
+    /// Go on after a page: the `next` of its JSON
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    pub(crate) run: Option<String>,
+    /// Wait for more until the run stands still
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Print only what comes after this cursor
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Only the logs of this step [default: all, in the order in which they were started]
+    pub(crate) step: Option<String>,
+    /// Print only the newest attempt of each step
+    #[arg(long)]
+    pub(crate) last: bool,
+    /// Wait for more until the run stands still
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) follow: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    #[arg(value_name = "RUN[@SEQ]", conflicts_with = "all")]
+    pub(crate) run: Option<String>,
+    /// Check every run of the store
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Workflow file
+    #[arg(default_value = "waypost.yaml")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// Runs, `@` for the newest, or the beginnings of their names
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Wait so long for the run to write its last checkpoint
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
+}
+
+/// Splits `NAME=VALUE`; the value may be empty and may hold `=`.
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("it must read NAME=VALUE".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

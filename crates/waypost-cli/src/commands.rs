@@ -1,0 +1,92 @@
+//! The commands, one file each; what they share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use waypost::store::Store;
+use waypost::{Clock as _, RunId, SystemClock};
+
+use crate::cli::{Cli, Command};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::place::{self, Access};
+use crate::reference::{self, Default};
+
+mod check;
+mod checkpoints;
+mod delete;
+mod events;
+mod list;
+mod logs;
+mod plan;
+mod resume;
+mod run;
+mod show;
+mod stop;
+mod verify;
+
+pub(crate) use events::line as event_line;
+pub(crate) use resume::near_here;
+
+/// Returns the time of day.
+pub(crate) fn now() -> jiff::Timestamp {
+    SystemClock.now()
+}
+
+/// What every command is given.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) output: Output,
+    store: Option<String>,
+}
+
+impl Context {
+    /// Makes it from the global options.
+    pub(crate) fn new(cli: &Cli) -> Self {
+        Self { output: Output::new(&cli.global), store: cli.global.store.clone() }
+    }
+
+    /// Returns the time of day.
+    #[expect(clippy::unused_self, reason = "a command asks its context for whatever is not in its arguments")]
+    pub(crate) fn now(&self) -> jiff::Timestamp {
+        now()
+    }
+
+    /// Opens the store; `near` is the workflow file that it belongs to.
+    pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+        place::open(self.store.as_deref(), near, access)
+    }
+
+    /// Returns the words by which a command given here finds the store that is used near `near`.
+    pub(crate) fn store_words(&self, near: Option<&Path>) -> String {
+        place::words_for(self.store.as_deref(), near)
+    }
+
+    /// Opens the store for reading and finds a run in it.
+    pub(crate) async fn find(&self, run: Option<&str>) -> Result<(Arc<dyn Store>, RunId), Error> {
+        let store = self.store(None, Access::Read)?;
+        let run = reference::find(store.as_ref(), run, Default::Newest).await?;
+        Ok((store, run))
+    }
+}
+
+/// Carries a command out.
+pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
+    match command {
+        Command::Check(args) => check::check(context, args).await,
+        Command::List(args) => list::list(context, args).await,
+        Command::Show(args) => show::show(context, args).await,
+        Command::Checkpoints(args) => checkpoints::checkpoints(context, args).await,
+        Command::Events(args) => events::events(context, args).await,
+        Command::Logs(args) => logs::logs(context, args).await,
+        Command::Verify(args) => verify::verify(context, args).await,
+        Command::Delete(args) => delete::delete(context, args).await,
+        Command::Stop(args) => stop::stop(context, args).await,
+        Command::Run(args) => run::run(context, args).await,
+        Command::Resume(args) => resume::resume(context, args).await,
+        Command::Plan(args) => plan::plan(context, args).await,
+        Command::Why(args) => plan::why(context, args).await,
+        Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
+    }
+}

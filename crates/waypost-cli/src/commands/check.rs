@@ -1,0 +1,79 @@
+//! `waypost check`: what is wrong with a workflow file, and in which order its steps would run.
+
+use waypost_workflow::file::{Mode, Problem, Step, Workflow};
+
+use super::Context;
+use crate::cli::CheckArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::shown;
+use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
+
+#[expect(clippy::unused_async, reason = "every command is asked in the same way")]
+pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Error> {
+    let workflow = Workflow::read(&args.file)?;
+    let steps: Vec<CheckedStepView> = workflow.steps().iter().map(|step| view(&workflow, step)).collect();
+    if context.output.json {
+        context.output.document(&CheckView {
+            v: VERSION,
+            file: args.file.display().to_string(),
+            workflow: workflow.name().to_owned(),
+            mode: mode(&workflow),
+            steps,
+            warnings: workflow.warnings().iter().map(ProblemView::from).collect(),
+        })?;
+        return Ok(Exit::Done);
+    }
+    if !workflow.warnings().is_empty() {
+        context.output.aside(&workflow.render_warnings());
+    }
+    context.output.answer(&told(&args.file.display().to_string(), &workflow, &steps))?;
+    Ok(Exit::Done)
+}
+
+fn mode(workflow: &Workflow) -> &'static str {
+    match workflow.mode() {
+        Mode::Sequence => "sequence",
+        Mode::Graph => "graph",
+    }
+}
+
+fn view(workflow: &Workflow, step: &Step) -> CheckedStepView {
+    CheckedStepView {
+        id: step.id.clone(),
+        line: step.line,
+        needs: workflow.upstream(step).map(|need| need.id.clone()).collect(),
+    }
+}
+
+fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
+    let count = match steps.len() {
+        1 => "1 step".to_owned(),
+        count => format!("{count} steps"),
+    };
+    let order = match workflow.mode() {
+        Mode::Sequence => "which run one after another",
+        Mode::Graph => "which run as soon as what they need is finished",
+    };
+    let mut text = format!("{}: workflow {} has {count}, {order}\n", shown(file), shown(workflow.name()));
+    for step in steps {
+        let needs = match workflow.mode() {
+            Mode::Graph if !step.needs.is_empty() => format!(" after {}", step.needs.join(", ")),
+            Mode::Graph | Mode::Sequence => String::new(),
+        };
+        text.push_str(&format!("  {}{needs}\n", step.id));
+    }
+    text
+}
+
+impl From<&Problem> for ProblemView {
+    fn from(problem: &Problem) -> Self {
+        Self {
+            line: problem.line,
+            column: problem.column,
+            message: problem.message.clone(),
+            hint: problem.hint.clone(),
+            help: problem.help.clone(),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `waypost checkpoints`: the records of a run, each read and checked.
+
+use waypost::record::Record;
+use waypost::store::{Damage, Scan, Store, StoreError};
+use waypost::{CheckpointRef, RunId};
+
+use super::Context;
+use crate::cli::CheckpointsArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::reference;
+use crate::time;
+use crate::view::{CheckpointView, CheckpointsView, VERSION};
+
+pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
+    let branch = args.branch.as_deref().map(reference::parse_branch).transpose()?;
+    let (store, run) = context.find(args.run.as_deref()).await?;
+    let scan =
+        Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
+    let found = store.scan(&scan).await?;
+    let mut checkpoints = Vec::with_capacity(found.records.len());
+    for record in &found.records {
+        checkpoints.push(checked(store.as_ref(), record).await?);
+    }
+    insert_damaged(&mut checkpoints, &found.damaged);
+    if let Some(branch) = branch.filter(|_| checkpoints.is_empty() && scan.cursor.is_none()) {
+        return Err(Error::not_found(
+            format!("branch `{branch}` in run {run}"),
+            format!("see its branches: waypost checkpoints {run}"),
+        ));
+    }
+    if context.output.json {
+        context.output.document(&CheckpointsView { v: VERSION, checkpoints, next: found.next })?;
+        return Ok(Exit::Done);
+    }
+    context.output.answer(&table(&context.output, &checkpoints))?;
+    if found.next.is_some() {
+        context.output.note("There are more checkpoints: see --limit and --after.");
+    }
+    Ok(Exit::Done)
+}
+
+/// Shows a record, after its body was read and checked too.
+pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<CheckpointView, Error> {
+    let header = record.header();
+    let mut view = of_record(record);
+    match store.load(&header.run, &header.branch, header.seq).await {
+        Ok(_) => {}
+        Err(StoreError::Damaged { damage, .. }) => {
+            view.sound = false;
+            view.error = Some(damage.flaw.to_string());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(view)
+}
+
+/// Shows a record whose header is sound.
+pub(crate) fn of_record(record: &Record) -> CheckpointView {
+    let header = record.header();
+    let body = header.body.as_ref().map_or(0, |body| body.bytes);
+    CheckpointView {
+        reference: header.reference().to_string(),
+        branch: header.branch.to_string(),
+        seq: header.seq,
+        phase: Some(header.phase.name()),
+        reason: Some(header.reason),
+        step: header.step.as_ref().map(ToString::to_string),
+        attempt: Some(header.at.attempt).filter(|attempt| *attempt > 0),
+        iteration: header.at.iteration.clone(),
+        epoch: Some(header.at.epoch),
+        started: header.started.iter().map(|start| start.step.to_string()).collect(),
+        created_at: Some(header.created_at),
+        bytes: Some(record.header_bytes().len() as u64 + body),
+        digest: Some(record.digest().to_string()),
+        prev: header.prev.map(|digest| digest.to_string()),
+        basis: header.basis(),
+        sound: true,
+        error: None,
+    }
+}
+
+fn of_damage(damage: &Damage) -> CheckpointView {
+    CheckpointView {
+        reference: reference_of(&damage.run, damage).to_string(),
+        branch: damage.branch.to_string(),
+        seq: damage.seq,
+        phase: None,
+        reason: None,
+        step: None,
+        attempt: None,
+        iteration: Vec::new(),
+        epoch: None,
+        started: Vec::new(),
+        created_at: None,
+        bytes: None,
+        digest: None,
+        prev: None,
+        basis: None,
+        sound: false,
+        error: Some(damage.flaw.to_string()),
+    }
+}
+
+/// Names where damage was found.
+pub(crate) fn reference_of(run: &RunId, damage: &Damage) -> CheckpointRef {
+    CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
+}
+
+/// Puts damaged records where they belong by branch and seq.
+fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
+    for damage in damaged {
+        let view = of_damage(damage);
+        let after = views.iter().rposition(|other| other.branch == view.branch && other.seq < view.seq);
+        let first = views.iter().position(|other| other.branch == view.branch);
+        let place = after.map(|place| place + 1).or(first).unwrap_or(views.len());
+        views.insert(place, view);
+    }
+}
+
+/// Lays out checkpoints.
+pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
+    let row = |view: &CheckpointView| {
+        let attempt = view.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!(" ({attempt})"));
+        vec![
+            view.reference.clone(),
+            view.created_at.map(time::utc).unwrap_or_default(),
+            view.phase.unwrap_or_default().to_owned(),
+            view.step
+                .as_ref()
+                .map(|step| format!("{step}{}", attempt.unwrap_or_default()))
+                .unwrap_or_default(),
+            view.started.join(", "),
+            view.bytes.map(|bytes| bytes.to_string()).unwrap_or_default(),
+            if view.sound { "sound".to_owned() } else { "DAMAGED".to_owned() },
+        ]
+    };
+    let rows: Vec<Vec<String>> = views.iter().map(row).collect();
+    output.table(&["CHECKPOINT", "TIME", "PHASE", "STEP", "STARTS", "BYTES", "SOUND"], &rows)
+}

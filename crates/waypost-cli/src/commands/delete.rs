@@ -1,0 +1,69 @@
+//! `waypost delete`: removes runs with all that belongs to them, after asking.
+
+use waypost::RunId;
+use waypost::store::{Store, StoreError, StoreExt as _};
+
+use super::Context;
+use crate::cli::DeleteArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::Access;
+use crate::reference::{Default, find};
+use crate::view::{DeletedView, VERSION};
+
+pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
+    for name in &args.runs {
+        let run = find(store.as_ref(), Some(name), Default::Newest).await?;
+        if !runs.contains(&run) {
+            runs.push(run);
+        }
+    }
+    for run in &runs {
+        refuse_live(store.as_ref(), run).await?;
+    }
+    let names = runs.iter().map(ToString::to_string).collect::<Vec<_>>();
+    if !args.yes && !agreed(context, &names)? {
+        context.output.note("Nothing was deleted, because that was not confirmed.");
+        return Ok(Exit::Usage);
+    }
+    let mut deleted = Vec::with_capacity(runs.len());
+    for run in &runs {
+        store.delete(run).await?;
+        if !context.output.json {
+            context.output.answer(&format!("Deleted run {run}"))?;
+        }
+        deleted.push(run.to_string());
+    }
+    if context.output.json {
+        context.output.document(&DeletedView { v: VERSION, deleted })?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Looks before the question is asked; the store looks again when it deletes.
+async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    store.wait_while_dying(run).await?;
+    match store.run(run).await {
+        Ok(entry) if entry.summary.holder.is_some() => {
+            Err(StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into())
+        }
+        // A damaged run can be deleted too.
+        Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Version { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
+    if !context.output.can_ask() {
+        return Err(Error::usage(
+            format!("cannot ask whether to delete {}: there is no terminal", names.join(", ")),
+            "`--yes` deletes without asking",
+        ));
+    }
+    let what = if names.len() == 1 { "run" } else { "runs" };
+    Ok(context
+        .output
+        .confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
+}

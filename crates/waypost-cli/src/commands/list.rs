@@ -1,0 +1,123 @@
+//! `waypost list`: the runs of the store, newest first. Opens no record.
+
+use std::collections::BTreeSet;
+
+use waypost::record::RunStatus;
+use waypost::store::{RunQuery, RunSummary, Store};
+
+use super::Context;
+use crate::cli::{ListArgs, StatusName};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access};
+use crate::reference::resumable_statuses;
+use crate::time;
+use crate::view::{ListView, RunView, VERSION};
+
+pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
+    let store = match context.store(None, Access::Read) {
+        Ok(store) => store,
+        Err(error @ Error::NoStore { .. }) => return nothing(context, &error.to_string()),
+        Err(error) => return Err(error),
+    };
+    let query = query(context, store.as_ref(), &args);
+    let found = store.runs(&query).await?;
+    let home = store.home();
+    let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
+    if context.output.json {
+        context.output.document(&ListView { v: VERSION, runs, next: found.next })?;
+        return Ok(Exit::Done);
+    }
+    if runs.is_empty() {
+        let filtered = query != RunQuery { limit: query.limit, ..RunQuery::default() };
+        let why = if filtered { "no run of the store is as asked for" } else { "the store has no runs" };
+        return nothing(context, why);
+    }
+    context.output.answer(&table(context, &runs))?;
+    if found.next.is_some() {
+        context
+            .output
+            .note(&format!("There are older runs; these are the newest {}: see --limit.", runs.len()));
+    }
+    Ok(Exit::Done)
+}
+
+fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {
+    if context.output.json {
+        context.output.document(&ListView { v: VERSION, runs: Vec::new(), next: None })?;
+    } else {
+        context.output.note(&format!("Nothing to list, because {why}."));
+    }
+    Ok(Exit::Done)
+}
+
+fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {
+    let statuses = if args.resumable {
+        resumable_statuses()
+    } else {
+        args.status.iter().map(|status| RunStatus::from(*status)).collect::<BTreeSet<_>>()
+    };
+    let as_recorded = |path: &std::path::PathBuf| match store.home() {
+        Some(home) => place::relative_to(home, path).unwrap_or_else(|| path.display().to_string()),
+        None => path.display().to_string(),
+    };
+    RunQuery {
+        prefix: None,
+        statuses,
+        workflow: args.workflow.clone(),
+        path: args.path.as_ref().map(as_recorded),
+        labels: args.labels.iter().cloned().collect(),
+        since: args.since.map(|since| since.resolve(context.now())),
+        cursor: args.after.clone(),
+        limit: args.limit as usize,
+    }
+}
+
+fn view(home: Option<&std::path::Path>, run: RunSummary) -> RunView {
+    RunView {
+        run: run.run.to_string(),
+        workflow: run.workflow,
+        path: run.path.map(|path| place::from_home(home, &path).display().to_string()),
+        status: run.status,
+        step: run.summary.step,
+        progress: run.summary.progress,
+        started_at: run.created_at,
+        updated_at: run.updated_at,
+        resumable: run.status.is_resumable(),
+        checkpoints: run.checkpoints,
+        bytes: run.bytes,
+        labels: run.labels,
+    }
+}
+
+fn table(context: &Context, runs: &[RunView]) -> String {
+    let now = context.now();
+    let row = |run: &RunView| {
+        vec![
+            run.run.clone(),
+            run.status.name().to_owned(),
+            format!("{}/{}", run.progress.done, run.progress.total),
+            run.step.clone().unwrap_or_default(),
+            time::ago(run.updated_at, now),
+            run.workflow.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
+    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "WORKFLOW"], &rows)
+}
+
+impl From<StatusName> for RunStatus {
+    fn from(name: StatusName) -> Self {
+        match name {
+            StatusName::Queued => Self::Queued,
+            StatusName::Running => Self::Running,
+            StatusName::Waiting => Self::Waiting,
+            StatusName::Interrupted => Self::Interrupted,
+            StatusName::Failed => Self::Failed,
+            StatusName::InDoubt => Self::InDoubt,
+            StatusName::Completed => Self::Completed,
+            StatusName::CompletedWithFailures => Self::CompletedWithFailures,
+            StatusName::Cancelled => Self::Cancelled,
+        }
+    }
+}

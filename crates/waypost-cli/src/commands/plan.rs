@@ -1,0 +1,115 @@
+//! `waypost plan` and `waypost why`: what a resume would do, and from which records that follows.
+
+use waypost::engine::Snapshot;
+use waypost::plan::{Action, Decision, Plan, Verdicts};
+use waypost::store::{Store, StoreExt as _};
+
+use super::{Context, checkpoints};
+use crate::cli::{OneRun, WhyArgs};
+use crate::definition::{Choice, choose};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::view::{DecisionView, PlanView, VERSION, WhyView};
+
+pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
+    let (store, run) = context.find(args.run.as_deref()).await?;
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let plan = planned(context, store.as_ref(), &snapshot).await?;
+    print(context, Some(run.as_str()), &plan)?;
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error> {
+    let (store, run) = context.find(Some(&args.run)).await?;
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let plan = planned(context, store.as_ref(), &snapshot).await?;
+    let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
+    let decision = match &args.step {
+        Some(step) => {
+            plan.decisions.iter().find(|decision| decision.step.as_str() == step).ok_or_else(|| {
+                Error::not_found(
+                    format!("step `{step}` in run {run}"),
+                    format!("see its steps: waypost show {run}"),
+                )
+            })?
+        }
+        None => match plan.decisions.iter().find(open).or(plan.decisions.last()) {
+            Some(decision) => decision,
+            None => return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps")),
+        },
+    };
+    let newest = snapshot.newest().header();
+    let history = store.history(&run, &decision.branch, newest.seq).await?;
+    let about = |record: &&waypost::record::Record| {
+        let header = record.header();
+        header.step.as_ref() == Some(&decision.step)
+            || header.started.iter().any(|start| start.step == decision.step)
+    };
+    let records: Vec<_> = history.iter().rev().filter(about).map(checkpoints::of_record).collect();
+    if context.output.json {
+        context.output.document(&WhyView {
+            v: VERSION,
+            run: run.to_string(),
+            decision: decision.into(),
+            history: records,
+        })?;
+        return Ok(Exit::Done);
+    }
+    let mut text = format!("{}\n", sentence(decision));
+    if records.is_empty() {
+        text.push_str("No record of the run is about it.");
+    } else {
+        text.push_str(&checkpoints::table(&context.output, &records));
+    }
+    context.output.answer(&text)?;
+    Ok(Exit::Done)
+}
+
+fn sentence(decision: &Decision) -> String {
+    let Decision { step, cause, action, .. } = decision;
+    let would = match action {
+        Action::Reuse => "its result is used",
+        Action::Recheck => "its result is checked, and used if nothing changed",
+        Action::Run => "it runs",
+        Action::Retry => "it is tried again",
+        Action::Restart => "it is started again",
+        Action::Wait => "it waits",
+        Action::Ask => "a person must decide",
+        Action::Skip => "it is passed over",
+    };
+    format!("step {step}: {would}, because {cause}")
+}
+
+async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
+    let chosen = choose(store, snapshot, &Choice::default())?;
+    chosen.tell(context);
+    for damage in snapshot.damaged() {
+        let at = checkpoints::reference_of(&damage.run, damage);
+        context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
+    }
+    if let Some(holder) = &snapshot.entry.summary.holder {
+        context
+            .output
+            .note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
+    }
+    chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
+}
+
+/// Prints a plan.
+pub(crate) fn print(context: &Context, run: Option<&str>, plan: &Plan) -> Result<(), Error> {
+    let decisions: Vec<DecisionView> = plan.decisions.iter().map(DecisionView::from).collect();
+    if context.output.json {
+        context.output.document(&PlanView { v: VERSION, run: run.map(ToOwned::to_owned), decisions })?;
+        return Ok(());
+    }
+    let row = |decision: &DecisionView| {
+        let branch = if decision.branch == "main" { String::new() } else { decision.branch.clone() };
+        vec![decision.step.clone(), branch, decision.action.name().to_owned(), decision.cause.clone()]
+    };
+    let rows: Vec<Vec<String>> = decisions.iter().map(row).collect();
+    context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?;
+    if plan.decisions.iter().all(|decision| matches!(decision.action, Action::Reuse | Action::Skip)) {
+        context.output.note("A resume would do nothing, because every step is finished.");
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! `waypost resume`: goes on with a run where it stood.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use waypost::RunId;
+use waypost::engine::{ResumeOptions, SessionOptions, Snapshot};
+use waypost::plan::Verdicts;
+use waypost::record::{RunRecord, RunStatus};
+use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
+use waypost_workflow::file::Workflow;
+use waypost_workflow::program::{WorkflowProgram, declared_env};
+
+use super::Context;
+use crate::cli::ResumeArgs;
+use crate::definition::{Choice, Chosen, choose};
+use crate::drive::{Session, Told};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access};
+use crate::reference::{Default as Meant, find};
+use crate::surroundings::{self, Local};
+
+pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let store = context.store(None, access)?;
+    resume_in(context, store, args).await
+}
+
+/// Goes on in a store that is open already.
+pub(crate) async fn resume_in(
+    context: &Context,
+    store: Arc<dyn Store>,
+    args: ResumeArgs,
+) -> Result<Exit, Error> {
+    if args.all {
+        return resume_all(context, store, &args).await;
+    }
+    let run = meant(store.as_ref(), args.run.as_deref()).await?;
+    if args.dry_run {
+        return dry_run(context, store.as_ref(), &run, &args).await;
+    }
+    let prepared = Prepared::of(context, &store, &run, &args).await?;
+    let session = Session::begin(context, prepared.timeout)?;
+    prepared.go_on(context, store, &session, &args).await
+}
+
+/// Finds the run that is meant: without a name the newest that can be resumed; if there is none, the newest of all,
+/// about which there is something to say.
+async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
+    if name.is_some() {
+        return find(store, name, Meant::Newest).await;
+    }
+    match find(store, None, Meant::NewestResumable).await {
+        Err(Error::NotFound { .. }) => find(store, None, Meant::Newest).await,
+        found => found,
+    }
+}
+
+/// Goes on with every run that was interrupted, or whose time has come, oldest first.
+async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
+    let mut runs = due(context, store.as_ref()).await?;
+    runs.reverse();
+    if runs.is_empty() {
+        context.output.note("Nothing to resume, because no run is interrupted or due.");
+        return Ok(Exit::Done);
+    }
+    let session = Session::begin(context, None)?;
+    let mut worst = Exit::Done;
+    for run in runs {
+        if session.stop.asked().is_some() {
+            break;
+        }
+        if args.dry_run {
+            dry_run(context, store.as_ref(), &run, args).await?;
+            continue;
+        }
+        let ended = match Prepared::of(context, &store, &run, args).await {
+            Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
+            Err(error) => Err(error),
+        };
+        let exit = ended.unwrap_or_else(|error| {
+            let diagnosis = error.diagnosis();
+            context.output.error(&diagnosis);
+            diagnosis.exit
+        });
+        if worst == Exit::Done {
+            worst = exit;
+        }
+    }
+    Ok(worst)
+}
+
+async fn due(context: &Context, store: &dyn Store) -> Result<Vec<RunId>, Error> {
+    let now = context.now();
+    let statuses = [RunStatus::Interrupted, RunStatus::Queued, RunStatus::Waiting].into();
+    let mut query = RunQuery { statuses, ..RunQuery::default() };
+    let mut runs = Vec::new();
+    loop {
+        let page = store.runs(&query).await?;
+        let is_due = |run: &waypost::store::RunSummary| {
+            run.status != RunStatus::Waiting || run.summary.wake_at.is_some_and(|wake_at| wake_at <= now)
+        };
+        runs.extend(page.runs.into_iter().filter(is_due).map(|run| run.run));
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => return Ok(runs),
+        }
+    }
+}
+
+async fn dry_run(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<Exit, Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    let chosen = choose(store, &snapshot, &Choice::of(args))?;
+    chosen.tell(context);
+    let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
+    super::plan::print(context, Some(run.as_str()), &plan)?;
+    context.output.note("Nothing was run, as asked.");
+    Ok(Exit::Done)
+}
+
+/// A run, ready to go on.
+struct Prepared {
+    run: RunId,
+    frozen: RunRecord,
+    chosen: Chosen,
+    local: Local,
+    timeout: Option<std::time::Duration>,
+}
+
+impl Prepared {
+    async fn of(
+        context: &Context,
+        store: &Arc<dyn Store>,
+        run: &RunId,
+        args: &ResumeArgs,
+    ) -> Result<Self, Error> {
+        store.wait_while_dying(run).await?;
+        let entry = store.run(run).await?;
+        if let Some(holder) = entry.summary.holder {
+            return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
+        }
+        let frozen = entry.record.record().clone();
+        let chosen = match Snapshot::read(store.as_ref(), run).await {
+            Ok(snapshot) => choose(store.as_ref(), &snapshot, &Choice::of(args))?,
+            // Nothing sound is left to go on from; starting over needs only the frozen record.
+            Err(StoreError::Damaged { .. }) if args.restart => Chosen::frozen(store.as_ref(), &frozen)?,
+            Err(error) => return Err(error.into()),
+        };
+        chosen.tell(context);
+        surroundings::refuse_missing_secrets(&chosen.workflow)?;
+        surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
+        let mut local = Local::look()?;
+        local.has_bash =
+            frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+        tell_of_environment(context, &frozen, &chosen.workflow, &local);
+        let timeout = chosen.workflow.timeout();
+        Ok(Self { run: run.clone(), frozen, chosen, local, timeout })
+    }
+
+    async fn go_on(
+        self,
+        context: &Context,
+        store: Arc<dyn Store>,
+        session: &Session<'_>,
+        args: &ResumeArgs,
+    ) -> Result<Exit, Error> {
+        let Self { run, frozen, chosen, local, .. } = self;
+        let file = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+        let told = Told {
+            run: run.clone(),
+            file: file.as_deref().map(near_here),
+            store_words: context.store_words(None),
+            lines: surroundings::lines(&chosen.workflow),
+            until: args.until.clone(),
+        };
+        let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+        let options = SessionOptions {
+            stop: session.stop.clone(),
+            until: surroundings::until(args.until.as_deref())?,
+            retention: frozen.retention,
+            ..surroundings::session_options(&chosen.workflow)
+        };
+        let program =
+            WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+        let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
+        let options = ResumeOptions { session: options, adopt: chosen.adoption, restart };
+        let engine = session.engine(store);
+        let outcome = session.watch(engine.resume(&program, &run, options)).await?;
+        session.conclude(&outcome, &told)
+    }
+}
+
+/// Names declared variables whose values differ from when the run was made.
+fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow, local: &Local) {
+    let now = declared_env(workflow, &local.environment);
+    let differs = |(name, digest): (&String, &Option<_>)| {
+        let before = frozen.env.get(name)?;
+        (before != digest).then(|| format!("`{name}`"))
+    };
+    let names: Vec<String> = now.iter().filter_map(differs).collect();
+    if !names.is_empty() {
+        context
+            .output
+            .warn(&format!("the environment differs from when the run was made: {}", names.join(", ")));
+    }
+}
+
+/// Shows a path relative to the current folder where it is below it.
+pub(crate) fn near_here(path: &Path) -> std::path::PathBuf {
+    let here = std::env::current_dir().ok();
+    here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
+}

@@ -1,0 +1,282 @@
+//! `waypost run`: makes a run of a workflow file and works on it.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use waypost::RunId;
+use waypost::engine::SessionOptions;
+use waypost::plan::{Effective, Verdicts, plan};
+use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
+use waypost::store::{RunQuery, Store, StoreError};
+use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
+use waypost_workflow::program::{WorkflowProgram, declared_env, graph_of};
+
+use super::Context;
+use super::resume;
+use crate::cli::{ResumeArgs, RunArgs};
+use crate::drive::{Session, Told};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access};
+use crate::reference::resumable_statuses;
+use crate::surroundings::{self, Local};
+
+/// Letters of the random end of a made id: Crockford's base 32, which has no letters that look alike.
+const BASE_32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+/// Most characters of the workflow's name in a made id: it stays readable in a list.
+const NAME_CHARACTERS_MAX: usize = 40;
+/// How often another random end is tried when the id is taken: each collides once in a million runs of one name.
+const IDS_MAX: usize = 8;
+/// Runs of the same file that are looked at for the hint to resume instead.
+const BESIDE_MAX: usize = 20;
+
+pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error> {
+    let workflow = Workflow::read(&args.file)?;
+    let given = GivenParams {
+        file: args.params_file.as_deref().map(read_params_file).transpose()?.unwrap_or_default(),
+        text: args.params.clone(),
+    };
+    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
+    let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
+    let base = base_folder(&args)?;
+    surroundings::refuse_missing_secrets(&workflow)?;
+    surroundings::refuse_unknown_step(&workflow, args.until.as_deref())?;
+    if args.dry_run {
+        return dry_run(context, &workflow, id.as_ref());
+    }
+    let store = context.store(Some(&args.file), Access::Create)?;
+    if let Some(id) = &id
+        && is_there(store.as_ref(), id).await?
+    {
+        return beside_existing(context, store, id, &args).await;
+    }
+    if !workflow.warnings().is_empty() {
+        context.output.detail(&workflow.render_warnings());
+    }
+    begin(context, store, Beginning { workflow, params, id, base, args }).await
+}
+
+/// All that a run is made of.
+struct Beginning {
+    workflow: Workflow,
+    params: Map<String, Value>,
+    id: Option<RunId>,
+    base: PathBuf,
+    args: RunArgs,
+}
+
+async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
+    let Beginning { workflow, params, id, base, args } = beginning;
+    hint_to_resume(context, store.as_ref(), &args.file, &params).await?;
+    let local = Local::look()?;
+    let run = match &id {
+        Some(id) => id.clone(),
+        None => free_id(store.as_ref(), workflow.name()).await?,
+    };
+    let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
+    let options = SessionOptions {
+        until: surroundings::until(args.until.as_deref())?,
+        ..surroundings::session_options(&workflow)
+    };
+    let timeout = workflow.timeout();
+    let told = Told {
+        run: run.clone(),
+        file: Some(args.file.clone()),
+        store_words: context.store_words(Some(&args.file)),
+        lines: surroundings::lines(&workflow),
+        until: args.until.clone(),
+    };
+    let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
+    let state = program.initial_state(params)?;
+    if let Some((name, _)) = record.labels.iter().find(|(_, value)| program.mask().contains(value.as_bytes()))
+    {
+        return Err(Error::usage(
+            format!("label `{name}` contains a secret"),
+            "labels are recorded; choose another",
+        ));
+    }
+    let session = Session::begin(context, timeout)?;
+    let options = SessionOptions { stop: session.stop.clone(), ..options };
+    context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
+    let engine = session.engine(store);
+    let outcome = session.watch(engine.run(&program, record, state, options)).await?;
+    session.conclude(&outcome, &told)
+}
+
+/// Says what would run, in which order.
+fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result<Exit, Error> {
+    let graph = graph_of(workflow, surroundings::cores())?;
+    let entry = |place: usize| FrontierEntry {
+        step: graph.steps()[place].id.clone(),
+        status: Status::Ready,
+        at: Try::default(),
+        failures: 0,
+        since: 0,
+        wake_at: None,
+        waits: Vec::new(),
+        exited: None,
+        fan: None,
+    };
+    let position =
+        Position { frontier: graph.roots().into_iter().map(entry).collect(), ..Position::default() };
+    let branch = waypost::BranchPath::main();
+    let effective = Effective { branch, seq: 0, position, evidence: Default::default(), stopped_by: None };
+    let plan = plan(&graph, &[effective], &Verdicts::new(), context.now());
+    super::plan::print(context, id.map(RunId::as_str), &plan)?;
+    context.output.note("Nothing was run, as asked.");
+    Ok(Exit::Done)
+}
+
+async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
+    match store.run(run).await {
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn beside_existing(
+    context: &Context,
+    store: Arc<dyn Store>,
+    id: &RunId,
+    args: &RunArgs,
+) -> Result<Exit, Error> {
+    if !args.or_resume {
+        return Err(StoreError::Exists { run: id.clone() }.into());
+    }
+    let args = ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() };
+    resume::resume_in(context, store, args).await
+}
+
+fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
+    let beside = || args.file.parent().filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned);
+    let folder = args.dir.clone().or_else(beside).unwrap_or_else(|| PathBuf::from("."));
+    let base = folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.clone(), source })?;
+    if base.is_dir() {
+        return Ok(base);
+    }
+    Err(Error::usage(
+        format!("{} is not a folder", folder.display()),
+        "name the folder for the steps with `--dir`",
+    ))
+}
+
+#[expect(clippy::too_many_arguments, reason = "a run record is made of all of these, here only")]
+fn record(
+    context: &Context,
+    store: &dyn Store,
+    workflow: &Workflow,
+    params: &Map<String, Value>,
+    run: &RunId,
+    base: &Path,
+    args: &RunArgs,
+    local: &Local,
+) -> Result<RunRecord, Error> {
+    let graph = graph_of(workflow, local.cores)?;
+    let relative = |path: &Path| match store.home() {
+        Some(home) => place::relative_to(home, path),
+        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
+    };
+    let mut labels = workflow.labels().clone();
+    labels.extend(args.labels.iter().cloned());
+    Ok(RunRecord {
+        v: FORMAT,
+        run: run.clone(),
+        workflow: workflow.name().to_owned(),
+        definition: graph.definition(Some(workflow.text().to_owned())),
+        path: relative(&args.file),
+        base: relative(base),
+        params: params.clone(),
+        env: declared_env(workflow, &local.environment),
+        labels,
+        settings: surroundings::settings(json!({ surroundings::BASH: local.has_bash })),
+        durability: surroundings::durability(workflow),
+        retention: workflow.checkpoints().retention,
+        parent: None,
+        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
+        actor: local.actor(),
+        created_at: context.now(),
+    })
+}
+
+/// Makes an id that no run has: the workflow's name and a random end.
+async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
+    let name = slug(workflow);
+    for _ in 0..IDS_MAX {
+        let id =
+            RunId::new(&format!("{name}-{}", random_end())).expect("a slug begins with a letter or digit");
+        if !is_there(store, &id).await? {
+            return Ok(id);
+        }
+    }
+    Err(Error::usage(format!("cannot find a free name for a run of `{workflow}`"), "name it with `--id`"))
+}
+
+/// Makes the beginning of a run id of a workflow's name.
+fn slug(workflow: &str) -> String {
+    let mut slug = String::new();
+    for c in workflow.chars() {
+        let c = if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
+        if slug.len() < NAME_CHARACTERS_MAX
+            && (c.is_ascii_alphanumeric() || !slug.is_empty())
+            && !(c == '-' && slug.ends_with('-'))
+        {
+            slug.push(c);
+        }
+    }
+    let slug = slug.trim_end_matches(['-', '.', '_']);
+    if slug.is_empty() { "run".to_owned() } else { slug.to_owned() }
+}
+
+fn random_end() -> String {
+    // The keys of std's hash maps are taken from the system's randomness.
+    let random = RandomState::new().build_hasher().finish();
+    (0..4).map(|place| char::from(BASE_32[(random >> (5 * place)) as usize & 31])).collect()
+}
+
+/// Says so when a run of the same file with the same params can be resumed instead.
+async fn hint_to_resume(
+    context: &Context,
+    store: &dyn Store,
+    file: &Path,
+    params: &Map<String, Value>,
+) -> Result<(), Error> {
+    let Some(path) = store.home().and_then(|home| place::relative_to(home, file)) else { return Ok(()) };
+    let query = RunQuery {
+        statuses: resumable_statuses(),
+        path: Some(path),
+        limit: BESIDE_MAX,
+        ..RunQuery::default()
+    };
+    for summary in store.runs(&query).await?.runs {
+        let Ok(entry) = store.run(&summary.run).await else { continue };
+        if entry.record.record().params == *params {
+            context.output.note(&format!(
+                "Run {} of the same file and params is {}; to go on with it instead: waypost resume {0}{}",
+                summary.run,
+                summary.status.name(),
+                context.store_words(Some(file))
+            ));
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::RunId;
+
+    use super::{random_end, slug};
+
+    #[test]
+    fn a_made_id_is_always_a_run_id() {
+        for name in ["nightly report", "../x", "--", "", "grün", "a..b", &"x".repeat(500), "1 %&/ 2"] {
+            let id = format!("{}-{}", slug(name), random_end());
+            assert!(RunId::new(&id).is_ok(), "{name}: {id}");
+        }
+        assert_eq!(slug("nightly report!"), "nightly-report");
+    }
+}

@@ -1,0 +1,281 @@
+//! `waypost verify`: every byte of a run against its digest, and every record against the one before it.
+
+use std::collections::BTreeMap;
+
+use waypost::record::{Claim, Reason, Record, Verdict};
+use waypost::store::{Damage, RunQuery, Scan, Store, StoreError};
+use waypost::{BranchPath, CheckpointRef, Digest, RunId};
+
+use super::{Context, checkpoints};
+use crate::cli::VerifyArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::place::Access;
+use crate::reference::{Default, Reference, find};
+use crate::view::{
+    ClaimView, EvidenceSummary, VERSION, VerifiedRunView, VerifiedView, VerifyAllView, VerifyView,
+};
+
+pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    if args.all {
+        return verify_all(context, store.as_ref()).await;
+    }
+    let reference = args.run.as_deref().map(Reference::parse).transpose()?;
+    let name = reference.as_ref().and_then(|reference| reference.run.as_deref());
+    let run = find(store.as_ref(), name, Default::Newest).await?;
+    let mut view = verify_run(store.as_ref(), &run).await?;
+    if let Some((branch, seq)) = reference.and_then(|reference| reference.checkpoint) {
+        only(&mut view, &CheckpointRef { run: run.clone(), branch, seq })?;
+    }
+    let sound = view.sound;
+    if context.output.json {
+        context.output.document(&VerifyView { v: VERSION, run: view })?;
+    } else {
+        context.output.answer(&told(&context.output, &view))?;
+    }
+    Ok(if sound { Exit::Done } else { Exit::Damaged })
+}
+
+async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error> {
+    let mut runs = Vec::new();
+    let mut query = RunQuery::default();
+    loop {
+        let page = store.runs(&query).await?;
+        for summary in &page.runs {
+            let view = verify_run(store, &summary.run).await?;
+            if !context.output.json {
+                context.output.answer(&told(&context.output, &view))?;
+            }
+            runs.push(view);
+        }
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let sound = runs.iter().all(|run| run.sound);
+    if runs.is_empty() {
+        context.output.note("Nothing to verify, because the store has no runs.");
+    }
+    if context.output.json {
+        context.output.document(&VerifyAllView { v: VERSION, sound, runs })?;
+    }
+    Ok(if sound { Exit::Done } else { Exit::Damaged })
+}
+
+/// Keeps one checkpoint of what was verified. What is wrong with the run elsewhere does not count then.
+fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
+    let name = at.to_string();
+    view.checkpoints.retain(|checkpoint| checkpoint.reference == name);
+    view.errors.clear();
+    let Some(checkpoint) = view.checkpoints.first() else {
+        let hint = format!("see its checkpoints: waypost checkpoints {}", at.run);
+        return Err(Error::not_found(format!("checkpoint {name}"), hint));
+    };
+    view.sound = checkpoint.sound;
+    Ok(())
+}
+
+/// Checks a run: its frozen record, every header and body, and the chain of each branch.
+async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
+    let (root, mut errors) = match store.run(run).await {
+        Ok(entry) => (Some(entry.record.digest()), Vec::new()),
+        Err(StoreError::Damaged { damage, .. }) => {
+            (None, vec![format!("the run record is damaged: {}", damage.flaw)])
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut branches: BTreeMap<BranchPath, Chain> = BTreeMap::new();
+    let mut order: Vec<BranchPath> = Vec::new();
+    let mut scan = Scan::of(run);
+    loop {
+        let page = store.scan(&scan).await?;
+        for link in links(page.records, page.damaged) {
+            let branch = link.branch().clone();
+            let chain = branches.entry(branch.clone()).or_insert_with(|| {
+                order.push(branch);
+                Chain::default()
+            });
+            chain.take(store, root, link).await?;
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    if branches.values().all(|chain| chain.checkpoints.is_empty()) {
+        errors.push("it has no checkpoints".to_owned());
+    }
+    let mut checkpoints = Vec::new();
+    for branch in order {
+        let chain = branches.remove(&branch).expect("every branch of the order was just made");
+        checkpoints.extend(chain.finish());
+    }
+    let sound = errors.is_empty() && checkpoints.iter().all(|checkpoint: &VerifiedView| checkpoint.sound);
+    Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
+}
+
+/// A place in a chain: a record whose header is sound, or damage.
+enum Link {
+    Record(Box<Record>),
+    Damage(Damage),
+}
+
+impl Link {
+    fn branch(&self) -> &BranchPath {
+        match self {
+            Self::Record(record) => &record.header().branch,
+            Self::Damage(damage) => &damage.branch,
+        }
+    }
+
+    fn seq(&self) -> u64 {
+        match self {
+            Self::Record(record) => record.header().seq,
+            Self::Damage(damage) => damage.seq,
+        }
+    }
+}
+
+/// Puts damage where it belongs among the records of a page.
+fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
+    let mut links: Vec<Link> = records.into_iter().map(|record| Link::Record(Box::new(record))).collect();
+    for damage in damaged {
+        let before = |link: &Link| *link.branch() == damage.branch && link.seq() < damage.seq;
+        let first = |link: &Link| *link.branch() == damage.branch;
+        let place = links.iter().rposition(before).map(|place| place + 1);
+        let place = place.or_else(|| links.iter().position(first)).unwrap_or(links.len());
+        links.insert(place, Link::Damage(damage));
+    }
+    links
+}
+
+/// A branch as far as it was walked.
+#[derive(Default)]
+struct Chain {
+    /// Seq and digest of the newest record with a sound header.
+    last: Option<(u64, Digest)>,
+    /// Damage was met since then, so that a link to it cannot be checked.
+    broken: bool,
+    checkpoints: Vec<VerifiedView>,
+    /// Places of checkpoints that have a state by their header, whose state is not there: dropped, or lost.
+    without_state: Vec<usize>,
+}
+
+impl Chain {
+    async fn take(&mut self, store: &dyn Store, root: Option<Digest>, link: Link) -> Result<(), Error> {
+        match link {
+            Link::Damage(damage) => {
+                let at = checkpoints::reference_of(&damage.run, &damage);
+                self.broken = true;
+                self.checkpoints.push(verified(at, Some(damage.flaw.to_string()), &[]));
+            }
+            Link::Record(record) => {
+                let error = match self.misplaced(root, &record) {
+                    Some(error) => Some(error),
+                    None => self.body_error(store, &record).await?,
+                };
+                let header = record.header();
+                let claims = header.evidence.as_ref().map_or(&[][..], |pack| &pack.claims);
+                self.checkpoints.push(verified(header.reference(), error, claims));
+                self.last = Some((header.seq, record.digest()));
+                self.broken = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says how a record does not continue the chain, if it does not.
+    fn misplaced(&self, root: Option<Digest>, record: &Record) -> Option<String> {
+        let header = record.header();
+        let repair = header.reason == Reason::Repair;
+        if header.basis.is_some_and(|basis| basis >= header.seq) {
+            return Some(format!("it continues @{}, which comes after it", header.basis.unwrap_or_default()));
+        }
+        if let Some(recorded) = header.root
+            && root.is_some_and(|root| root != recorded)
+        {
+            return Some(format!("its run record had digest {recorded} and has another now"));
+        }
+        let Some((seq, digest)) = self.last else {
+            let first = header.seq == 1 && header.prev.is_none();
+            return (!first && !repair && !self.broken)
+                .then(|| "the records before it are missing".to_owned());
+        };
+        // After damage was moved to quarantine, a repair links to the newest sound record before the gap.
+        if header.prev != Some(digest) && (repair || !self.broken) {
+            let prev = header.prev.map_or_else(|| "nothing".to_owned(), |prev| prev.to_string());
+            return Some(format!("it continues {prev}, the record before it has digest {digest}"));
+        }
+        let gap = header.seq != seq + 1;
+        (gap && !repair && !self.broken).then(|| format!("the records between @{seq} and it are missing"))
+    }
+
+    async fn body_error(&mut self, store: &dyn Store, record: &Record) -> Result<Option<String>, Error> {
+        let header = record.header();
+        match store.load(&header.run, &header.branch, header.seq).await {
+            Ok(loaded) if loaded.digest() != record.digest() => {
+                Ok(Some("it is read in two versions".to_owned()))
+            }
+            Ok(loaded) => {
+                if header.body.is_some() && loaded.body_bytes().is_none() {
+                    self.without_state.push(self.checkpoints.len());
+                }
+                Ok(None)
+            }
+            Err(StoreError::Damaged { damage, .. }) => Ok(Some(damage.flaw.to_string())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Retention drops old states and never the newest: the newest one missing was lost.
+    fn finish(mut self) -> Vec<VerifiedView> {
+        let newest = self.checkpoints.len().checked_sub(1);
+        if let Some(newest) = newest.filter(|newest| self.without_state.contains(newest)) {
+            let checkpoint = &mut self.checkpoints[newest];
+            checkpoint.sound = false;
+            checkpoint.error = Some("its state is missing".to_owned());
+        }
+        self.checkpoints
+    }
+}
+
+fn verified(at: CheckpointRef, error: Option<String>, claims: &[Claim]) -> VerifiedView {
+    let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
+    let pack = waypost::record::Pack { at_least: None, claims: claims.to_vec() };
+    VerifiedView {
+        reference: at.to_string(),
+        sound: error.is_none(),
+        error,
+        verdict: (!claims.is_empty()).then_some(Verdict::Skipped),
+        summary: EvidenceSummary {
+            total: claims.len(),
+            ok: count(Verdict::Ok),
+            failed: count(Verdict::Failed),
+            unknown: count(Verdict::Unknown),
+        },
+        evidence: ClaimView::of_pack(Some(&pack)),
+    }
+}
+
+fn told(output: &Output, view: &VerifiedRunView) -> String {
+    let total = view.checkpoints.len();
+    let damaged: Vec<&VerifiedView> =
+        view.checkpoints.iter().filter(|checkpoint| !checkpoint.sound).collect();
+    if view.sound {
+        let checkpoints = if total == 1 { "its checkpoint is" } else { "all its checkpoints are" };
+        return format!("{}: {} ({checkpoints} as written: {total})", view.run, output.paint.green("sound"));
+    }
+    let mut text = format!("{}: {}\n", view.run, output.paint.red("DAMAGED"));
+    for error in &view.errors {
+        text.push_str(&format!("  {error}\n"));
+    }
+    for checkpoint in &damaged {
+        let error = checkpoint.error.as_deref().unwrap_or("it is not as written");
+        text.push_str(&format!("  {}: {error}\n", checkpoint.reference));
+    }
+    text.push_str(&format!("  {} of {total} checkpoints are sound", total - damaged.len()));
+    text
+}

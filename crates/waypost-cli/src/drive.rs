@@ -1,0 +1,212 @@
+//! One session of a run on the command line: progress while it works, then what came of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use waypost::RunId;
+use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
+use waypost::record::{Failure, FailureKind, RunStatus};
+use waypost::store::Store;
+
+use crate::commands::Context;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::ladder;
+use crate::output::progress::Progress;
+use crate::output::{shown, shown_lines};
+use crate::view::VERSION;
+
+/// A session that is about to begin.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    context: &'a Context,
+    /// Through which signals stop it.
+    pub(crate) stop: StopHandle,
+    progress: Arc<Progress>,
+    timeout: Option<Duration>,
+}
+
+/// What is told at the end besides the outcome.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    /// The run.
+    pub(crate) run: RunId,
+    /// The workflow file as the user knows it.
+    pub(crate) file: Option<PathBuf>,
+    /// Words for the store in the line that resumes.
+    pub(crate) store_words: String,
+    /// The line of each step in the file.
+    pub(crate) lines: Vec<(String, usize)>,
+    /// It was to stop after this step.
+    pub(crate) until: Option<String>,
+}
+
+impl Told {
+    /// Returns the exact line that goes on with the run.
+    pub(crate) fn resume_line(&self) -> String {
+        format!("waypost resume {}{}", self.run, self.store_words)
+    }
+}
+
+impl<'a> Session<'a> {
+    /// Listens to signals and prepares the screen. After `timeout` the session is stopped.
+    pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
+        let progress = Arc::new(Progress::new(&context.output));
+        let stop = StopHandle::default();
+        ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
+        Ok(Self { context, stop, progress, timeout })
+    }
+
+    /// Makes the engine of this session.
+    pub(crate) fn engine(&self, store: Arc<dyn Store>) -> Engine {
+        Engine::new(store).with_observer(Arc::clone(&self.progress) as _)
+    }
+
+    /// Watches the session until it ends.
+    pub(crate) async fn watch(
+        &self,
+        session: impl Future<Output = Result<Outcome, RunError>>,
+    ) -> Result<Outcome, Error> {
+        let outcome = tokio::select! {
+            biased;
+            outcome = session => outcome,
+            () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
+            () = self.run_out() => unreachable!("the end of the time only stops the session"),
+        };
+        self.progress.close();
+        Ok(outcome?)
+    }
+
+    /// Stops the session when its time is up.
+    async fn run_out(&self) {
+        if let Some(timeout) = self.timeout {
+            tokio::time::sleep(timeout).await;
+            self.stop.stop(StopLevel::Graceful, ladder::TIMEOUT);
+            self.progress.stopping(StopLevel::Graceful, ladder::TIMEOUT);
+        }
+        std::future::pending().await
+    }
+
+    /// Tells how it ended, and how to go on.
+    pub(crate) fn conclude(&self, outcome: &Outcome, told: &Told) -> Result<Exit, Error> {
+        let output = &self.context.output;
+        for damage in &outcome.repaired {
+            output.warn(&format!(
+                "checkpoint {}@{} was damaged ({}) and is in quarantine; the run went on from the one before",
+                told.run, damage.seq, damage.flaw
+            ));
+        }
+        if outcome.lost > 0 {
+            output.warn(&format!("{} checkpoints could not be written, which was tolerated", outcome.lost));
+        }
+        if outcome.idle {
+            self.idle(outcome, told)?;
+        } else if !output.json {
+            if let Some((step, failure)) =
+                outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed)
+            {
+                output.aside(&self.failure(step.as_str(), failure, told));
+            }
+            output.answer(&sentence(outcome, told))?;
+        }
+        Ok(exit(outcome, told))
+    }
+
+    fn idle(&self, outcome: &Outcome, told: &Told) -> Result<(), Error> {
+        let why = match outcome.status {
+            RunStatus::CompletedWithFailures => "it is completed, with tolerated failures",
+            _ => "it is completed",
+        };
+        if self.context.output.json {
+            self.context.output.line(&Nothing {
+                v: VERSION,
+                run: told.run.as_str(),
+                event: "nothing_to_do",
+                status: outcome.status,
+                cause: why,
+            })?;
+        } else {
+            self.context.output.answer(&format!("Nothing to do for run {}, because {why}.", told.run))?;
+        }
+        Ok(())
+    }
+
+    /// Says why the run failed, with the end of the log and the step's place in the file.
+    fn failure(&self, step: &str, failure: &Failure, told: &Told) -> String {
+        let paint = self.context.output.paint_err;
+        let mut errors = failure.error.iter();
+        let first = errors.next().map_or("it failed", String::as_str);
+        let mut text = format!("{} step {step} failed: {}", paint.red("error:"), shown_lines(first));
+        for cause in errors {
+            text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(cause)));
+        }
+        let tail = failure.ending.log.as_ref().map_or("", |log| log.tail.as_str());
+        for line in tail.lines() {
+            text.push_str(&format!("\n  {} {}", paint.dim("|"), shown(line)));
+        }
+        let line = told.lines.iter().find(|(id, _)| id == step).map(|(_, line)| line);
+        if let Some((file, line)) = told.file.as_ref().zip(line) {
+            text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
+        }
+        text
+    }
+}
+
+/// Says that there was nothing to do, among the lines of a session.
+#[derive(Debug, Serialize)]
+struct Nothing<'a> {
+    v: u32,
+    run: &'a str,
+    event: &'static str,
+    status: RunStatus,
+    cause: &'a str,
+}
+
+fn sentence(outcome: &Outcome, told: &Told) -> String {
+    let run = &told.run;
+    let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
+    let failed = outcome.failed.as_ref().map(|(step, _)| format!(" at step {step}")).unwrap_or_default();
+    let next = format!("\nGo on with: {}", told.resume_line());
+    match outcome.status {
+        RunStatus::Completed => format!("Run {run} is completed: {done}."),
+        RunStatus::CompletedWithFailures => {
+            format!("Run {run} is completed with failures that the workflow tolerates: {done}.")
+        }
+        RunStatus::Failed => format!("Run {run} failed{failed}: {done}.{next}"),
+        RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
+            (Some(by), _) => format!("Run {run} was stopped by {by}: {done}.{next}"),
+            (None, Some(step)) => format!("Run {run} stopped after step {step}, as asked: {done}.{next}"),
+            (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
+        },
+        RunStatus::InDoubt => format!(
+            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee: waypost why {run}{}",
+            told.store_words
+        ),
+        RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),
+        RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
+        RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
+    }
+}
+
+/// Returns the exit code of a session that ended so.
+fn exit(outcome: &Outcome, told: &Told) -> Exit {
+    match outcome.status {
+        RunStatus::Completed => Exit::Done,
+        RunStatus::CompletedWithFailures => Exit::WithFailures,
+        RunStatus::Failed => match outcome.failed.as_ref().map(|(_, failure)| failure.kind) {
+            Some(FailureKind::Evidence) => Exit::Evidence,
+            _ => Exit::StepFailed,
+        },
+        RunStatus::Interrupted => match &outcome.stopped_by {
+            Some(by) => ladder::exit_of(by),
+            None if told.until.is_some() => Exit::Done,
+            None => Exit::Interrupt,
+        },
+        RunStatus::Waiting | RunStatus::Queued => Exit::Waiting,
+        RunStatus::InDoubt => Exit::InDoubt,
+        RunStatus::Cancelled => Exit::Usage,
+        RunStatus::Running => Exit::Internal,
+    }
+}

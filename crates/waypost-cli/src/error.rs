@@ -1,0 +1,331 @@
+//! What goes wrong, said once: every error becomes a code word, an exit code, a message, a hint and its causes here,
+//! in one `match`.
+
+use std::error::Error as StdError;
+use std::io;
+use std::path::PathBuf;
+
+use waypost::engine::RunError;
+use waypost::record::Flaw;
+use waypost::store::StoreError;
+use waypost::{InvalidName, RunId};
+use waypost_workflow::file::{FileError, ParamsError, ReadError};
+use waypost_workflow::program::ProgramError;
+
+use crate::exit::Exit;
+use crate::view::ProblemView;
+
+/// Why a command did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The command line is wrong in a way that the parser of options cannot see.
+    #[error("{message}")]
+    Usage {
+        /// What is wrong.
+        message: String,
+        /// What would be right.
+        hint: Option<String>,
+    },
+    /// Several runs begin with what was given.
+    #[error("`{given}` is ambiguous: {}{}", candidates.join(", "), if *more { ", and more" } else { "" })]
+    Ambiguous {
+        /// As given.
+        given: String,
+        /// Some of the runs, newest first.
+        candidates: Vec<String>,
+        /// There are others.
+        more: bool,
+    },
+    /// There is no store, so nothing can be found in it.
+    #[error("there is no `.waypost` folder in {} or above it", from.display())]
+    NoStore {
+        /// Where the search began.
+        from: PathBuf,
+    },
+    /// There is no such thing.
+    #[error("there is no {what}")]
+    NotFound {
+        /// What was looked for, such as "run `x`".
+        what: String,
+        /// How to find what there is.
+        hint: Option<String>,
+    },
+    /// The workflow file, or a params file, is wrong; everything that is, with its places.
+    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    File(Box<FileError>),
+    /// Params do not fit what the workflow declares.
+    #[error("{0}")]
+    Params(ParamsError),
+    /// A file that was named cannot be read.
+    #[error("cannot read {}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A file or folder cannot be made.
+    #[error("cannot create {}", path.display())]
+    Create {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The workflow file changed in what is finished, and nobody said what to do about it.
+    #[error("{} changed in what is finished in run {run}:\n{}", file.display(), diff.join("\n"))]
+    Changed {
+        /// The file.
+        file: PathBuf,
+        /// The run.
+        run: RunId,
+        /// How each step differs.
+        diff: Vec<String>,
+    },
+    /// The workflow cannot be run here.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A run did not stop in time.
+    #[error("run {run} has not stopped after {waited}")]
+    StillRunning {
+        /// The run.
+        run: String,
+        /// How long it was waited for.
+        waited: String,
+    },
+    /// The system gave no timers or sockets.
+    #[error("cannot begin")]
+    Runtime(#[source] io::Error),
+    /// The answer could not be written.
+    #[error("cannot write the answer")]
+    Output(#[from] io::Error),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The engine.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// What is told of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Diagnosis {
+    /// A word that programs can match on.
+    pub(crate) code: &'static str,
+    /// How the command ends.
+    pub(crate) exit: Exit,
+    /// What could not be done.
+    pub(crate) message: String,
+    /// What to do next.
+    pub(crate) hint: Option<String>,
+    /// Why, outermost first.
+    pub(crate) causes: Vec<String>,
+    /// The problems of a file with their places, shown instead of all of the above on a screen.
+    pub(crate) rendered: Option<Rendered>,
+}
+
+/// Problems of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    /// With snippets.
+    pub(crate) plain: String,
+    /// With snippets and colour.
+    pub(crate) styled: String,
+    /// One by one.
+    pub(crate) problems: Vec<ProblemView>,
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { path, source } => Self::Unreadable { path, source },
+            ReadError::File(error) => Self::File(Box::new(error)),
+        }
+    }
+}
+
+fn first_problem(error: &FileError) -> String {
+    let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
+    let more = match error.problems().len() - 1 {
+        0 => String::new(),
+        1 => " (and 1 more problem)".to_owned(),
+        more => format!(" (and {more} more problems)"),
+    };
+    format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
+}
+
+impl Error {
+    /// Says that the command line is wrong.
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Usage { message: message.into(), hint: Some(hint.into()) }
+    }
+
+    /// Says that a name is not allowed.
+    pub(crate) fn from_name(error: InvalidName) -> Self {
+        Self::Usage { message: error.to_string(), hint: None }
+    }
+
+    /// Says that there is no such thing.
+    pub(crate) fn not_found(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::NotFound { what: what.into(), hint: Some(hint.into()) }
+    }
+
+    /// Says whether it only means that nobody reads the answer any more.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// Returns what is told of it.
+    pub(crate) fn diagnosis(&self) -> Diagnosis {
+        let (code, exit, hint) = self.kind();
+        let causes = std::iter::successors(self.source(), |error| (*error).source());
+        let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
+        causes.dedup();
+        let rendered = match self {
+            Self::File(error) => Some(Rendered {
+                plain: error.render(),
+                styled: error.render_styled(),
+                problems: error.problems().iter().map(ProblemView::from).collect(),
+            }),
+            _ => None,
+        };
+        Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
+    }
+
+    /// Maps every error to its code word, its exit code and a hint.
+    fn kind(&self) -> (&'static str, Exit, Option<String>) {
+        let hint = |text: &str| Some(text.to_owned());
+        match self {
+            Self::Usage { hint, .. } => ("usage", Exit::Usage, hint.clone()),
+            Self::Ambiguous { .. } => ("ambiguous", Exit::Usage, hint("give more of the run's name")),
+            Self::NoStore { .. } => (
+                "no_store",
+                Exit::NotFound,
+                hint("name one with `--store`, or begin with `waypost run FILE`"),
+            ),
+            Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
+            Self::File(_) => {
+                ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
+            }
+            Self::Params(error) => {
+                let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
+                ("params", Exit::Usage, hint)
+            }
+            Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
+            Self::Create { .. } => {
+                ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
+            }
+            Self::Changed { run, .. } => (
+                "changed",
+                Exit::Changed,
+                Some(format!(
+                    "`waypost resume {run} --keep-definition` goes on with the run's own copy; `--restart` starts over with the file"
+                )),
+            ),
+            Self::Program(ProgramError::MissingSecrets(_)) => {
+                ("missing_secret", Exit::Usage, hint("set it in the environment"))
+            }
+            Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
+                ("secret", Exit::Usage, None)
+            }
+            Self::Program(ProgramError::Graph(_) | ProgramError::Name(_)) => {
+                ("internal", Exit::Internal, None)
+            }
+            Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),
+            Self::Runtime(_) => ("internal", Exit::Internal, None),
+            Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
+            Self::Store(error) => of_store(error),
+            Self::Run(RunError::Store(error)) => of_store(error),
+            Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {
+                (code, exit @ (Exit::CannotCreate | Exit::Locked), hint) => (code, exit, hint),
+                (code, _, hint) => (code, Exit::CannotWrite, hint),
+            },
+            Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => {
+                ("too_large", Exit::CannotWrite, None)
+            }
+            Self::Run(RunError::Serialize { .. }) => ("internal", Exit::Internal, None),
+            Self::Run(RunError::Deserialize { .. }) => {
+                ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
+            }
+            Self::Run(RunError::InDoubt { .. }) => (
+                "in_doubt",
+                Exit::InDoubt,
+                hint("look at what the step did, then decide; `--restart` starts over"),
+            ),
+            Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
+            Self::Run(RunError::Changed { .. }) => (
+                "changed",
+                Exit::Changed,
+                hint(
+                    "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
+                ),
+            ),
+            Self::Run(RunError::InvalidStep(_)) => {
+                ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
+            }
+            Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
+        }
+    }
+}
+
+/// The store's part of the one `match`.
+fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
+    let hint = |text: &str| Some(text.to_owned());
+    match error {
+        StoreError::NotFound { .. } => (
+            "not_found",
+            Exit::NotFound,
+            hint("see what there is: `waypost list`, `waypost checkpoints RUN`"),
+        ),
+        StoreError::Exists { run } => (
+            "exists",
+            Exit::Usage,
+            Some(format!("`--or-resume` goes on with it; or look at it: waypost show {run}")),
+        ),
+        StoreError::Held { run, .. } => {
+            ("locked", Exit::Locked, Some(format!("wait for it, or stop it: waypost stop {run}")))
+        }
+        StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
+        StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
+        StoreError::Damaged { older: Some(_), damage } => (
+            "damaged",
+            Exit::Damaged,
+            Some(format!(
+                "`waypost verify {0}` shows what is sound; `waypost resume {0}` goes on from there",
+                damage.run
+            )),
+        ),
+        StoreError::Damaged { damage, .. } => (
+            "damaged",
+            Exit::Damaged,
+            Some(format!(
+                "nothing sound is left there; `waypost resume {} --restart` starts over",
+                damage.run
+            )),
+        ),
+        StoreError::Version { .. } => {
+            ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
+        }
+        // What a user can make senseless is a cursor, a label, or a file that is no store.
+        StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
+        StoreError::Full { .. } => {
+            ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
+        }
+        StoreError::Create { .. } => {
+            ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
+        }
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            ("not_permitted", Exit::NotTrusted, None)
+        }
+        StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
+        StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
+        StoreError::Poisoned { .. } => {
+            ("poisoned", Exit::CannotWrite, hint("resume; what was acknowledged is safe"))
+        }
+        StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
+        StoreError::Unknown { .. } => {
+            ("unknown", Exit::Unreachable, hint("resume; the store knows what it has"))
+        }
+        StoreError::Closed(_) => ("internal", Exit::Internal, None),
+    }
+}

@@ -1,0 +1,339 @@
+//! The only file that prints.
+//!
+//! stdout is the answer, stderr everything else. Text that a step or a user chose is shown without control
+//! characters, so that no name can move the cursor. A reader that went away (a broken pipe) ends a command quietly.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+
+use anstyle::{AnsiColor, Style};
+use comfy_table::{Cell, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::cli::{Color, Global};
+use crate::error::Diagnosis;
+use crate::exit::Exit;
+use crate::view::ProblemView;
+
+pub(crate) mod progress;
+
+/// Narrower than this, a table is no help: each row becomes a few lines of its own.
+const TABLE_COLUMNS_MIN: usize = 72;
+
+/// Where the command prints, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Output {
+    /// The answer is JSON.
+    pub(crate) json: bool,
+    /// Nothing but errors and warnings on stderr.
+    pub(crate) quiet: bool,
+    /// More than usual on stderr.
+    pub(crate) verbose: bool,
+    /// Paints what goes to stdout.
+    pub(crate) paint: Paint,
+    /// Paints what goes to stderr.
+    pub(crate) paint_err: Paint,
+    /// stderr is a terminal: progress may move the cursor.
+    pub(crate) live: bool,
+    /// Columns of the terminal, if stdout is one.
+    pub(crate) columns: Option<usize>,
+}
+
+impl Output {
+    /// Looks at both streams and the options.
+    pub(crate) fn new(global: &Global) -> Self {
+        Self {
+            json: global.json,
+            quiet: global.quiet,
+            verbose: global.verbose,
+            paint: Paint(colours(global.color, &io::stdout())),
+            paint_err: Paint(colours(global.color, &io::stderr())),
+            live: io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
+            columns: columns(),
+        }
+    }
+
+    /// Writes the answer; a newline is added if it has none at its end.
+    pub(crate) fn answer(&self, text: &str) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes())?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            stdout.write_all(b"\n")?;
+        }
+        stdout.flush()
+    }
+
+    /// Writes bytes of an answer as they are.
+    #[expect(clippy::unused_self, reason = "what is printed goes through an output")]
+    pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// Writes the answer as one JSON document.
+    pub(crate) fn document(&self, view: &impl Serialize) -> io::Result<()> {
+        self.answer(&serde_json::to_string_pretty(view)?)
+    }
+
+    /// Writes one JSON object on a line of its own.
+    pub(crate) fn line(&self, view: &impl Serialize) -> io::Result<()> {
+        self.answer(&serde_json::to_string(view)?)
+    }
+
+    /// Says something on stderr, unless the user wants quiet.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.quiet {
+            self.err(text);
+        }
+    }
+
+    /// Says something on stderr, whatever the user wants.
+    pub(crate) fn aside(&self, text: &str) {
+        self.err(text);
+    }
+
+    /// Says something on stderr if the user wants to know more.
+    pub(crate) fn detail(&self, text: &str) {
+        if self.verbose {
+            self.err(text);
+        }
+    }
+
+    /// Warns on stderr.
+    pub(crate) fn warn(&self, text: &str) {
+        self.err(&format!("{} {text}", self.paint_err.yellow("warning:")));
+    }
+
+    /// Tells of an error: on stderr, or as the JSON answer.
+    pub(crate) fn error(&self, diagnosis: &Diagnosis) {
+        if self.json {
+            // With nobody to read it, there is nothing left to tell.
+            let _ = self.line(&ErrorDocument::of(diagnosis));
+            return;
+        }
+        let paint = self.paint_err;
+        if let Some(rendered) = &diagnosis.rendered {
+            self.err(if paint.0 { &rendered.styled } else { &rendered.plain });
+            return;
+        }
+        let mut text = format!("{} {}", paint.red("error:"), shown_lines(&diagnosis.message));
+        for cause in &diagnosis.causes {
+            let _ = write!(text, "\n  {} {}", paint.dim("cause:"), shown_lines(cause));
+        }
+        if let Some(hint) = &diagnosis.hint {
+            let _ = write!(text, "\n{} {}", paint.cyan("hint:"), shown_lines(hint));
+        }
+        self.err(&text);
+    }
+
+    /// Asks a question that is answered by yes or no; anything but a clear yes is no.
+    pub(crate) fn confirm(&self, question: &str) -> io::Result<bool> {
+        let mut stderr = io::stderr().lock();
+        write!(stderr, "{question} [y/N] ")?;
+        stderr.flush()?;
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    }
+
+    /// Says whether a person can be asked.
+    #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
+    pub(crate) fn can_ask(&self) -> bool {
+        io::stdin().is_terminal() && io::stderr().is_terminal()
+    }
+
+    fn err(&self, text: &str) {
+        // stderr gone: there is nowhere left to say so.
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+
+    /// Lays out rows under a heading, or one below the other where the terminal is narrow.
+    ///
+    /// Cells are shown without control characters; empty columns are left out.
+    pub(crate) fn table(&self, heading: &[&str], rows: &[Vec<String>]) -> String {
+        let used: Vec<usize> =
+            (0..heading.len()).filter(|column| rows.iter().any(|row| !row[*column].is_empty())).collect();
+        if self.columns.is_some_and(|columns| columns < TABLE_COLUMNS_MIN) {
+            return stacked(heading, rows, &used);
+        }
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        if let Some(columns) = self.columns {
+            table.set_content_arrangement(ContentArrangement::Dynamic);
+            table.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
+        }
+        table.set_header(used.iter().map(|column| Cell::new(heading[*column])));
+        for row in rows {
+            table.add_row(used.iter().map(|column| Cell::new(shown(&row[*column]))));
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        table.trim_fmt()
+    }
+}
+
+/// Tells of a command line that clap refused, or gives the help that was asked for.
+pub(crate) fn refused(error: &clap::Error) -> Exit {
+    if !error.use_stderr() {
+        // Help or version, for somebody who may have seen enough.
+        let _ = error.print();
+        return Exit::Done;
+    }
+    if std::env::args_os().any(|argument| argument == "--json") {
+        let text = error.render().to_string();
+        let text = text.trim().strip_prefix("error: ").unwrap_or(&text);
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let message = lines.next().unwrap_or_default().to_owned();
+        let view = ErrorView {
+            code: "usage",
+            message: &message,
+            hint: Some("see `waypost --help`"),
+            causes: &lines
+                .filter(|line| !line.starts_with("For more"))
+                .map(ToOwned::to_owned)
+                .collect::<Vec<_>>(),
+            problems: &[],
+        };
+        let document = ErrorDocument { v: crate::view::VERSION, error: view };
+        let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
+    } else {
+        let _ = error.print();
+    }
+    Exit::Usage
+}
+
+/// Shows rows one below the other: the first cell, then the others indented.
+fn stacked(heading: &[&str], rows: &[Vec<String>], used: &[usize]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        for (index, column) in used.iter().enumerate() {
+            let cell = shown(&row[*column]);
+            if index == 0 {
+                let _ = writeln!(text, "{cell}");
+            } else if !cell.is_empty() {
+                let _ = writeln!(text, "  {} {cell}", heading[*column].to_lowercase());
+            }
+        }
+    }
+    text
+}
+
+/// An error as JSON.
+#[derive(Debug, Serialize)]
+struct ErrorDocument<'a> {
+    v: u32,
+    error: ErrorView<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorView<'a> {
+    code: &'static str,
+    message: &'a str,
+    hint: Option<&'a str>,
+    causes: &'a [String],
+    /// Places in a workflow file, where it is about one.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    problems: &'a [ProblemView],
+}
+
+impl<'a> ErrorDocument<'a> {
+    fn of(diagnosis: &'a Diagnosis) -> Self {
+        let Diagnosis { code, message, hint, causes, .. } = diagnosis;
+        let problems = diagnosis.rendered.as_ref().map_or(&[][..], |rendered| &rendered.problems);
+        let error = ErrorView { code, message, hint: hint.as_deref(), causes, problems };
+        Self { v: crate::view::VERSION, error }
+    }
+}
+
+/// Paints text, or leaves it as it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Paint(bool);
+
+impl Paint {
+    fn with(self, style: Style, text: &str) -> String {
+        if self.0 { format!("{style}{text}{style:#}") } else { text.to_owned() }
+    }
+
+    pub(crate) fn bold(self, text: &str) -> String {
+        self.with(Style::new().bold(), text)
+    }
+
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.with(Style::new().dimmed(), text)
+    }
+
+    pub(crate) fn red(self, text: &str) -> String {
+        self.with(AnsiColor::Red.on_default().bold(), text)
+    }
+
+    pub(crate) fn yellow(self, text: &str) -> String {
+        self.with(AnsiColor::Yellow.on_default().bold(), text)
+    }
+
+    pub(crate) fn green(self, text: &str) -> String {
+        self.with(AnsiColor::Green.on_default(), text)
+    }
+
+    pub(crate) fn cyan(self, text: &str) -> String {
+        self.with(AnsiColor::Cyan.on_default(), text)
+    }
+}
+
+fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
+    match choice {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto => anstream::AutoStream::choice(stream) != anstream::ColorChoice::Never,
+    }
+}
+
+/// Returns the columns of the terminal; `COLUMNS` goes before what the terminal says.
+fn columns() -> Option<usize> {
+    let given =
+        std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
+    let asked = || {
+        let stdout = io::stdout();
+        let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
+        size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+    };
+    given.or_else(asked)
+}
+
+/// Shows text on one line, without control characters and without marks that turn the direction of writing.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\t' => shown.push(' '),
+            c if hidden(c) => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Shows text on as many lines as it has, each as [`shown`].
+pub(crate) fn shown_lines(text: &str) -> String {
+    text.lines().map(shown).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn what_others_named_cannot_move_the_cursor() {
+        assert_eq!(shown("a\u{1b}[2Jb\rc"), "a\\u{1b}[2Jb\\rc");
+        assert_eq!(shown("grün"), "grün");
+    }
+}

@@ -1,0 +1,263 @@
+//! Where runs are kept: the flag, the environment, the nearest `.waypost`, in this order.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use waypost::file::FileStore;
+use waypost::memory::MemoryStore;
+use waypost::store::Store;
+use waypost_sqlite::{SqliteOptions, SqliteStore};
+
+use crate::error::Error;
+
+/// The folder that is looked for upward.
+pub(crate) const FOLDER: &str = ".waypost";
+/// The database in it.
+const DATABASE: &str = "waypost.db";
+
+/// A store, by its address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// Lives as long as this process.
+    Memory,
+    /// A folder of readable files.
+    File(PathBuf),
+    /// An SQLite database.
+    Sqlite(PathBuf),
+}
+
+/// What a command is going to do with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Only look: nothing is written, no lock is taken, nothing is made.
+    Read,
+    /// Change what is there; a store that is not there is not made.
+    Write,
+    /// Make it if it is not there.
+    Create,
+}
+
+impl StoreUrl {
+    /// Reads an address.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let path = |rest: &str| {
+            // `file:///x` is `/x`: an address with an empty host.
+            let rest = rest.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(rest);
+            if rest.is_empty() {
+                return Err(Error::usage(format!("the store `{text}` has no path"), KINDS));
+            }
+            Ok(PathBuf::from(rest))
+        };
+        match text.split_once(':') {
+            Some(("memory", "")) => Ok(Self::Memory),
+            Some(("file", rest)) => path(rest).map(Self::File),
+            Some(("sqlite", rest)) => path(rest).map(Self::Sqlite),
+            // What follows may hold a password.
+            Some(("postgres" | "postgresql", _)) => {
+                Err(Error::usage("this version has no stores over PostgreSQL", KINDS))
+            }
+            Some((kind, _)) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) && kind.len() > 1 => {
+                Err(Error::usage(format!("there is no kind of store `{kind}`"), KINDS))
+            }
+            _ => Err(Error::usage("the store is not named by an address", KINDS)),
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Memory => true,
+            Self::File(path) | Self::Sqlite(path) => path.exists(),
+        }
+    }
+}
+
+const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
+
+/// Opens the store that is meant; `near` is the workflow file that it belongs to, if one is given.
+///
+/// # Errors
+/// [`Error::NoStore`] if there is none and none may be made; nothing was made.
+pub(crate) fn open(
+    given: Option<&str>,
+    near: Option<&Path>,
+    access: Access,
+) -> Result<Arc<dyn Store>, Error> {
+    if let Some(text) = given {
+        let url = StoreUrl::parse(text)?;
+        if access != Access::Create && !url.is_there() {
+            return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
+        }
+        return open_url(&url, access);
+    }
+    let from = start_of_search(near)?;
+    let folder = match nearest(&from) {
+        Some(folder) => folder,
+        None if access == Access::Create => from.join(FOLDER),
+        None => return Err(Error::NoStore { from }),
+    };
+    let url = StoreUrl::Sqlite(folder.join(DATABASE));
+    if access == Access::Create {
+        make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
+    } else if !url.is_there() {
+        return Err(Error::NoStore { from });
+    }
+    open_url(&url, access)
+}
+
+/// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
+/// by itself.
+pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
+    if let Some(text) = given {
+        return if std::env::var("WAYPOST_STORE").is_ok_and(|set| set == text) {
+            String::new()
+        } else {
+            format!(" --store {}", quoted(text))
+        };
+    }
+    let search = |near: Option<&Path>| start_of_search(near).ok().and_then(|from| nearest(&from));
+    match (search(near), search(None)) {
+        (Some(used), found) if found.as_ref() != Some(&used) => {
+            format!(" --store {}", quoted(&format!("sqlite:{}", used.join(DATABASE).display())))
+        }
+        _ => String::new(),
+    }
+}
+
+/// Quotes a word for a shell, if it must be.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
+    let here = || std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source });
+    let Some(file) = near else { return here() };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.to_owned(), source })
+}
+
+fn nearest(from: &Path) -> Option<PathBuf> {
+    from.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
+}
+
+/// Makes the folder so that nobody else can read it and git does not see it.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        made => made?,
+    }
+    let ignore =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
+    match ignore {
+        Ok(mut file) => file.write_all(b"*\n"),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
+    match url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        StoreUrl::Sqlite(path) => {
+            let options = SqliteOptions::default();
+            let opened = match access {
+                Access::Read => SqliteStore::open_read_only(path, options),
+                Access::Write | Access::Create => SqliteStore::open(path, options),
+            };
+            Ok(Arc::new(opened?))
+        }
+        StoreUrl::File(folder) => {
+            let opened = match access {
+                Access::Read => FileStore::open_read_only(folder),
+                Access::Write | Access::Create => FileStore::open(folder),
+            };
+            Ok(Arc::new(opened?))
+        }
+    }
+}
+
+/// Returns `path` as it is kept in records: relative to `home`, the folder that holds the store.
+///
+/// A path that is not there any more is taken as it is written.
+pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
+    let home = absolute(home)?;
+    let path = absolute(path)?;
+    let shared = home.components().zip(path.components()).take_while(|(a, b)| a == b).count();
+    let up = home.components().skip(shared).map(|_| Component::ParentDir);
+    let relative: PathBuf = up.chain(path.components().skip(shared)).collect();
+    let relative = if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative };
+    relative.into_os_string().into_string().ok()
+}
+
+/// Returns where a path that is kept relative to `home` is.
+pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
+    // A relative home may be shorter than the way up from it.
+    let whole = |home: &Path| std::path::absolute(home).unwrap_or_else(|_| home.to_owned());
+    home.map_or_else(|| PathBuf::from(path), |home| normal(&whole(home).join(path)))
+}
+
+fn absolute(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().or_else(|| std::path::absolute(path).ok().map(|path| normal(&path)))
+}
+
+/// Takes out `.` and `..` as they are written.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(normal.components().next_back(), Some(Component::Normal(_))) => {
+                normal.pop();
+            }
+            component => normal.push(component),
+        }
+    }
+    normal
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{StoreUrl, from_home, relative_to};
+
+    #[test]
+    fn addresses_name_kind_and_path() {
+        assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
+        assert_eq!(StoreUrl::parse("file:a/b").unwrap(), StoreUrl::File(PathBuf::from("a/b")));
+        assert_eq!(StoreUrl::parse("file:///a/b").unwrap(), StoreUrl::File(PathBuf::from("/a/b")));
+        assert_eq!(StoreUrl::parse("sqlite:x.db").unwrap(), StoreUrl::Sqlite(PathBuf::from("x.db")));
+        for wrong in ["", "x.db", "sqlite:", "mysql:x", "memory:x"] {
+            assert!(StoreUrl::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_with_a_password_is_not_repeated() {
+        let error = StoreUrl::parse("postgres://me:geheim@host/db").unwrap_err();
+
+        assert!(!error.to_string().contains("geheim"));
+    }
+
+    #[test]
+    fn words_for_a_shell_are_quoted() {
+        assert_eq!(super::quoted("sqlite:/a/b.db"), "sqlite:/a/b.db");
+        assert_eq!(super::quoted("file:it's here"), r"'file:it'\''s here'");
+    }
+
+    #[test]
+    fn a_path_goes_to_the_record_and_back() {
+        let home = Path::new("/no/where/.waypost");
+
+        assert_eq!(relative_to(home, Path::new("/no/where/flow.yaml")).as_deref(), Some("../flow.yaml"));
+        assert_eq!(from_home(Some(home), "../flow.yaml"), PathBuf::from("/no/where/flow.yaml"));
+        assert_eq!(from_home(Some(home), "../../../x"), PathBuf::from("/x"));
+    }
+}

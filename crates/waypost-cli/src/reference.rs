@@ -1,0 +1,142 @@
+//! What is meant by `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ` and `@`.
+
+use std::collections::BTreeSet;
+
+use waypost::record::RunStatus;
+use waypost::store::{RunQuery, Store, StoreError};
+use waypost::{BranchPath, RunId};
+
+use crate::error::Error;
+
+/// How many runs an ambiguous beginning lists.
+const CANDIDATES_MAX: usize = 10;
+
+/// A run as the user named it, or a checkpoint of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reference {
+    /// Name or beginning of it; none for the newest.
+    pub(crate) run: Option<String>,
+    /// The checkpoint, if one is meant.
+    pub(crate) checkpoint: Option<(BranchPath, u64)>,
+}
+
+impl Reference {
+    /// Reads `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`; `@` stands for the newest run.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let run = |text: &str| (text != "@").then(|| text.to_owned());
+        if text == "@" || !text.contains(['@', '/']) {
+            return Ok(Self { run: run(text), checkpoint: None });
+        }
+        let wrong = || {
+            Error::usage(
+                format!("`{text}` names no run and no checkpoint"),
+                "write RUN, RUN@SEQ or RUN/BRANCH@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
+            )
+        };
+        let (left, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
+        let seq: u64 = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
+        let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
+        if name.is_empty() {
+            return Err(wrong());
+        }
+        let branch = parse_branch(branch)?;
+        Ok(Self { run: run(name), checkpoint: Some((branch, seq)) })
+    }
+}
+
+/// Reads the name of a branch.
+pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
+    BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
+}
+
+/// Which run is meant when none is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Default {
+    /// The newest.
+    Newest,
+    /// The newest that can be resumed.
+    NewestResumable,
+}
+
+/// Returns the statuses that can be resumed.
+pub(crate) fn resumable_statuses() -> BTreeSet<RunStatus> {
+    use RunStatus::{Failed, InDoubt, Interrupted, Queued, Waiting};
+    let statuses = BTreeSet::from([Failed, InDoubt, Interrupted, Queued, Waiting]);
+    debug_assert!(statuses.iter().all(|status| status.is_resumable()));
+    statuses
+}
+
+/// Finds the run that is meant: by its name, by the beginning of its name, or the newest.
+///
+/// # Errors
+/// [`Error::NotFound`] and [`Error::Ambiguous`]; the latter names the candidates.
+pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Default) -> Result<RunId, Error> {
+    let Some(text) = given.filter(|text| *text != "@") else { return newest(store, default).await };
+    if let Ok(id) = RunId::new(text) {
+        match store.run(&id).await {
+            Err(StoreError::NotFound { .. }) => {}
+            // Whatever else is wrong with it: it is there, and the command will say so.
+            _ => return Ok(id),
+        }
+    }
+    let query = RunQuery { prefix: Some(text.to_owned()), limit: CANDIDATES_MAX + 1, ..RunQuery::default() };
+    let mut found: Vec<RunId> = store.runs(&query).await?.runs.into_iter().map(|run| run.run).collect();
+    match found.len() {
+        0 => Err(no_run(text)),
+        1 => Ok(found.remove(0)),
+        count => {
+            let candidates = found.iter().take(CANDIDATES_MAX).map(ToString::to_string).collect();
+            Err(Error::Ambiguous { given: text.to_owned(), candidates, more: count > CANDIDATES_MAX })
+        }
+    }
+}
+
+async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
+    let statuses = match default {
+        Default::Newest => BTreeSet::new(),
+        Default::NewestResumable => resumable_statuses(),
+    };
+    let found = store.runs(&RunQuery { statuses, limit: 1, ..RunQuery::default() }).await?;
+    let what = match default {
+        Default::Newest => "run in the store",
+        Default::NewestResumable => "run that can be resumed",
+    };
+    let run = found.runs.into_iter().next();
+    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: waypost run FILE"))
+}
+
+/// Says that a run is not there.
+pub(crate) fn no_run(name: &str) -> Error {
+    Error::not_found(format!("run `{name}`"), "`waypost list` shows the runs that there are")
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::BranchPath;
+
+    use super::Reference;
+
+    fn parsed(text: &str) -> String {
+        match Reference::parse(text) {
+            Ok(Reference { run, checkpoint }) => {
+                let at = checkpoint.map(|(branch, seq)| format!(" {branch} {seq}")).unwrap_or_default();
+                format!("{}{at}", run.as_deref().unwrap_or("newest"))
+            }
+            Err(error) => format!("error: {error}"),
+        }
+    }
+
+    #[test]
+    fn references_name_runs_and_checkpoints() {
+        assert_eq!(parsed("r-1"), "r-1");
+        assert_eq!(parsed("@"), "newest");
+        assert_eq!(parsed("@@3"), "newest main 3");
+        assert_eq!(parsed("r-1@3"), "r-1 main 3");
+        assert_eq!(parsed("r-1/each:eu%40x@3"), "r-1 each:eu%40x 3");
+        assert_eq!(parsed("r-1/a:b/c:d@3"), "r-1 a:b/c:d 3");
+        assert!(BranchPath::new("each:eu%40x").is_ok());
+        for wrong in ["r-1@", "r-1@0", "r-1@x", "@3", "r-1/main", "r-1/x@3", "/main@3"] {
+            assert!(parsed(wrong).starts_with("error: "), "{wrong}: {}", parsed(wrong));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a run needs of this machine and of its workflow, besides the store.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use waypost::engine::{OnLostCheckpoint, SessionOptions};
+use waypost::record::Durability;
+use waypost::store::Store;
+use waypost::{RunId, StepId};
+use waypost_workflow::file::{self, OnCheckpointFailure, Workflow};
+use waypost_workflow::program::Surroundings;
+use waypost_workflow::supervisor::SupervisorProgram;
+
+use crate::error::Error;
+
+/// The setting of a run that says whether there was a bash when it was made.
+pub(crate) const BASH: &str = "bash";
+
+/// What was found on this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    /// The caller's environment.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// There is a bash.
+    pub(crate) has_bash: bool,
+    /// Processors.
+    pub(crate) cores: NonZeroUsize,
+    supervisor: SupervisorProgram,
+}
+
+impl Local {
+    /// Looks around.
+    pub(crate) fn look() -> Result<Self, Error> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let has_bash = std::env::split_paths(&path).any(|folder| folder.join("bash").is_file());
+        Ok(Self {
+            environment: std::env::vars_os().collect(),
+            has_bash,
+            cores: cores(),
+            supervisor: SupervisorProgram::this_program(["supervise"]).map_err(Error::Runtime)?,
+        })
+    }
+
+    /// Returns what the workflow of a run is given.
+    pub(crate) fn of_run(&self, run: RunId, base: PathBuf, store: Arc<dyn Store>) -> Surroundings {
+        Surroundings {
+            run,
+            base,
+            store,
+            supervisor: self.supervisor.clone(),
+            environment: self.environment.clone(),
+            has_bash: self.has_bash,
+            cores: self.cores,
+            echo: None,
+        }
+    }
+
+    /// Names user and host, for people.
+    #[expect(clippy::unused_self, reason = "it is about this machine")]
+    pub(crate) fn actor(&self) -> String {
+        let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        if user.is_empty() { host } else { format!("{user}@{host}") }
+    }
+}
+
+/// Returns how many processors there are; one if the system does not tell.
+pub(crate) fn cores() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Says so before anything is made.
+pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
+    let missing =
+        workflow.missing_secrets(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names = missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    Err(Error::usage(
+        format!("the workflow needs secrets that are not set: {names}"),
+        "set them in the environment",
+    ))
+}
+
+/// Says so before anything is made.
+pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Result<(), Error> {
+    match step {
+        Some(step) if workflow.step(step).is_none() => {
+            Err(Error::not_found(format!("step `{step}` in the workflow"), "`waypost check` lists the steps"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the step of `--until`.
+pub(crate) fn until(step: Option<&str>) -> Result<Option<StepId>, Error> {
+    step.map(StepId::new).transpose().map_err(Error::from_name)
+}
+
+/// Returns the settings of a session that the workflow file gives.
+pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
+    SessionOptions {
+        on_lost_checkpoint: match workflow.checkpoints().on_failure {
+            OnCheckpointFailure::Fail => OnLostCheckpoint::Fail,
+            OnCheckpointFailure::Tolerate => OnLostCheckpoint::Tolerate,
+        },
+        retention: workflow.checkpoints().retention,
+        ..SessionOptions::default()
+    }
+}
+
+/// Returns the durability that the workflow file asks for.
+pub(crate) fn durability(workflow: &Workflow) -> Durability {
+    match workflow.checkpoints().durability {
+        file::Durability::Sync => Durability::Sync,
+        file::Durability::Async => Durability::Async,
+    }
+}
+
+/// Returns the line of each step in the file.
+pub(crate) fn lines(workflow: &Workflow) -> Vec<(String, usize)> {
+    workflow.steps().iter().map(|step| (step.id.clone(), step.line)).collect()
+}
+
+/// Takes the members of an object.
+pub(crate) fn settings(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(settings) => settings,
+        _ => Map::new(),
+    }
+}

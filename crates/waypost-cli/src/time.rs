@@ -1,0 +1,120 @@
+//! Times and durations as people write and read them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::cli::Since;
+
+const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+
+/// Reads a duration such as `500ms`, `90s`, `2h` or `1h30m`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong =
+        || format!("it must be a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
+    let mut rest = text.trim();
+    let mut total: u64 = 0;
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let letters = rest[digits..].bytes().take_while(u8::is_ascii_alphabetic).count();
+        let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
+        let unit = &rest[digits..digits + letters];
+        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+        let part = number.checked_mul(*millis).ok_or_else(|| "it is too long".to_owned())?;
+        total = total.checked_add(part).ok_or_else(|| "it is too long".to_owned())?;
+        rest = &rest[digits + letters..];
+    }
+    Ok(Duration::from_millis(total))
+}
+
+/// Reads an age or a time.
+pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
+    if let Ok(age) = parse_duration(text) {
+        return Ok(Since::Ago(age));
+    }
+    text.parse().map(Since::At).map_err(|_| {
+        "it must be an age such as `2h` or `7d`, or a time with its zone such as `2026-11-20T08:00:00Z`"
+            .to_owned()
+    })
+}
+
+impl Since {
+    /// Returns the moment that is meant.
+    pub(crate) fn resolve(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::At(at) => at,
+            Self::Ago(age) => now.checked_sub(age).unwrap_or(Timestamp::MIN),
+        }
+    }
+}
+
+/// Shows a time in UTC, to the second.
+pub(crate) fn utc(at: Timestamp) -> String {
+    at.round(jiff::Unit::Second).unwrap_or(at).to_string()
+}
+
+/// Shows how long ago something was, in one unit; what lies ahead by the clock is `now`.
+pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
+    let seconds = u64::try_from(now.duration_since(at).as_secs()).unwrap_or(0);
+    match seconds {
+        0 => "now".to_owned(),
+        1..60 => format!("{seconds}s ago"),
+        60..3_600 => format!("{}m ago", seconds / 60),
+        3_600..86_400 => format!("{}h ago", seconds / 3_600),
+        _ => format!("{}d ago", seconds / 86_400),
+    }
+}
+
+/// Shows a duration with the two units that matter.
+pub(crate) fn lasted(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 if duration.as_millis() < 100 => format!("{}ms", duration.as_millis()),
+        0..60 => format!("{:.1}s", duration.as_secs_f64()),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+/// Shows the time between two moments; the clock may have been set back, which counts as no time.
+pub(crate) fn between(start: Timestamp, end: Timestamp) -> String {
+    lasted(Duration::try_from(end.duration_since(start)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{lasted, parse_duration, parse_since};
+    use crate::cli::Since;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(parse_duration("1h30m"), Ok(Duration::from_secs(5_400)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in
+            ["", "5", "h", "5x", "-5s", "1.5h", "5 s", "99999999999999999999s", "9999999999999999d", "5é"]
+        {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_moment_is_an_age_or_a_time_with_its_zone() {
+        assert_eq!(parse_since("2h"), Ok(Since::Ago(Duration::from_secs(7_200))));
+        assert!(matches!(parse_since("2026-11-20T08:00:00Z"), Ok(Since::At(_))));
+        assert!(parse_since("2026-11-20").is_err());
+    }
+
+    #[test]
+    fn durations_are_shown_with_the_units_that_matter() {
+        let shown =
+            [30, 1_500, 61_000, 3_720_000, 90_000_000].map(|millis| lasted(Duration::from_millis(millis)));
+
+        assert_eq!(shown, ["30ms", "1.5s", "1m01s", "1h02m", "1d01h"]);
+    }
+}

@@ -1,0 +1,383 @@
+//! The JSON documents: the only types that go to other programs, with stable keys.
+//!
+//! Every document is an object with `v`. Members are added, never renamed or removed, as long as `v` stays.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use waypost::plan::Decision;
+use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
+use waypost::store::Progress;
+
+/// Version of the documents.
+pub(crate) const VERSION: u32 = 1;
+
+/// The answer of `list`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ListView {
+    pub(crate) v: u32,
+    pub(crate) runs: Vec<RunView>,
+    pub(crate) next: Option<String>,
+}
+
+/// A run in a list.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunView {
+    pub(crate) run: String,
+    pub(crate) workflow: String,
+    pub(crate) path: Option<String>,
+    pub(crate) status: RunStatus,
+    pub(crate) step: Option<String>,
+    pub(crate) progress: Progress,
+    pub(crate) started_at: Timestamp,
+    pub(crate) updated_at: Timestamp,
+    pub(crate) resumable: bool,
+    pub(crate) checkpoints: u64,
+    pub(crate) bytes: u64,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+/// The answer of `show`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShowView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    /// The checkpoint shown, where one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) checkpoint: Option<CheckpointView>,
+    pub(crate) workflow: String,
+    pub(crate) path: Option<String>,
+    pub(crate) status: RunStatus,
+    pub(crate) params: Map<String, Value>,
+    pub(crate) steps: Vec<StepView>,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) failed_step: Option<String>,
+    pub(crate) error: Option<FailureView>,
+    pub(crate) parent: Option<String>,
+    pub(crate) waiting: Vec<WaitView>,
+}
+
+/// How a step stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StepStatus {
+    Pending,
+    Running,
+    Waiting,
+    Completed,
+    Failed,
+    Skipped,
+    Cut,
+    InDoubt,
+}
+
+impl StepStatus {
+    /// Returns the word used in JSON and on screens.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
+            Self::Cut => "cut",
+            Self::InDoubt => "in_doubt",
+        }
+    }
+}
+
+/// A step of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct StepView {
+    pub(crate) id: String,
+    pub(crate) branch: String,
+    pub(crate) status: StepStatus,
+    pub(crate) attempts: u32,
+    pub(crate) exit_code: Option<i32>,
+    pub(crate) outputs: Map<String, Value>,
+    pub(crate) evidence: Vec<ClaimView>,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) ended_at: Option<Timestamp>,
+    /// Why it failed, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<FailureView>,
+    /// What it printed, where it printed something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<Printed>,
+    /// The command as it was run, where it is not the text of the workflow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) command: Option<String>,
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct FailureView {
+    pub(crate) kind: waypost::record::FailureKind,
+    pub(crate) message: String,
+    pub(crate) causes: Vec<String>,
+    pub(crate) exit_code: Option<i32>,
+}
+
+/// A claim and what came out of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClaimView {
+    pub(crate) name: Option<String>,
+    pub(crate) kind: String,
+    pub(crate) subject: String,
+    pub(crate) verdict: Verdict,
+    pub(crate) expected: Value,
+    pub(crate) found: Value,
+    pub(crate) error: Option<String>,
+    pub(crate) checked_at: Option<Timestamp>,
+}
+
+/// Something that is waited for.
+#[derive(Debug, Serialize)]
+pub(crate) struct WaitView {
+    pub(crate) id: String,
+    pub(crate) key: String,
+    pub(crate) branch: String,
+    pub(crate) step: String,
+    pub(crate) question: Option<Value>,
+}
+
+/// The answer of `checkpoints`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckpointsView {
+    pub(crate) v: u32,
+    pub(crate) checkpoints: Vec<CheckpointView>,
+    pub(crate) next: Option<String>,
+}
+
+/// A checkpoint. Of a damaged one, only its place is known.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckpointView {
+    #[serde(rename = "ref")]
+    pub(crate) reference: String,
+    pub(crate) branch: String,
+    pub(crate) seq: u64,
+    pub(crate) phase: Option<&'static str>,
+    pub(crate) reason: Option<waypost::record::Reason>,
+    pub(crate) step: Option<String>,
+    pub(crate) attempt: Option<u32>,
+    pub(crate) iteration: Vec<u32>,
+    pub(crate) epoch: Option<u32>,
+    pub(crate) started: Vec<String>,
+    pub(crate) created_at: Option<Timestamp>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) digest: Option<String>,
+    pub(crate) prev: Option<String>,
+    pub(crate) basis: Option<u64>,
+    pub(crate) sound: bool,
+    /// What is wrong with it, where something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+/// The answer of `plan`.
+#[derive(Debug, Serialize)]
+pub(crate) struct PlanView {
+    pub(crate) v: u32,
+    /// None for a run that was not made.
+    pub(crate) run: Option<String>,
+    pub(crate) decisions: Vec<DecisionView>,
+}
+
+/// What would be done with a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct DecisionView {
+    pub(crate) step: String,
+    pub(crate) branch: String,
+    pub(crate) action: waypost::plan::Action,
+    pub(crate) cause: String,
+}
+
+/// The answer of `verify` for one run.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerifyView {
+    pub(crate) v: u32,
+    #[serde(flatten)]
+    pub(crate) run: VerifiedRunView,
+}
+
+/// The answer of `verify --all`.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerifyAllView {
+    pub(crate) v: u32,
+    pub(crate) sound: bool,
+    pub(crate) runs: Vec<VerifiedRunView>,
+}
+
+/// What `verify` found of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerifiedRunView {
+    pub(crate) run: String,
+    pub(crate) sound: bool,
+    /// What is wrong with the run as a whole: its frozen record, or a chain with a hole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) errors: Vec<String>,
+    pub(crate) checkpoints: Vec<VerifiedView>,
+}
+
+/// What `verify` found of a checkpoint.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerifiedView {
+    #[serde(rename = "ref")]
+    pub(crate) reference: String,
+    pub(crate) sound: bool,
+    /// What is wrong with it, where something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) summary: EvidenceSummary,
+    pub(crate) evidence: Vec<ClaimView>,
+}
+
+/// Verdicts, counted.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct EvidenceSummary {
+    pub(crate) total: usize,
+    pub(crate) ok: usize,
+    pub(crate) failed: usize,
+    pub(crate) unknown: usize,
+}
+
+/// The answer of `why`.
+#[derive(Debug, Serialize)]
+pub(crate) struct WhyView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    #[serde(flatten)]
+    pub(crate) decision: DecisionView,
+    /// Every record of the step that counts, oldest first.
+    pub(crate) history: Vec<CheckpointView>,
+}
+
+/// The answer of `check`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckView {
+    pub(crate) v: u32,
+    pub(crate) file: String,
+    pub(crate) workflow: String,
+    /// `sequence` or `graph`.
+    pub(crate) mode: &'static str,
+    pub(crate) steps: Vec<CheckedStepView>,
+    pub(crate) warnings: Vec<ProblemView>,
+}
+
+/// A step of a workflow file.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedStepView {
+    pub(crate) id: String,
+    pub(crate) line: usize,
+    pub(crate) needs: Vec<String>,
+}
+
+/// Something in a workflow file, with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ProblemView {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+    pub(crate) help: Option<String>,
+}
+
+/// The answer of `delete`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeletedView {
+    pub(crate) v: u32,
+    pub(crate) deleted: Vec<String>,
+}
+
+/// The answer of `stop`.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoppedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) status: RunStatus,
+    /// It was running, and this call stopped it.
+    pub(crate) stopped: bool,
+}
+
+/// The answer of `logs`.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogsView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) logs: Vec<LogView>,
+}
+
+/// What one attempt printed.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogView {
+    pub(crate) branch: String,
+    pub(crate) step: String,
+    pub(crate) attempt: u32,
+    pub(crate) iteration: Vec<u32>,
+    pub(crate) epoch: u32,
+    pub(crate) bytes: u64,
+    /// What is not UTF-8 is replaced.
+    pub(crate) text: String,
+}
+
+impl ClaimView {
+    /// Shows the claims of a pack.
+    pub(crate) fn of_pack(pack: Option<&Pack>) -> Vec<Self> {
+        let of = |claim: &Claim| Self {
+            name: claim.name.clone(),
+            kind: claim.kind.clone(),
+            subject: claim.subject.clone(),
+            verdict: claim.verdict,
+            expected: claim.expect.clone(),
+            found: claim.found.clone(),
+            error: claim.error.clone(),
+            checked_at: claim.checked_at,
+        };
+        pack.map(|pack| pack.claims.iter().map(of).collect()).unwrap_or_default()
+    }
+}
+
+impl From<&Decision> for DecisionView {
+    fn from(decision: &Decision) -> Self {
+        Self {
+            step: decision.step.to_string(),
+            branch: decision.branch.to_string(),
+            action: decision.action,
+            cause: decision.cause.to_string(),
+        }
+    }
+}
+
+impl WaitView {
+    /// Shows what an entry of a frontier waits for.
+    pub(crate) fn of_entry<'a>(branch: &'a str, entry: &'a FrontierEntry) -> impl Iterator<Item = Self> + 'a {
+        entry.waits.iter().map(move |wait| Self {
+            id: wait.id.clone(),
+            key: wait.key.clone(),
+            branch: branch.to_owned(),
+            step: entry.step.to_string(),
+            question: wait.question.clone(),
+        })
+    }
+}
+
+/// Names an attempt as people do: `fetch (attempt 2)`.
+pub(crate) fn attempt_name(start: &Start) -> String {
+    let Try { attempt, iteration, epoch } = &start.at;
+    let mut parts = vec![format!("attempt {attempt}")];
+    if !iteration.is_empty() {
+        parts.push(format!(
+            "iteration {}",
+            iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")
+        ));
+    }
+    if *epoch > 0 {
+        parts.push(format!("redo {epoch}"));
+    }
+    format!("{} ({})", start.step, parts.join(", "))
+}

@@ -1,0 +1,154 @@
+//! Everything that can be wrong with what the program is given.
+
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+
+use crate::rig::{FLOW, Rig, check};
+
+#[test]
+fn a_workflow_file_that_is_not_there() {
+    check("file_missing", &Rig::new().waypost(&["run", "none.yaml"]));
+    check("file_missing_default", &Rig::new().waypost(&["run"]));
+    check("file_missing_json", &Rig::new().waypost(&["check", "none.yaml", "--json"]));
+    check("file_is_a_folder", &Rig::new().waypost(&["run", "."]));
+}
+
+#[test]
+fn a_workflow_file_that_is_wrong() {
+    let rig = Rig::with("version: 1\nsteps:\n  - id: ../x\n    rum: echo\n    timeout: 5\n");
+    check("file_wrong", &rig.waypost(&["run", "flow.yaml"]));
+    check("file_wrong_json", &rig.waypost(&["check", "flow.yaml", "--json"]));
+    assert!(!rig.path(".waypost").exists(), "nothing is made for it");
+}
+
+#[test]
+fn params_that_do_not_fit() {
+    let rig = Rig::with("version: 1\nparams:\n  count: { type: integer }\nsteps: [{ run: 'true' }]\n");
+    check("param_missing", &rig.waypost(&["run", "flow.yaml"]));
+    check("param_type", &rig.waypost(&["run", "flow.yaml", "-p", "count=x"]));
+    check("param_unknown", &rig.waypost(&["run", "flow.yaml", "-p", "count=1", "-p", "cuont=2"]));
+}
+
+#[test]
+fn names_that_are_not_allowed() {
+    let rig = Rig::with(FLOW);
+    check("id_wrong", &rig.waypost(&["run", "flow.yaml", "--id", "../x"]));
+    check("dir_missing", &rig.waypost(&["run", "flow.yaml", "--dir", "none"]));
+    check("dir_is_a_file", &rig.waypost(&["run", "flow.yaml", "--dir", "flow.yaml"]));
+    check("store_wrong", &rig.waypost(&["list", "--store", "mysql:x"]));
+    check("store_missing", &rig.waypost(&["list", "--store", "sqlite:none.db"]));
+}
+
+#[test]
+fn runs_that_are_not_there() {
+    let rig = Rig::failed();
+    let calls: [&[&str]; 10] = [
+        &["show", "x"],
+        &["show", "r-1@99"],
+        &["show", "r-1/each:a@1"],
+        &["show", "r-1@x"],
+        &["show", "r-1", "--step", "five"],
+        &["checkpoints", "r-1", "--branch", "each:a"],
+        &["resume", "x"],
+        &["delete", "x", "--yes"],
+        &["verify", "r-1@99"],
+        &["events", "r-1", "--after", "x"],
+    ];
+    let texts: Vec<String> =
+        calls.iter().map(|args| format!("$ waypost {}\n{}", args.join(" "), rig.waypost(args))).collect();
+    check("not_found", &texts.join("\n"));
+    check("not_found_json", &rig.waypost(&["show", "x", "--json"]));
+    check("no_store", &Rig::new().waypost(&["show", "x"]));
+}
+
+#[test]
+fn a_beginning_that_several_runs_have() {
+    let rig = Rig::with(FLOW);
+    for index in 0..12 {
+        rig.call(&["run", "flow.yaml", "--id", &format!("r-{index:02}"), "--until", "one", "-q"]);
+    }
+    check("ambiguous", &rig.waypost(&["show", "r-0"]));
+    check("ambiguous_many", &rig.waypost(&["show", "r", "--json"]));
+}
+
+#[test]
+fn a_folder_that_cannot_be_made() {
+    let rig = Rig::with(FLOW);
+    rig.write(".waypost", "a file");
+    check("cannot_create", &rig.waypost(&["run", "flow.yaml"]));
+    check("cannot_create_json", &rig.waypost(&["run", "flow.yaml", "--json"]));
+}
+
+#[test]
+fn a_store_that_is_none() {
+    let rig = Rig::with(FLOW);
+    rig.write("none.db", "this is not a database, only some text that is long enough to be looked at\n");
+    check("not_a_database", &rig.waypost(&["list", "--store", "sqlite:none.db"]));
+}
+
+#[test]
+fn a_store_of_a_newer_version_is_refused() {
+    let rig = Rig::failed();
+    let mut file = std::fs::OpenOptions::new().write(true).open(rig.path(".waypost/waypost.db")).unwrap();
+    // `user_version` in the header of an SQLite file, offset 60.
+    file.seek(SeekFrom::Start(60)).unwrap();
+    file.write_all(&99_u32.to_be_bytes()).unwrap();
+    drop(file);
+
+    check("newer", &rig.waypost(&["list"]));
+    check("newer_resume", &rig.waypost(&["resume"]));
+}
+
+/// Flips one bit in the text of the newest record of `r-1`, wherever the database keeps it.
+fn damage(rig: &Rig, text: &[u8]) {
+    let path = rig.path(".waypost/waypost.db");
+    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    let place =
+        bytes.windows(text.len()).rposition(|window| window == text).expect("the text is in the database");
+    file.seek(SeekFrom::Start(place as u64)).unwrap();
+    file.write_all(&[bytes[place] ^ 1]).unwrap();
+}
+
+#[test]
+fn damage_is_seen() {
+    let rig = Rig::failed();
+    damage(&rig, b"\"failed\":{\"kind\":\"exit\"");
+
+    check("damaged_verify", &rig.waypost(&["verify"]));
+    check("damaged_verify_json", &rig.waypost(&["verify", "--json"]));
+    check("damaged_verify_all", &rig.waypost(&["verify", "--all"]));
+    check("damaged_show", &rig.waypost(&["show"]));
+    check("damaged_show_at", &rig.waypost(&["show", "@@4"]));
+    check("damaged_checkpoints", &rig.waypost(&["checkpoints", "--json"]));
+    check("damaged_plan", &rig.waypost(&["plan"]));
+    rig.write("ok", "");
+    check("damaged_resume", &rig.waypost(&["resume"]));
+    check("damaged_verify_after", &rig.waypost(&["verify"]));
+}
+
+#[test]
+fn a_step_that_prints_much_and_anything() {
+    let rig = Rig::with(
+        "version: 1\nsteps:\n  - id: much\n    run: head -c 30000000 /dev/zero | tr '\\0' 'x'; printf '\\377\\376\\033[2J\\n'\n",
+    );
+
+    let run = rig.call(&["run", "flow.yaml", "--id", "r-1"]);
+
+    assert_eq!(run.status.code(), Some(0), "{}", rig.told(&run));
+    assert!(
+        !run.stderr.contains(&0x1b) && !run.stdout.contains(&0x1b),
+        "what it prints does not reach the screen"
+    );
+    let logs = rig.call(&["logs", "r-1"]);
+    assert!(logs.stdout.ends_with(b"\xff\xfe\x1b[2J\n"), "byte for byte");
+    assert!(logs.stdout.len() < 10 << 20, "the middle is dropped");
+    let json = rig.json(&["logs", "r-1", "--json"]);
+    assert!(json["logs"][0]["text"].as_str().unwrap().ends_with("\u{fffd}\u{fffd}\u{1b}[2J\n"));
+}
+
+#[test]
+fn a_step_that_fails_with_control_characters_does_not_move_the_cursor() {
+    let rig = Rig::with("version: 1\nsteps:\n  - id: bad\n    run: printf 'a\\033[2Jb\\rc\\n' >&2; exit 1\n");
+    check("control_characters", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+}

@@ -1,0 +1,73 @@
+//! What the program says about itself, and about a command line that it does not understand.
+
+use crate::rig::{Rig, check};
+
+#[test]
+fn the_help_lists_commands_options_and_exit_codes() {
+    check("help", &Rig::new().waypost(&["--help"]));
+}
+
+#[test]
+fn every_command_has_help() {
+    let rig = Rig::new();
+    let commands = [
+        "run",
+        "resume",
+        "plan",
+        "why",
+        "list",
+        "show",
+        "checkpoints",
+        "events",
+        "logs",
+        "verify",
+        "check",
+        "delete",
+        "stop",
+    ];
+    let texts: Vec<String> = commands.iter().map(|command| rig.waypost(&[command, "--help"])).collect();
+
+    check("help_commands", &texts.join("\n"));
+}
+
+#[test]
+fn the_exit_codes_in_the_help_are_those_of_the_promise() {
+    let help = rig_help();
+    let codes: Vec<u32> = help
+        .lines()
+        .skip_while(|line| *line != "Exit codes:")
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next()?.parse().ok())
+        .collect();
+
+    assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 69, 70, 73, 74, 75, 76, 77, 78, 124, 129, 130, 143]);
+}
+
+fn rig_help() -> String {
+    String::from_utf8(Rig::new().call(&["--help"]).stdout).unwrap()
+}
+
+#[test]
+fn a_wrong_command_line_is_usage() {
+    let rig = Rig::new();
+    let calls: [&[&str]; 9] = [
+        &[],
+        &["lst"],
+        &["run", "--id"],
+        &["run", "-p", "x"],
+        &["list", "--since", "yesterday"],
+        &["list", "--limit", "0"],
+        &["list", "--status", "done"],
+        &["resume", "x", "--all"],
+        &["stop", "r-1", "--wait", "5"],
+    ];
+    let texts: Vec<String> =
+        calls.iter().map(|args| format!("$ waypost {}\n{}", args.join(" "), rig.waypost(args))).collect();
+
+    check("usage", &texts.join("\n"));
+}
+
+#[test]
+fn a_wrong_command_line_is_json_where_json_was_asked_for() {
+    check("usage_json", &Rig::new().waypost(&["list", "--json", "--limit", "x"]));
+}

@@ -1,0 +1,245 @@
+//! The promises that only the real program can show, each under its own name, on both local stores.
+//!
+//! The other promises of the same list have their tests where they can be shown best: `finished_is_not_repeated`,
+//! `unfinished_is_not_skipped`, `cut_is_known`, `damage_is_seen`, `no_silent_fresh_start` with the engine
+//! (crates/waypost/tests/it/engine.rs), `verdicts_are_earned` with the plan (crates/waypost/tests/it/plan.rs),
+//! `nothing_outlives_its_run` in resuming.rs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::rig::{Rig, wait_until};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// Three steps; the second waits until there is a file `go`.
+const FLOW: &str = r#"
+name: flow
+steps:
+  - id: one
+    run: echo one >> trace
+  - id: two
+    run: |
+      echo two >> trace
+      while ! test -e go; do sleep 0.02; done
+  - id: three
+    run: echo three >> trace
+"#;
+
+fn on_each_store(flow: &str, test: impl Fn(Rig)) {
+    for url in STORES {
+        test(Rig::with(flow).at(url));
+    }
+}
+
+fn kill_in_step_two(rig: &Rig, args: &[&str], trace: &str) {
+    let running = rig.start(args);
+    rig.wait_for("trace", |text| text == trace);
+    running.signal(libc::SIGKILL);
+    running.end();
+}
+
+fn checkpoints(rig: &Rig) -> Vec<Value> {
+    rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().clone()
+}
+
+#[test]
+fn acknowledged_is_durable() {
+    on_each_store(FLOW, |rig| {
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "--json"]);
+        rig.wait_for("trace", |text| text == "one\ntwo\n");
+        running.signal(libc::SIGKILL);
+        let told = String::from_utf8(running.end().stdout).unwrap();
+
+        let lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let told: Vec<u64> = lines.filter_map(|event| event["seq"].as_u64()).collect();
+        let kept: Vec<u64> = checkpoints(&rig).iter().map(|kept| kept["seq"].as_u64().unwrap()).collect();
+        assert!(told.contains(&2), "the end of step one was told: {told:?}");
+        assert!(told.iter().all(|seq| kept.contains(seq)), "told {told:?}, kept {kept:?}");
+    });
+}
+
+#[test]
+fn one_writer() {
+    on_each_store(FLOW, |rig| {
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| text == "one\ntwo\n");
+
+        let second = rig.call(&["resume", "r"]);
+        let deleted = rig.call(&["delete", "r", "--yes"]);
+        rig.write("go", "");
+
+        assert_eq!(second.status.code(), Some(6), "{}", rig.told(&second));
+        assert_eq!(deleted.status.code(), Some(6), "{}", rig.told(&deleted));
+        let error = String::from_utf8(second.stderr).unwrap();
+        assert!(error.contains(&running.pid().to_string()), "the holder is named: {error}");
+        assert_eq!(running.end().status.code(), Some(0));
+        assert_eq!(rig.read("trace"), "one\ntwo\nthree\n");
+    });
+}
+
+#[test]
+fn resume_is_a_run() {
+    on_each_store(FLOW, |rig| {
+        let mut trace = "one\ntwo\n".to_owned();
+        kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], &trace);
+        for _ in 0..4 {
+            trace.push_str("two\n");
+            kill_in_step_two(&rig, &["resume", "r"], &trace);
+        }
+        rig.write("go", "");
+
+        let resumed = rig.call(&["resume", "r"]);
+
+        assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+        assert_eq!(rig.read("trace"), trace + "two\nthree\n");
+        assert_eq!(rig.call(&["verify", "r"]).status.code(), Some(0));
+    });
+}
+
+#[test]
+fn history_only_grows() {
+    on_each_store(FLOW, |rig| {
+        kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
+        let before = checkpoints(&rig);
+        kill_in_step_two(&rig, &["resume", "r"], "one\ntwo\ntwo\n");
+        rig.write("go", "");
+        assert_eq!(rig.call(&["resume", "r", "--restart"]).status.code(), Some(0));
+
+        let after = checkpoints(&rig);
+
+        let digest = |kept: &Value| (kept["seq"].clone(), kept["digest"].clone(), kept["prev"].clone());
+        assert_eq!(
+            before.iter().map(digest).collect::<Vec<_>>(),
+            after.iter().take(before.len()).map(digest).collect::<Vec<_>>()
+        );
+        assert!(after.len() > before.len());
+    });
+}
+
+#[test]
+fn newer_is_refused() {
+    let rig = Rig::with("version: 2\nsteps:\n  - run: \"true\"\n");
+    let newer_file = rig.call(&["check", "flow.yaml"]);
+    assert_ne!(newer_file.status.code(), Some(0), "{}", rig.told(&newer_file));
+
+    let rig = Rig::with(FLOW).at(STORES[0]);
+    rig.write("go", "");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r"]).status.code(), Some(0));
+    // The version of a database stands at byte 60 of its file, big-endian.
+    let path = rig.path("kept/waypost.db");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[60..64].copy_from_slice(&99_u32.to_be_bytes());
+    fs::write(&path, &bytes).unwrap();
+
+    for args in [["list", "-q"], ["show", "r"], ["resume", "r"]] {
+        let refused = rig.call(&args);
+        assert_eq!(refused.status.code(), Some(76), "{args:?}: {}", rig.told(&refused));
+    }
+    assert_eq!(fs::read(&path).unwrap(), bytes, "nothing was changed");
+}
+
+#[test]
+fn checks_change_nothing() {
+    on_each_store(FLOW, |rig| {
+        kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
+        wait_until("the lock to be let go", || {
+            rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
+        });
+        let before = picture(&rig.path("kept"));
+
+        for args in [
+            &["list"][..],
+            &["show", "r"],
+            &["show", "r@1"],
+            &["checkpoints", "r"],
+            &["events", "r"],
+            &["logs", "r"],
+            &["plan", "r"],
+            &["why", "r"],
+            &["verify", "r"],
+            &["resume", "r", "--dry-run"],
+        ] {
+            let read = rig.call(args);
+            assert_eq!(read.status.code(), Some(0), "{args:?}: {}", rig.told(&read));
+        }
+
+        assert_eq!(picture(&rig.path("kept")), before);
+    });
+}
+
+/// Every file with its bytes; SQLite's shared memory excepted, which readers may touch.
+fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.to_string_lossy().ends_with("-shm") {
+                files.insert(path.to_string_lossy().into_owned(), fs::read(&path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+#[test]
+fn loading_runs_nothing() {
+    let flow = r#"
+name: $(touch pwned)
+params:
+  p: { default: "$(touch pwned)" }
+steps:
+  - id: a
+    name: "`touch pwned`"
+    env: { X: "$(touch pwned)" }
+    run: test "$X" = '$(touch pwned)'; echo '$(touch pwned)'; exit 1
+"#;
+    on_each_store(flow, |rig| {
+        rig.call(&["check", "flow.yaml"]);
+        rig.call(&["run", "flow.yaml", "--id", "r"]);
+
+        for command in ["show", "plan", "why", "verify", "logs", "events", "checkpoints"] {
+            rig.call(&[command, "r"]);
+        }
+
+        assert!(!rig.path("pwned").exists());
+    });
+}
+
+#[test]
+fn secrets_stay_out() {
+    const SECRET: &str = "hunter2-is-long-enough";
+    const BASE64: &str = "aHVudGVyMi1pcy1sb25nLWVub3VnaA==";
+    let flow = r#"
+name: flow
+secrets: [TOKEN]
+steps:
+  - id: a
+    run: |
+      echo "$TOKEN"; printf %s "$TOKEN" | base64; echo "$TOKEN" >&2; echo "said $TOKEN" > "$WAYPOST_SUMMARY"
+  - id: b
+    run: echo "$TOKEN"; exit 1
+"#;
+    on_each_store(flow, |rig| {
+        let missing = rig.call(&["run", "flow.yaml", "--id", "r"]);
+        assert_eq!(missing.status.code(), Some(2), "{}", rig.told(&missing));
+
+        let output =
+            rig.command(&["run", "flow.yaml", "--id", "r", "-v"]).env("TOKEN", SECRET).output().unwrap();
+
+        assert_eq!(output.status.code(), Some(1), "{}", rig.told(&output));
+        let mut places = picture(&rig.path("kept"));
+        places.insert("stdout".to_owned(), output.stdout);
+        places.insert("stderr".to_owned(), output.stderr);
+        for (place, bytes) in places {
+            let text = String::from_utf8_lossy(&bytes);
+            assert!(!text.contains(SECRET) && !text.contains(BASE64), "{place} has the secret");
+        }
+    });
+}

@@ -1,0 +1,13 @@
+//! Tests of the command, through the real program: what it prints and how it exits, in one snapshot.
+
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+mod bad_input;
+mod help;
+mod invariants;
+mod reading;
+mod resuming;
+mod rig;
+mod running;
+mod screens;
+mod signals;

@@ -1,0 +1,234 @@
+//! The commands that only look, over a run that failed half-way: for people and for programs.
+
+use crate::rig::{Rig, check};
+
+#[test]
+fn list() {
+    let rig = Rig::failed();
+    check("list", &rig.waypost(&["list"]));
+    check("list_json", &rig.waypost(&["list", "--json"]));
+}
+
+#[test]
+fn list_filters() {
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    assert_eq!(
+        rig.call(&["run", "flow.yaml", "--id", "r-2", "--label", "team=ops", "-q"]).status.code(),
+        Some(0)
+    );
+    let runs = |args: &[&str]| {
+        let view = rig.json(&[&["list", "--json"], args].concat());
+        let runs = view["runs"].as_array().unwrap();
+        runs.iter().map(|run| run["run"].as_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+    };
+
+    assert_eq!(runs(&[]), "r-2 r-1", "newest first");
+    assert_eq!(runs(&["--status", "failed"]), "r-1");
+    assert_eq!(runs(&["--status", "failed", "--status", "completed"]), "r-2 r-1");
+    assert_eq!(runs(&["--resumable"]), "r-1");
+    assert_eq!(runs(&["--label", "team=sales"]), "r-1");
+    assert_eq!(runs(&["--workflow", "flow"]), "r-2 r-1");
+    assert_eq!(runs(&["--workflow", "other"]), "");
+    assert_eq!(runs(&["--path", "flow.yaml"]), "r-2 r-1");
+    assert_eq!(runs(&["--path", "./x/../flow.yaml"]), "r-2 r-1");
+    assert_eq!(runs(&["--path", "other.yaml"]), "");
+    assert_eq!(runs(&["--since", "1h"]), "r-2 r-1");
+    assert_eq!(runs(&["--since", "2099-01-01T00:00:00Z"]), "");
+    assert_eq!(runs(&["--limit", "1"]), "r-2");
+    let first = rig.json(&["list", "--json", "--limit", "1"]);
+    assert_eq!(runs(&["--limit", "1", "--after", first["next"].as_str().unwrap()]), "r-1");
+}
+
+#[test]
+fn list_says_why_it_is_empty() {
+    let rig = Rig::new();
+    check("list_no_store", &rig.waypost(&["list"]));
+    check("list_no_store_json", &rig.waypost(&["list", "--json"]));
+    let rig = Rig::failed();
+    check("list_nothing_matches", &rig.waypost(&["list", "--status", "waiting"]));
+}
+
+#[test]
+fn show() {
+    let rig = Rig::failed();
+    check("show", &rig.waypost(&["show", "r-1"]));
+    check("show_json", &rig.waypost(&["show", "r-1", "--json"]));
+    check("show_step", &rig.waypost(&["show", "r-1", "--step", "three"]));
+    check("show_at", &rig.waypost(&["show", "r-1@2"]));
+}
+
+#[test]
+fn show_of_the_newest_run_needs_no_name() {
+    let rig = Rig::failed();
+
+    let named = rig.waypost(&["show", "r-1"]);
+
+    assert_eq!(rig.waypost(&["show"]), named);
+    assert_eq!(rig.waypost(&["show", "@"]), named);
+    assert_eq!(rig.waypost(&["show", "r"]), named);
+    assert_eq!(rig.waypost(&["show", "@@2"]), rig.waypost(&["show", "r-1@2"]));
+}
+
+#[test]
+fn checkpoints() {
+    let rig = Rig::failed();
+    check("checkpoints", &rig.waypost(&["checkpoints", "r-1"]));
+    check("checkpoints_json", &rig.waypost(&["checkpoints", "r-1", "--json", "--limit", "2"]));
+    let first = rig.json(&["checkpoints", "r-1", "--json", "--limit", "2"]);
+    let rest = rig.json(&["checkpoints", "r-1", "--json", "--after", first["next"].as_str().unwrap()]);
+    assert_eq!(rest["checkpoints"][0]["ref"], "r-1@3");
+}
+
+#[test]
+fn events() {
+    let rig = Rig::failed();
+    check("events", &rig.waypost(&["events", "r-1"]));
+    check("events_json", &rig.waypost(&["events", "r-1", "--json"]));
+}
+
+#[test]
+fn events_go_on_after_a_cursor() {
+    let rig = Rig::failed();
+    let all = String::from_utf8(rig.call(&["events", "r-1", "--json"]).stdout).unwrap();
+    let lines: Vec<&str> = all.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+
+        let rest = rig.call(&["events", "r-1", "--json", "--after", event["cursor"].as_str().unwrap()]);
+
+        let rest = String::from_utf8(rest.stdout).unwrap();
+        assert_eq!(rest.lines().collect::<Vec<_>>(), lines[index + 1..], "after {line}");
+    }
+}
+
+#[test]
+fn events_that_are_followed_end_with_the_run() {
+    let rig = Rig::failed();
+
+    let followed = rig.waypost(&["events", "r-1", "-f"]);
+
+    assert_eq!(followed, rig.waypost(&["events", "r-1"]));
+}
+
+#[test]
+fn logs() {
+    let rig = Rig::failed();
+    check("logs", &rig.waypost(&["logs", "r-1"]));
+    check("logs_step", &rig.waypost(&["logs", "@", "three"]));
+    check("logs_json", &rig.waypost(&["logs", "r-1", "two", "--json"]));
+    check("logs_not_started", &rig.waypost(&["logs", "r-1", "four"]));
+    check("logs_no_step", &rig.waypost(&["logs", "r-1", "five"]));
+}
+
+#[test]
+fn logs_have_every_attempt_or_the_last() {
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.call(&["resume", "r-1"]);
+    rig.write("flow.yaml", &crate::rig::FLOW.replace("echo hello", "echo hello again"));
+    rig.call(&["resume", "r-1", "--restart"]);
+
+    check("logs_attempts", &rig.waypost(&["logs", "r-1", "one"]));
+    check("logs_last", &rig.waypost(&["logs", "r-1", "one", "--last"]));
+}
+
+#[test]
+fn verify() {
+    let rig = Rig::failed();
+    check("verify", &rig.waypost(&["verify", "r-1"]));
+    check("verify_json", &rig.waypost(&["verify", "r-1", "--json"]));
+    check("verify_at", &rig.waypost(&["verify", "r-1@2", "--json"]));
+    check("verify_all", &rig.waypost(&["verify", "--all", "--json"]));
+}
+
+#[test]
+fn plan() {
+    let rig = Rig::failed();
+    check("plan", &rig.waypost(&["plan", "r-1"]));
+    check("plan_json", &rig.waypost(&["plan", "r-1", "--json"]));
+    rig.write("ok", "");
+    rig.call(&["resume", "r-1"]);
+    check("plan_finished", &rig.waypost(&["plan", "r-1"]));
+}
+
+#[test]
+fn why() {
+    let rig = Rig::failed();
+    check("why", &rig.waypost(&["why", "r-1"]));
+    check("why_step", &rig.waypost(&["why", "r-1", "one"]));
+    check("why_json", &rig.waypost(&["why", "r-1", "four", "--json"]));
+    check("why_no_step", &rig.waypost(&["why", "r-1", "five"]));
+}
+
+#[test]
+fn check_shows_the_order_and_the_warnings() {
+    let rig = Rig::with(crate::rig::FLOW);
+    check("check", &rig.waypost(&["check", "flow.yaml"]));
+    rig.write(
+        "graph.yaml",
+        "version: 1\nmax_parallel: 2\nsteps:\n  - id: a\n    run: echo \"x=1\" >> $WAYPOST_OUTPUT\n  - id: b\n    run: echo b\n  - id: c\n    needs: [a, b]\n    run: echo ${{ steps.a.outputs.x }}\n",
+    );
+    check("check_graph", &rig.waypost(&["check", "graph.yaml"]));
+    check("check_json", &rig.waypost(&["check", "graph.yaml", "--json"]));
+}
+
+#[test]
+fn delete_asks_and_refuses_without_a_terminal() {
+    let rig = Rig::failed();
+    check("delete_no_terminal", &rig.waypost(&["delete", "r-1"]));
+    check("delete", &rig.waypost(&["delete", "r-1", "--yes"]));
+    check("delete_again", &rig.waypost(&["delete", "r-1", "--yes", "--json"]));
+    assert!(!rig.path(".waypost/runs/r-1").exists());
+}
+
+#[test]
+fn delete_json() {
+    check("delete_json", &Rig::failed().waypost(&["delete", "r", "r-1", "--yes", "--json"]));
+}
+
+#[test]
+fn stop_of_a_run_that_does_not_run_says_so() {
+    let rig = Rig::failed();
+    check("stop_nothing", &rig.waypost(&["stop", "r-1"]));
+    check("stop_nothing_json", &rig.waypost(&["stop", "r-1", "--json"]));
+}
+
+#[test]
+fn checks_change_nothing() {
+    let rig = Rig::failed();
+    let copy = |folder: &std::path::Path| {
+        let mut files = std::collections::BTreeMap::new();
+        let mut folders = vec![folder.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !path.to_string_lossy().ends_with("-shm") {
+                    files.insert(path.clone(), std::fs::read(&path).unwrap());
+                }
+            }
+        }
+        files
+    };
+    let before = copy(&rig.path(".waypost"));
+
+    for args in [
+        &["list"][..],
+        &["show"],
+        &["checkpoints"],
+        &["events"],
+        &["logs", "@"],
+        &["verify"],
+        &["verify", "--all"],
+        &["plan"],
+        &["why", "@"],
+        &["resume", "--dry-run"],
+        &["check", "flow.yaml"],
+    ] {
+        assert_eq!(rig.call(args).status.code(), Some(0), "{args:?}");
+    }
+
+    assert_eq!(copy(&rig.path(".waypost")), before);
+}

@@ -1,0 +1,221 @@
+//! `waypost resume`: after failures, after `kill -9`, and after the workflow file changed.
+
+use crate::rig::{FLOW, Rig, check, lives, wait_until};
+
+/// Four steps that leave a trace; the third waits until there is a file `go`.
+const TRACED: &str = r#"version: 1
+steps:
+  - id: s1
+    run: echo s1 >> trace
+  - id: s2
+    run: echo s2 >> trace; echo "v=kept" >> "$WAYPOST_OUTPUT"
+  - id: s3
+    run: |
+      echo s3 >> trace
+      (setsid sleep 1000 & echo $! >> pids)
+      echo $$ >> pids
+      while ! test -e go; do sleep 0.05; done
+  - id: s4
+    run: echo "s4 $V" >> trace
+    env: { V: "${{ steps.s2.outputs.v }}" }
+"#;
+
+fn killed_twice_then_resumed(rig: &Rig) {
+    let lines = |count: usize| move |text: &str| text.matches("s3\n").count() == count;
+    let mut all = Vec::new();
+    for (index, args) in [&["run", "flow.yaml", "--id", "r-1"][..], &["resume"]].iter().enumerate() {
+        let running = rig.start(args);
+        rig.wait_for("trace", lines(index + 1));
+        rig.wait_for("pids", |text| text.lines().count() == 2 * (index + 1));
+        running.signal(libc::SIGKILL);
+        running.end();
+        all = rig.read("pids").lines().map(str::to_owned).collect();
+        wait_until("the run to be free", || {
+            rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
+        });
+        assert!(all.iter().all(|pid| !lives(pid)), "no process outlives its run");
+    }
+    rig.write("go", "");
+
+    let resumed = rig.call(&["resume"]);
+
+    assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+    assert_eq!(rig.read("trace"), "s1\ns2\ns3\ns3\ns3\ns4 kept\n");
+    assert_eq!(all.len(), 4);
+    assert_eq!(rig.call(&["verify"]).status.code(), Some(0));
+}
+
+#[test]
+fn kill_9_twice_then_resume_on_sqlite() {
+    killed_twice_then_resumed(&Rig::with(TRACED));
+}
+
+#[test]
+fn nothing_outlives_its_run() {
+    let rig = Rig::with(TRACED);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+
+    running.signal(libc::SIGKILL);
+    running.end();
+
+    let pids: Vec<String> = rig.read("pids").lines().map(str::to_owned).collect();
+    wait_until("its processes to be dead", || pids.iter().all(|pid| !lives(pid)));
+}
+
+#[test]
+fn a_cut_run_is_shown_as_it_is() {
+    let rig = Rig::with(TRACED);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("trace", |text| text.contains("s3"));
+    check("running_show", &rig.waypost(&["show"]));
+    check("running_resume", &rig.waypost(&["resume", "r-1"]));
+    check("running_delete", &rig.waypost(&["delete", "r-1", "--yes"]));
+    check("running_plan", &rig.waypost(&["plan"]));
+
+    running.signal(libc::SIGKILL);
+    running.end();
+    wait_until("the run to be free", || rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted");
+
+    check("cut_show", &rig.waypost(&["show"]));
+    check("cut_plan", &rig.waypost(&["plan"]));
+    check("cut_why", &rig.waypost(&["why", "@"]));
+}
+
+#[test]
+fn a_step_that_must_not_be_repeated_is_in_doubt() {
+    let rig = Rig::with(&TRACED.replace("  - id: s3\n", "  - id: s3\n    idempotent: false\n"));
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("trace", |text| text.contains("s3"));
+    running.signal(libc::SIGKILL);
+    running.end();
+    wait_until("the run to be free", || rig.json(&["list", "--json"])["runs"][0]["status"] == "in_doubt");
+
+    check("doubt_show", &rig.waypost(&["show"]));
+    check("doubt_resume", &rig.waypost(&["resume"]));
+    check("doubt_plan", &rig.waypost(&["plan"]));
+    assert_eq!(rig.read("trace"), "s1\ns2\ns3\n");
+}
+
+#[test]
+fn a_failed_run_goes_on_at_the_failed_step() {
+    let rig = Rig::failed();
+    check("resume_fails_again", &rig.waypost(&["resume"]));
+    rig.write("ok", "");
+    check("resume", &rig.waypost(&["resume"]));
+    check("resume_nothing", &rig.waypost(&["resume"]));
+    check("resume_nothing_json", &rig.waypost(&["resume", "--json"]));
+}
+
+#[test]
+fn a_dry_resume_does_nothing() {
+    let rig = Rig::failed();
+    check("resume_dry", &rig.waypost(&["resume", "--dry-run"]));
+}
+
+#[test]
+fn all_interrupted_runs_are_resumed_oldest_first() {
+    let rig = Rig::failed();
+    for id in ["a", "b"] {
+        rig.call(&["run", "flow.yaml", "--id", id, "--until", "one"]);
+    }
+    rig.write("ok", "");
+
+    check("resume_all", &rig.waypost(&["resume", "--all"]));
+
+    assert_eq!(
+        rig.json(&["list", "--json", "--status", "failed"])["runs"][0]["run"],
+        "r-1",
+        "failed ones stay"
+    );
+    check("resume_all_nothing", &rig.waypost(&["resume", "--all"]));
+}
+
+#[test]
+fn a_change_that_no_step_means_is_adopted_without_a_question() {
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.write("flow.yaml", &FLOW.replace("  - id: three\n", "  # why not\n  - id: three\n    timeout: 9m\n"));
+
+    check("changed_nothing", &rig.waypost(&["resume"]));
+}
+
+#[test]
+fn a_change_of_what_is_not_finished_is_adopted() {
+    let rig = Rig::failed();
+    let flow = FLOW.replace("test -e ok ||", "true ||") + "  - id: five\n    run: echo five > five.txt\n";
+    rig.write("flow.yaml", &flow);
+
+    check("changed_pending_plan", &rig.waypost(&["plan"]));
+    check("changed_pending", &rig.waypost(&["resume"]));
+
+    assert_eq!(rig.read("five.txt"), "five\n");
+    check("changed_pending_show", &rig.waypost(&["show"]));
+}
+
+#[test]
+fn a_change_of_what_is_finished_needs_a_choice() {
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.write("flow.yaml", &FLOW.replace("echo hello", "echo other"));
+
+    check("changed_finished", &rig.waypost(&["resume"]));
+    check("changed_finished_json", &rig.waypost(&["resume", "--json"]));
+    check("changed_finished_plan", &rig.waypost(&["plan"]));
+    check("changed_keep", &rig.waypost(&["resume", "--keep-definition"]));
+    check("changed_after_end", &rig.waypost(&["resume"]));
+}
+
+#[test]
+fn another_file_is_adopted_where_it_fits() {
+    let rig = Rig::failed();
+    rig.write("other.yaml", &FLOW.replace("test -e ok ||", "true ||"));
+    check("changed_with", &rig.waypost(&["resume", "--with", "other.yaml"]));
+    assert_eq!(rig.read("four.txt"), "world\n");
+}
+
+#[test]
+fn a_restart_starts_over_and_keeps_what_was() {
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.write("flow.yaml", &FLOW.replace("echo hello", "echo other"));
+
+    check("restart", &rig.waypost(&["resume", "r-1", "--restart"]));
+
+    check("restart_checkpoints", &rig.waypost(&["checkpoints", "r-1"]));
+    assert_eq!(rig.call(&["verify", "r-1"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_file_that_is_gone_or_broken_is_told() {
+    let rig = Rig::failed();
+    rig.write("flow.yaml", "version: 1\nsteps: [{ rum: x }]\n");
+    check("changed_broken", &rig.waypost(&["resume"]));
+    rig.write("ok", "");
+    std::fs::remove_file(rig.path("flow.yaml")).unwrap();
+    check("changed_gone", &rig.waypost(&["resume"]));
+}
+
+#[test]
+fn a_store_that_was_moved_resumes() {
+    let rig = Rig::failed();
+    let moved = Rig::new();
+    for name in ["flow.yaml", ".waypost"] {
+        std::fs::rename(rig.path(name), moved.path(name)).unwrap();
+    }
+    moved.write("ok", "");
+
+    let resumed = moved.call(&["resume"]);
+
+    assert_eq!(resumed.status.code(), Some(0), "{}", moved.told(&resumed));
+    assert_eq!(moved.read("four.txt"), "world\n");
+}
+
+#[test]
+fn a_different_environment_is_told() {
+    let rig = Rig::with("version: 1\nenv: { A: \"x\" }\nsteps: [{ run: test -e ok }]\n");
+    let call = |args: &[&str], b: &str| rig.told(&rig.command(args).env("A", b).output().unwrap());
+    call(&["run", "flow.yaml", "--id", "r-1"], "1");
+    rig.write("ok", "");
+    check("environment_differs", &call(&["resume"], "2"));
+}

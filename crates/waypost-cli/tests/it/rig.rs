@@ -1,0 +1,203 @@
+//! A folder of its own, the program in it, and snapshots without what differs from run to run.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Four steps: one gives an output, one prints to both streams, one fails until there is a file `ok`.
+pub(crate) const FLOW: &str = r#"version: 1
+name: flow
+params:
+  who: { type: string, default: world }
+labels: { team: sales }
+steps:
+  - id: one
+    run: echo "n=1" >> "$WAYPOST_OUTPUT"; echo hello
+  - id: two
+    run: echo out; echo err >&2
+  - id: three
+    run: test -e ok || { echo "no ok here" >&2; exit 3; }
+  - id: four
+    run: echo "$WHO" > four.txt
+    env: { WHO: "${{ params.who }}" }
+"#;
+
+/// How long a test waits for something that must happen; far more than it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder in which `waypost` is called.
+pub(crate) struct Rig {
+    folder: TempDir,
+    /// Words before the arguments of every call.
+    store: Vec<String>,
+}
+
+impl Rig {
+    /// Makes an empty folder; the store is the default one.
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), store: Vec::new() }
+    }
+
+    /// Makes a folder with a workflow file `flow.yaml`.
+    pub(crate) fn with(flow: &str) -> Self {
+        let rig = Self::new();
+        rig.write("flow.yaml", flow);
+        rig
+    }
+
+    /// Makes a folder in which run `r-1` of [`FLOW`] has failed at step three.
+    pub(crate) fn failed() -> Self {
+        let rig = Self::with(FLOW);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
+        rig
+    }
+
+    /// Uses another store.
+    pub(crate) fn at(mut self, url: &str) -> Self {
+        self.store = vec!["--store".to_owned(), url.to_owned()];
+        self
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waypost"));
+        command.args(&self.store).args(args).current_dir(self.folder.path()).env_clear();
+        for name in ["PATH", "HOME", "TMPDIR"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn call(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Calls the program; gives exit code, stdout and stderr as one text.
+    pub(crate) fn waypost(&self, args: &[&str]) -> String {
+        self.told(&self.call(args))
+    }
+
+    /// Calls the program and gives the JSON document that it answers.
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
+        let output = self.call(args);
+        let text = String::from_utf8(output.stdout).unwrap();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// Starts the program and leaves it running.
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        Running(self.command(args).spawn().unwrap())
+    }
+
+    pub(crate) fn told(&self, output: &Output) -> String {
+        let code = output.status.code().map_or_else(|| output.status.to_string(), |code| code.to_string());
+        let text = format!(
+            "exit {code}\n--- stdout\n{}--- stderr\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let here = self.folder.path();
+        let real = here.canonicalize().unwrap();
+        text.replace(&*real.to_string_lossy(), "[DIR]").replace(&*here.to_string_lossy(), "[DIR]")
+    }
+
+    /// Waits until a file is there and whole lines of it satisfy `is`.
+    pub(crate) fn wait_for(&self, name: &str, is: impl Fn(&str) -> bool) {
+        wait_until(&format!("file {name}"), || {
+            fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text))
+        });
+    }
+}
+
+/// A program that was started; it does not outlive its test.
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    pub(crate) fn signal(&self, number: libc::c_int) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(number).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Output {
+        let mut stdout = self.0.stdout.take().unwrap();
+        let mut stderr = self.0.stderr.take().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            stdout.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        let mut errors = Vec::new();
+        stderr.read_to_end(&mut errors).unwrap();
+        let status = self.0.wait().unwrap();
+        Output { status, stdout: reader.join().unwrap(), stderr: errors }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until something is true, far longer than it takes.
+pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is() {
+        assert!(begin.elapsed() < PATIENCE, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Says whether a process is there and not a zombie.
+pub(crate) fn lives(pid: &str) -> bool {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat"));
+    stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
+}
+
+/// Compares with the snapshot of this name, without times, durations, digests, sizes and made names.
+pub(crate) fn check(name: &str, text: &str) {
+    let filters = [
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[TIME]"),
+        (r"\b(\d+ms|\d+\.\ds|\d+m\d\ds)\b", "[TOOK]"),
+        (r"\b[0-9a-f]{64}\b", "[DIGEST]"),
+        (r#""bytes": \d+"#, r#""bytes": [BYTES]"#),
+        (r#""bytes":\d+"#, r#""bytes":[BYTES]"#),
+        (r"\bbytes=\d+", "bytes=[BYTES]"),
+        (r"\(\d+ bytes\)", "([BYTES] bytes)"),
+        (r"\d+ +(sound|DAMAGED)\n", "[BYTES]  $1\n"),
+        (r"\b(flow|demo)-[0-9a-z]{4}\b", "$1-[ID]"),
+        (r"(\d+[smhd] ago|\bnow\b)", "[AGO]"),
+        (r"process \d+ \(waypost\) on `[^`]*`", "process [PID] (waypost) on `[HOST]`"),
+        (r"(\S) {2,}", "$1  "),
+        (r" +\n", "\n"),
+    ];
+    insta::with_settings!({ filters => filters, omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!(name, text);
+    });
+}

@@ -1,0 +1,214 @@
+//! `waypost run`: what it does, what it prints, how it exits.
+
+use crate::rig::{FLOW, Rig, check};
+
+#[test]
+fn a_run_that_completes() {
+    let rig = Rig::with(FLOW);
+    rig.write("ok", "");
+
+    check("run_completed", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "-p", "who=you"]));
+
+    assert_eq!(rig.read("four.txt"), "you\n");
+    assert_eq!(rig.read(".waypost/.gitignore"), "*\n");
+}
+
+#[test]
+fn a_run_that_fails() {
+    let rig = Rig::with(FLOW);
+    check("run_failed", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+}
+
+#[test]
+fn a_run_as_json_lines() {
+    let rig = Rig::with(FLOW);
+    check("run_json", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "--json"]));
+}
+
+#[test]
+fn the_file_defaults_to_waypost_yaml_and_the_id_is_made() {
+    let rig = Rig::new();
+    rig.write("waypost.yaml", "name: demo\nsteps: [{ run: 'true' }]\nversion: 1\n");
+    check("run_made_id", &rig.waypost(&["run"]));
+}
+
+#[test]
+fn steps_are_skipped_tried_again_and_tolerated() {
+    let rig = Rig::with(
+        r#"version: 1
+steps:
+  - id: maybe
+    if: "false"
+    run: echo never
+  - id: again
+    run: test -e tried || { touch tried; exit 75; }
+    retry: { max: 2, delay: 1ms, when: [exit 75] }
+  - id: weak
+    run: exit 4
+    continue_on_error: [4]
+  - id: last
+    run: echo done
+"#,
+    );
+    check("run_tolerated", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+    check("run_tolerated_show", &rig.waypost(&["show"]));
+}
+
+#[test]
+fn until_stops_after_a_step() {
+    let rig = Rig::with(FLOW);
+    check("run_until", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "--until", "two"]));
+    assert!(!rig.path("four.txt").exists());
+    check("run_until_no_step", &rig.waypost(&["run", "flow.yaml", "--id", "r-2", "--until", "five"]));
+}
+
+#[test]
+fn an_id_is_used_once_unless_the_run_may_be_resumed() {
+    let rig = Rig::failed();
+    check("run_exists", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+    rig.write("ok", "");
+    check("run_or_resume", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "--or-resume"]));
+    check("run_or_resume_done", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "--or-resume"]));
+}
+
+#[test]
+fn a_run_beside_a_resumable_one_says_so() {
+    let rig = Rig::failed();
+    check("run_beside", &rig.waypost(&["run", "flow.yaml", "--id", "r-2", "--until", "one"]));
+    let other = rig.waypost(&["run", "flow.yaml", "--id", "r-3", "--until", "one", "-p", "who=me"]);
+    assert!(!other.contains("instead"), "{other}");
+}
+
+#[test]
+fn a_dry_run_does_nothing() {
+    let rig = Rig::with(FLOW);
+    check("run_dry", &rig.waypost(&["run", "flow.yaml", "--dry-run"]));
+    check("run_dry_json", &rig.waypost(&["run", "flow.yaml", "--dry-run", "--json"]));
+    assert!(!rig.path(".waypost").exists());
+}
+
+#[test]
+fn params_come_from_a_file_and_from_the_line() {
+    let rig = Rig::with(FLOW);
+    rig.write("ok", "");
+    rig.write("params.yaml", "who: file\n");
+
+    assert_eq!(rig.call(&["run", "flow.yaml", "--params-file", "params.yaml"]).status.code(), Some(0));
+    assert_eq!(rig.read("four.txt"), "file\n");
+    let args = ["run", "flow.yaml", "--params-file", "params.yaml", "-p", "who=line"];
+    assert_eq!(rig.call(&args).status.code(), Some(0));
+    assert_eq!(rig.read("four.txt"), "line\n");
+}
+
+#[test]
+fn the_steps_run_in_the_folder_of_the_file_or_in_another() {
+    let rig = Rig::new();
+    std::fs::create_dir_all(rig.path("flows/deep")).unwrap();
+    std::fs::create_dir_all(rig.path("work")).unwrap();
+    rig.write("flows/deep/w.yaml", "version: 1\nsteps: [{ run: pwd > here.txt }]\n");
+
+    assert_eq!(rig.call(&["run", "flows/deep/w.yaml"]).status.code(), Some(0));
+    assert!(rig.path("flows/deep/here.txt").exists());
+    assert!(rig.path("flows/deep/.waypost/waypost.db").exists(), "made beside the file");
+    assert_eq!(rig.call(&["run", "flows/deep/w.yaml", "--dir", "work"]).status.code(), Some(0));
+    assert!(rig.path("work/here.txt").exists());
+}
+
+#[test]
+fn the_nearest_folder_upward_is_used() {
+    let rig = Rig::with(FLOW);
+    rig.call(&["run", "flow.yaml", "--until", "one", "--id", "r-1"]);
+    std::fs::create_dir_all(rig.path("flows")).unwrap();
+    rig.write("flows/w.yaml", "version: 1\nsteps: [{ run: exit 1 }]\n");
+
+    rig.call(&["run", "flows/w.yaml", "--id", "r-2"]);
+
+    assert!(!rig.path("flows/.waypost").exists());
+    let mut below = rig.command(&["list", "--json"]);
+    let listed = below.current_dir(rig.path("flows")).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(listed.contains("r-1") && listed.contains("r-2"), "{listed}");
+}
+
+#[test]
+fn the_line_that_resumes_names_the_store_where_it_must() {
+    let rig = Rig::new();
+    std::fs::create_dir_all(rig.path("it's/flows")).unwrap();
+    rig.write("it's/flows/w.yaml", "version: 1\nsteps: [{ run: test -e ok }]\n");
+
+    let told = rig.waypost(&["run", "it's/flows/w.yaml", "--id", "r-1"]);
+    check("run_far_store", &told);
+
+    rig.write("it's/flows/ok", "");
+    let line = told.lines().find_map(|line| line.strip_prefix("Go on with: ")).unwrap();
+    let line = line.replace("[DIR]", &rig.path("").canonicalize().unwrap().to_string_lossy());
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_waypost")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let shell = std::process::Command::new("sh").args(["-c", &line]).env("PATH", path).output().unwrap();
+    assert_eq!(shell.status.code(), Some(0), "{line}: {}", String::from_utf8_lossy(&shell.stderr));
+}
+
+#[test]
+fn a_run_that_takes_too_long_exits_with_124() {
+    let rig = Rig::with("version: 1\ntimeout: 300ms\nsteps: [{ id: slow, run: sleep 100 }]\n");
+    check("run_timeout", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+}
+
+#[test]
+fn the_environment_chooses_the_store_and_the_flag_goes_before_it() {
+    let rig = Rig::with(FLOW);
+    rig.command(&["run", "flow.yaml", "--id", "r-env", "--until", "one"])
+        .env("WAYPOST_STORE", "sqlite:env.db")
+        .output()
+        .unwrap();
+    assert!(rig.path("env.db").exists() && !rig.path(".waypost").exists());
+
+    rig.command(&["run", "flow.yaml", "--id", "r-flag", "--until", "one", "--store", "sqlite:flag.db"])
+        .env("WAYPOST_STORE", "sqlite:env.db")
+        .output()
+        .unwrap();
+
+    assert!(rig.path("flag.db").exists());
+    assert_eq!(
+        rig.json(&["list", "--json", "--store", "sqlite:env.db"])["runs"].as_array().unwrap().len(),
+        1
+    );
+}
+
+#[test]
+fn a_run_in_memory_leaves_nothing() {
+    let rig = Rig::with(FLOW).at("memory:");
+    rig.write("ok", "");
+    assert_eq!(rig.call(&["run", "flow.yaml"]).status.code(), Some(0));
+    assert!(!rig.path(".waypost").exists());
+}
+
+#[test]
+fn secrets_stay_out() {
+    let rig = Rig::with(
+        "version: 1\nsecrets: [TOKEN]\nsteps:\n  - id: leak\n    run: echo \"it is $TOKEN\"; echo \"$TOKEN\" | base64\n",
+    );
+    check("run_missing_secret", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
+    assert!(!rig.path(".waypost").exists(), "nothing is made before");
+    let run = |args: &[&str]| {
+        let output = rig.command(args).env("TOKEN", "correct horse battery").output().unwrap();
+        rig.told(&output)
+    };
+    check("run_secret", &run(&["run", "flow.yaml", "--id", "r-1"]));
+    check("run_secret_label", &run(&["run", "flow.yaml", "--label", "x=correct horse battery"]));
+
+    let mut found = Vec::new();
+    let mut folders = vec![rig.path(".waypost")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let bytes = std::fs::read(&path).unwrap();
+                found.extend(bytes.windows(13).any(|window| window == b"correct horse").then_some(path));
+            }
+        }
+    }
+    assert_eq!(found, Vec::<std::path::PathBuf>::new());
+}

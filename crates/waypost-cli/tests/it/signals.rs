@@ -1,0 +1,118 @@
+//! Stopping a run: Ctrl-C, SIGTERM, SIGHUP, twice, and from afar. A checkpoint comes before the end.
+
+use crate::rig::{Rig, check, lives, wait_until};
+
+/// A step that ends when it is asked to, and one that does not; both have a child in a session of its own.
+const PATIENT: &str = r#"version: 1
+steps:
+  - id: first
+    run: "true"
+  - id: long
+    run: |
+      (setsid sleep 1000 & echo $! >> pids)
+      echo $$ >> pids
+      exec sleep 1000
+"#;
+
+const STUBBORN: &str = r#"version: 1
+steps:
+  - id: stubborn
+    grace: 10m
+    run: |
+      trap '' TERM
+      echo $$ >> pids
+      while :; do sleep 1; done
+"#;
+
+fn stopped_by(signal: libc::c_int, name: &str) {
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+
+    running.signal(signal);
+    let output = running.end();
+
+    check(name, &rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)), "nothing a step started outlives it");
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "interrupted");
+}
+
+#[test]
+fn ctrl_c_stops_and_checkpoints() {
+    stopped_by(libc::SIGINT, "sigint");
+}
+
+#[test]
+fn sigterm_stops_and_checkpoints() {
+    stopped_by(libc::SIGTERM, "sigterm");
+}
+
+#[test]
+fn sighup_stops_and_checkpoints() {
+    stopped_by(libc::SIGHUP, "sighup");
+}
+
+#[test]
+fn a_second_ctrl_c_kills_at_once() {
+    let rig = Rig::with(STUBBORN);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+    rig.wait_for("pids", |text| text.lines().count() == 1);
+
+    running.signal(libc::SIGINT);
+    // The step ignores it: only the second signal can end the run before ten minutes are over.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    running.signal(libc::SIGINT);
+    let output = running.end();
+
+    check("sigint_twice", &rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+}
+
+#[test]
+fn a_run_is_stopped_from_afar() {
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+
+    check("stop", &rig.waypost(&["stop", "r-1"]));
+
+    check("stopped_from_afar", &rig.told(&running.end()));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+    check("stopped_plan", &rig.waypost(&["plan"]));
+}
+
+#[test]
+fn nohup_is_heeded() {
+    let rig = Rig::with(
+        "version: 1\nsteps: [{ id: a, run: \"touch begun; while ! test -e go; do sleep 0.05; done\" }]\n",
+    );
+    let program = env!("CARGO_BIN_EXE_waypost");
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" run flow.yaml -q", program]).current_dir(rig.path(""));
+    let mut running = shell.stdout(std::process::Stdio::null()).spawn().unwrap();
+    wait_until("the step", || rig.path("begun").exists());
+
+    let pid = rustix::process::Pid::from_raw(i32::try_from(running.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    rig.write("go", "");
+
+    assert_eq!(running.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn events_and_logs_follow_a_run() {
+    let rig = Rig::with(
+        "version: 1\nsteps: [{ id: a, run: \"echo begun; while ! test -e go; do sleep 0.05; done; echo ended\" }]\n",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    wait_until("the run", || rig.path(".waypost/runs/r-1/logs/a.1.log").exists());
+    let events = rig.start(&["events", "r-1", "-f"]);
+    let logs = rig.start(&["logs", "r-1", "-f"]);
+
+    rig.write("go", "");
+    let (running, events, logs) = (running.end(), events.end(), logs.end());
+
+    assert_eq!(running.status.code(), Some(0));
+    assert_eq!(rig.told(&events), rig.waypost(&["events", "r-1"]));
+    assert_eq!(rig.told(&logs), rig.waypost(&["logs", "r-1"]));
+}

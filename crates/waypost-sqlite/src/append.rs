@@ -1,0 +1,318 @@
+//! New runs and new records, each batch in one transaction.
+//!
+//! Everything is looked at before anything is written, so that what is refused has changed nothing.
+
+use std::collections::HashMap;
+
+use rusqlite::{Connection, params};
+use waypost::id::{BranchPath, Digest, RunId};
+use waypost::record::{Reason, Record, SealedRun};
+use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
+
+use crate::fault::{Failure, Fault};
+use crate::open::Place;
+use crate::rows::{
+    BRANCH_ID_MAX, Branch, CODEC_PLAIN, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
+};
+
+/// Makes a run with its first batch; its lease has [`FIRST_TOKEN`].
+pub(crate) fn create(
+    connection: &Connection,
+    place: &Place,
+    run: &SealedRun,
+    first: &Batch,
+) -> Result<(), Failure> {
+    let record = run.record();
+    first.check(&record.run, FIRST_TOKEN)?;
+    if RunRow::find(connection, &record.run)?.is_some() {
+        return Err(StoreError::Exists { run: record.run.clone() }.into());
+    }
+    let chains = Chains::of(connection, place, None, &first.records)?;
+    let labels = serde_json::to_string(&record.labels).expect("a map of text is plain JSON");
+    let created_at = time_text(record.created_at);
+    let id: i64 = connection
+        .prepare_cached(
+            "INSERT INTO runs
+             VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?5, ?6, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, ?7, 1, 0, 0)
+             RETURNING id",
+        )?
+        .query_row(
+            params![
+                record.run.as_str(),
+                record.workflow,
+                record.path,
+                labels,
+                created_at,
+                first.summary.status.name(),
+                int(FIRST_TOKEN)
+            ],
+            |row| row.get(0),
+        )?;
+    connection.prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?.execute(params![
+        id,
+        run.digest().as_bytes(),
+        run.bytes().as_slice()
+    ])?;
+    write(connection, id, first, chains)
+}
+
+/// Appends a batch under the lease with `token`.
+pub(crate) fn append(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    token: u64,
+    batch: &Batch,
+) -> Result<Appended, Failure> {
+    let row = RunRow::get(connection, place, run)?;
+    if batch.id.token == row.batch.0 && batch.id.count <= row.batch.1 {
+        return answered_before(connection, row.id, batch);
+    }
+    row.fence(run, token)?;
+    batch.check(run, token)?;
+    let chains = Chains::of(connection, place, Some(row.id), &batch.records)?;
+    write(connection, row.id, batch, chains)?;
+    Ok(Appended::Now)
+}
+
+/// Answers a repeated batch, once it is certain that it is the same one: a number alone could be damaged.
+fn answered_before(connection: &Connection, run: i64, batch: &Batch) -> Result<Appended, Failure> {
+    let Some(last) = batch.records.last() else { return Ok(Appended::Before) };
+    let header = last.header();
+    let mut kept = false;
+    if let Some(branch) = Branch::find(connection, run, &header.branch)?
+        && header.seq <= branch.newest
+    {
+        kept = connection
+            .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2")?
+            .exists(params![key(branch.id, header.seq), last.digest().as_bytes()])?;
+    }
+    if kept {
+        return Ok(Appended::Before);
+    }
+    Err(conflict(last, "another batch had the same id".to_owned()))
+}
+
+fn conflict(record: &Record, why: String) -> Failure {
+    let header = record.header();
+    let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
+    StoreError::Conflict { run, branch, seq, why }.into()
+}
+
+/// The end of a branch, and what this batch adds to it.
+struct Chain {
+    id: Option<i64>,
+    open: bool,
+    newest: u64,
+    /// The newest record that is there, by its digest as kept.
+    last: Option<(u64, Digest)>,
+    bodies: u64,
+}
+
+/// The branches that a batch touches, by the order of their first record.
+struct Chains {
+    order: Vec<BranchPath>,
+    by_path: HashMap<BranchPath, Chain>,
+}
+
+impl Chains {
+    /// Checks that `records` continue the chains of their branches.
+    fn of(
+        connection: &Connection,
+        place: &Place,
+        run: Option<i64>,
+        records: &[Record],
+    ) -> Result<Self, Failure> {
+        let mut chains = Self { order: Vec::new(), by_path: HashMap::new() };
+        for record in records {
+            let header = record.header();
+            if !chains.by_path.contains_key(&header.branch) {
+                let chain = Chain::find(connection, run, &header.branch)?;
+                chains.order.push(header.branch.clone());
+                chains.by_path.insert(header.branch.clone(), chain);
+            }
+            let chain = chains.by_path.get_mut(&header.branch).expect("it was just put there");
+            chain.check(connection, place, record)?;
+            chain.open = header.end.is_none();
+            chain.newest = chain.newest.max(header.seq);
+            chain.last = Some((header.seq, record.digest()));
+            chain.bodies += u64::from(header.body.is_some());
+        }
+        Ok(chains)
+    }
+}
+
+impl Chain {
+    fn find(connection: &Connection, run: Option<i64>, path: &BranchPath) -> Result<Self, Failure> {
+        let mut chain = Self { id: None, open: true, newest: 0, last: None, bodies: 0 };
+        let Some(run) = run else { return Ok(chain) };
+        if let Some(branch) = Branch::find(connection, run, path)? {
+            chain.id = Some(branch.id);
+            chain.newest = branch.newest;
+            chain.last = newest_row(connection, &branch)?;
+        }
+        Ok(chain)
+    }
+
+    fn check(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
+        let header = record.header();
+        let next = self.newest + 1;
+        if next > SEQ_MAX {
+            return Err(conflict(record, format!("a branch has at most {SEQ_MAX} records")));
+        }
+        let last_seq = self.last.map_or(0, |(seq, _)| seq);
+        if header.reason == Reason::Repair && header.seq > last_seq && header.seq <= next {
+            return self.check_repair(connection, place, record);
+        }
+        if header.seq != next {
+            return Err(conflict(record, format!("the next one is {next}")));
+        }
+        if last_seq != self.newest {
+            let newest = self.newest;
+            return Err(conflict(record, format!("{newest} was damaged: only a repair may follow")));
+        }
+        let digest = self.last.map(|(_, digest)| digest);
+        if header.prev != digest {
+            return Err(conflict(record, mismatch(header.prev, digest)));
+        }
+        Ok(())
+    }
+
+    /// A repair follows the newest sound record, or that sound one before it that has the newest body, past all damage.
+    fn check_repair(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
+        let header = record.header();
+        let sound = match self.id {
+            // Records of this batch are sound; those before them need not be looked at.
+            Some(id) if self.bodies == 0 => {
+                let branch = Branch { id, path: header.branch.clone(), open: true, newest: self.newest };
+                let mut sound = Vec::new();
+                for seq in (1..header.seq).rev() {
+                    if let Found::Sound(found) =
+                        fetch(connection, place, &header.run, &branch, seq, Want::Whole)?
+                    {
+                        sound.push(found.digest());
+                        if found.body_bytes().is_some() {
+                            break;
+                        }
+                    }
+                }
+                sound
+            }
+            _ => self.last.iter().map(|(_, digest)| *digest).collect(),
+        };
+        let fits = header.prev.map_or(sound.is_empty(), |prev| sound.contains(&prev));
+        if fits { Ok(()) } else { Err(conflict(record, mismatch(header.prev, sound.first().copied()))) }
+    }
+}
+
+fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
+    let text = |digest: Option<Digest>| digest.map_or_else(|| "none".to_owned(), |digest| digest.to_string());
+    format!("its `prev` is {}, the record before has digest {}", text(found), text(expect))
+}
+
+/// Returns seq and digest of the newest row of a branch, as kept.
+fn newest_row(connection: &Connection, branch: &Branch) -> Result<Option<(u64, Digest)>, Failure> {
+    // Most often it is where the branch says.
+    let mut at = connection.prepare_cached("SELECT digest FROM records WHERE key = ?1")?;
+    let mut rows = at.query([key(branch.id, branch.newest)])?;
+    if let Some(row) = rows.next()? {
+        return Ok(Some((branch.newest, Digest::from_bytes(row.get(0)?))));
+    }
+    let mut below = connection.prepare_cached(
+        "SELECT key, digest FROM records WHERE key > ?1 AND key < ?2 ORDER BY key DESC LIMIT 1",
+    )?;
+    let mut rows = below.query([key(branch.id, 0), key(branch.id, branch.newest)])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    Ok(Some((row.get::<_, i64>(0)? as u64 & SEQ_MAX, Digest::from_bytes(row.get(1)?))))
+}
+
+fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -> Result<(), Failure> {
+    let mut opened = 0;
+    for path in &chains.order {
+        let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
+        let (newest, bodies) = (int(chain.newest), int(chain.bodies));
+        if let Some(id) = chain.id {
+            connection
+                .prepare_cached(
+                    "UPDATE branches SET open = ?2, newest = ?3, bodies = bodies + ?4 WHERE id = ?1",
+                )?
+                .execute((id, chain.open, newest, bodies))?;
+        } else {
+            let id: i64 = connection
+                .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
+                .query_row((run, path.as_str(), chain.open, newest, bodies), |row| row.get(0))?;
+            if id > BRANCH_ID_MAX {
+                return Err(Fault::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
+            }
+            chain.id = Some(id);
+            opened += 1;
+        }
+    }
+    let mut bytes = 0;
+    for record in &batch.records {
+        let id = chains.by_path[&record.header().branch].id.expect("every branch has an id by now");
+        bytes += write_record(connection, id, record)?;
+    }
+    for signal in &batch.consumed {
+        connection
+            .prepare_cached("UPDATE signals SET consumed = 1 WHERE run = ?1 AND name = ?2")?
+            .execute((run, signal))?;
+    }
+    summarise(connection, run, batch, bytes, opened)
+}
+
+/// Writes a record and returns its size in bytes.
+fn write_record(connection: &Connection, branch: i64, record: &Record) -> Result<usize, Failure> {
+    let header = record.header();
+    let body = record.body_bytes().map(|body| body.as_slice());
+    let codec = header.body.as_ref().map(|_| CODEC_PLAIN);
+    connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(
+        params![
+            key(branch, header.seq),
+            header.external,
+            header.about.map(int),
+            codec,
+            record.digest().as_bytes(),
+            record.header_bytes().as_slice(),
+            body,
+        ],
+    )?;
+    Ok(record.header_bytes().len() + body.map_or(0, <[u8]>::len))
+}
+
+fn summarise(
+    connection: &Connection,
+    run: i64,
+    batch: &Batch,
+    bytes: usize,
+    opened: i64,
+) -> Result<(), Failure> {
+    let Summary { status, doubtful, step, progress, wake_at, lost } = &batch.summary;
+    let updated_at = batch.records.last().map(|record| time_text(record.header().created_at));
+    connection
+        .prepare_cached(
+            "UPDATE runs SET status = ?2, doubtful = ?3, step = ?4, done = ?5, total = ?6, wake_at = ?7,
+                 lost = ?8, updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
+                 bytes = bytes + ?11, branches = branches + ?12, batch_token = ?13,
+                 batch_count = ?14, leased = ?15
+             WHERE id = ?1",
+        )?
+        .execute(params![
+            run,
+            status.name(),
+            doubtful,
+            step,
+            int(progress.done),
+            int(progress.total),
+            wake_at.map(time_text),
+            int(*lost),
+            updated_at,
+            int(batch.records.len() as u64),
+            int(bytes as u64),
+            opened,
+            int(batch.id.token),
+            int(batch.id.count),
+            !batch.release,
+        ])?;
+    Ok(())
+}

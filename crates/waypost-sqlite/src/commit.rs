@@ -1,0 +1,348 @@
+//! The one path by which anything is written, and how tasks share a sync.
+//!
+//! Work is queued; whoever finds the queue empty leads: it gives others one turn of the runtime to queue theirs, then
+//! carries out all that waits in one transaction, with one sync. A single run pays no thread hop for that, and a
+//! hundred runs share a sync (docs/decisions/0004-commit-path.md).
+//!
+//! ```text
+//!   task A   queue --- yield --- [ BEGIN  A B C  COMMIT+sync ] [ BEGIN  D E ... ] ---> answer
+//!   task B        queue --------------------------------------> answer
+//!   task D                            queue -------------------------------------> answer
+//! ```
+//!
+//! Leading is done when a [`Turn`] is dropped. So a task that is cancelled at the yield still leads, and nobody behind
+//! it waits for ever. What is refused (a lost lease, a broken chain) is refused before it has changed anything; if
+//! work fails after that, the whole transaction is undone and each piece is carried out in one of its own, so that
+//! no neighbour suffers.
+//!
+//! After a failed sync nothing is written any more: what the disk holds is not known, and a second sync that succeeds
+//! would prove nothing, as the kernel has dropped the pages meanwhile.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+use waypost::record::Durability;
+use waypost::store::StoreError;
+
+use crate::fault::{Failure, Fault};
+use crate::open::Place;
+use crate::schema;
+
+/// Most pieces of work in one transaction: bounds how long the first of them waits for the last.
+const GROUP_JOBS_MAX: usize = 512;
+/// Most transactions that one task leads before another takes over, so that a busy store does not keep its own
+/// caller waiting for ever.
+const LEAD_GROUPS_MAX: usize = 16;
+/// How long commits of `async` runs may go on without a sync.
+const UNSYNCED_MAX: Duration = Duration::from_secs(1);
+
+/// Locks, and goes on after a panic elsewhere: what these locks guard is consistent between statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The connection that writes.
+#[derive(Debug)]
+struct Link {
+    connection: Connection,
+    level: Durability,
+    synced: Instant,
+}
+
+/// Everything that is written goes through here.
+pub(crate) struct Writer {
+    place: Arc<Place>,
+    queue: Mutex<Vec<Box<dyn Job>>>,
+    link: Mutex<Option<Link>>,
+    poisoned: AtomicBool,
+    commits: AtomicU64,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+/// The duty to lead, discharged when it is dropped.
+struct Turn(Arc<Writer>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.lead();
+    }
+}
+
+/// How a transaction ended that was not committed.
+enum Undone {
+    /// One piece of work failed after it had changed something.
+    Spoilt,
+    /// The transaction itself failed.
+    Failed(Fault),
+}
+
+impl Writer {
+    pub(crate) fn new(place: Arc<Place>, connection: Connection) -> Self {
+        let link = Link { connection, level: Durability::Sync, synced: Instant::now() };
+        Self {
+            place,
+            queue: Mutex::default(),
+            link: Mutex::new(Some(link)),
+            poisoned: AtomicBool::new(false),
+            commits: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns how many transactions were committed.
+    pub(crate) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Carries out `work` in a transaction and returns when it is as durable as asked.
+    ///
+    /// `work` may be called more than once, each time on a transaction that knows nothing of the time before. What it
+    /// refuses it must refuse before it changes anything; otherwise its neighbours are done again.
+    ///
+    /// If the returned future is dropped, the work may or may not be done.
+    pub(crate) async fn write<T, F>(
+        self: &Arc<Self>,
+        durability: Durability,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
+    {
+        let (to, answer) = oneshot::channel();
+        let job = Box::new(Work { work, durability, outcome: None, to });
+        let first = {
+            let mut queue = lock(&self.queue);
+            queue.push(job);
+            queue.len() == 1
+        };
+        if first {
+            let turn = Turn(Arc::clone(self));
+            tokio::task::yield_now().await;
+            drop(turn);
+        }
+        answer.await.unwrap_or_else(|lost| {
+            Err(StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })
+        })
+    }
+
+    /// Commits what waits until nothing waits, unless somebody else is at it.
+    fn lead(self: &Arc<Self>) {
+        let mut groups = 0;
+        loop {
+            let mut guard = match self.link.try_lock() {
+                Ok(guard) => guard,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Its holder looks at the queue again after it has let go.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            loop {
+                let jobs = self.take();
+                if jobs.is_empty() {
+                    break;
+                }
+                self.commit(guard.as_mut(), jobs);
+                groups += 1;
+                if groups >= LEAD_GROUPS_MAX
+                    && let Ok(runtime) = tokio::runtime::Handle::try_current()
+                {
+                    drop(guard);
+                    let turn = Turn(Arc::clone(self));
+                    runtime.spawn(async move { drop(turn) });
+                    return;
+                }
+            }
+            drop(guard);
+            // Queued between the last look and the unlock.
+            if lock(&self.queue).is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn take(&self) -> Vec<Box<dyn Job>> {
+        let mut queue = lock(&self.queue);
+        if queue.len() <= GROUP_JOBS_MAX {
+            return std::mem::take(&mut *queue);
+        }
+        let rest = queue.split_off(GROUP_JOBS_MAX);
+        std::mem::replace(&mut *queue, rest)
+    }
+
+    fn commit(&self, link: Option<&mut Link>, mut jobs: Vec<Box<dyn Job>>) {
+        let Some(link) = link else {
+            return jobs.into_iter().for_each(|job| job.refuse(StoreError::Closed(self.place.name.clone())));
+        };
+        if jobs.len() > 1 {
+            match self.attempt(link, &mut jobs) {
+                Ok(()) => return jobs.into_iter().for_each(|job| job.answer()),
+                Err(Undone::Failed(fault)) if fault.is_busy() || fault.is_failed_sync() => {
+                    return jobs.into_iter().for_each(|job| job.refuse(fault.to_store_error(&self.place)));
+                }
+                // One of them is at fault, or too large for what space is left: the others may still be done.
+                Err(_) => {}
+            }
+        }
+        jobs.into_iter().for_each(|job| self.commit_alone(link, job));
+    }
+
+    fn commit_alone(&self, link: &mut Link, mut job: Box<dyn Job>) {
+        match self.attempt(link, std::slice::from_mut(&mut job)) {
+            // Spoilt: its own outcome says why.
+            Ok(()) | Err(Undone::Spoilt) => job.answer(),
+            Err(Undone::Failed(fault)) => job.refuse(fault.to_store_error(&self.place)),
+        }
+    }
+
+    /// Carries out `jobs` in one transaction, all or nothing.
+    fn attempt(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
+        if self.poisoned.load(Ordering::Relaxed) {
+            for job in jobs {
+                job.spoil(StoreError::Poisoned { place: self.place.file.display().to_string() });
+            }
+            return Ok(());
+        }
+        let result = self.transact(link, jobs);
+        if let Err(undone) = &result {
+            if !link.connection.is_autocommit() {
+                // Fails only where the transaction is gone already.
+                let _ = link.connection.execute_batch("ROLLBACK");
+            }
+            let failed_sync = match undone {
+                Undone::Failed(fault) => fault.is_failed_sync(),
+                Undone::Spoilt => jobs.iter().any(|job| job.failed_sync()),
+            };
+            if failed_sync {
+                self.poisoned.store(true, Ordering::Relaxed);
+            }
+        }
+        result
+    }
+
+    fn transact(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
+        link.set_level(jobs.iter().map(|job| job.durability()))?;
+        let connection = &link.connection;
+        let failed = |error: rusqlite::Error| Undone::Failed(Fault::from(error).ask_system(connection));
+        execute(connection, "BEGIN IMMEDIATE").map_err(failed)?;
+        let version = schema::version(connection).map_err(Undone::Failed)?;
+        if version != schema::VERSION {
+            jobs.iter_mut().for_each(|job| job.spoil(schema::version_error(&self.place, version)));
+            return execute(connection, "ROLLBACK").map_err(failed);
+        }
+        let begun = connection.total_changes();
+        for job in jobs {
+            let before = connection.total_changes();
+            let done = job.apply(connection, &self.place);
+            if !done && (connection.total_changes() != before || connection.is_autocommit()) {
+                return Err(Undone::Spoilt);
+            }
+        }
+        if connection.total_changes() == begun {
+            return execute(connection, "ROLLBACK").map_err(failed);
+        }
+        execute(connection, "COMMIT").map_err(failed)?;
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        if link.level == Durability::Sync {
+            link.synced = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, with a sync of what was acknowledged before one.
+    pub(crate) fn close(&self) -> Result<(), StoreError> {
+        let Some(link) = lock(&self.link).take() else { return Ok(()) };
+        let error = |error: rusqlite::Error| Fault::from(error).to_store_error(&self.place);
+        let (busy, _, _): (i64, i64, i64) = link
+            .connection
+            .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .map_err(error)?;
+        // Another process is copying the log into the database right now; that began with the same sync.
+        debug_assert!(busy == 0 || busy == 1, "SQLite documents 0 and 1");
+        link.connection.close().map_err(|(_, closed)| error(closed))
+    }
+}
+
+impl Link {
+    /// Waits for the disk if one of the jobs asks for that, or if none has for too long.
+    fn set_level(&mut self, mut asked: impl Iterator<Item = Durability>) -> Result<(), Undone> {
+        let sync = asked.any(|durability| durability == Durability::Sync);
+        let level =
+            if sync || self.synced.elapsed() >= UNSYNCED_MAX { Durability::Sync } else { Durability::Async };
+        if level != self.level {
+            schema::set_durability(&self.connection, level).map_err(Undone::Failed)?;
+            self.level = level;
+        }
+        Ok(())
+    }
+}
+
+fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached(sql)?.execute([]).map(drop)
+}
+
+/// A piece of work in the queue.
+trait Job: Send {
+    fn durability(&self) -> Durability;
+    /// Does it; `false` if it failed, which it keeps to itself until it answers.
+    fn apply(&mut self, connection: &Connection, place: &Place) -> bool;
+    /// Makes `error` its outcome.
+    fn spoil(&mut self, error: StoreError);
+    /// Says whether its outcome is a failed sync.
+    fn failed_sync(&self) -> bool;
+    /// Tells its outcome to whoever waits; that nobody does any more is no error.
+    fn answer(self: Box<Self>);
+    /// Tells that nothing of it was done.
+    fn refuse(self: Box<Self>, error: StoreError);
+}
+
+struct Work<T, F> {
+    work: F,
+    durability: Durability,
+    outcome: Option<(Result<T, StoreError>, bool)>,
+    to: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T, F> Job for Work<T, F>
+where
+    T: Send,
+    F: FnMut(&Connection) -> Result<T, Failure> + Send,
+{
+    fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    fn apply(&mut self, connection: &Connection, place: &Place) -> bool {
+        let result = (self.work)(connection).map_err(|failure| failure.ask_system(connection));
+        let failed_sync = matches!(&result, Err(Failure::Sqlite(fault)) if fault.is_failed_sync());
+        let done = result.is_ok();
+        self.outcome = Some((result.map_err(|failure| failure.into_store_error(place)), failed_sync));
+        done
+    }
+
+    fn spoil(&mut self, error: StoreError) {
+        self.outcome = Some((Err(error), false));
+    }
+
+    fn failed_sync(&self) -> bool {
+        matches!(self.outcome, Some((_, true)))
+    }
+
+    fn answer(self: Box<Self>) {
+        let (outcome, _) = self.outcome.expect("work is answered after it was carried out or spoilt");
+        let _ = self.to.send(outcome);
+    }
+
+    fn refuse(self: Box<Self>, error: StoreError) {
+        let _ = self.to.send(Err(error));
+    }
+}

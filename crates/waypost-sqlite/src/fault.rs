@@ -1,0 +1,168 @@
+//! What SQLite's errors mean, by what a caller can do next.
+
+use std::io;
+
+use rusqlite::{Connection, ffi};
+use waypost::store::StoreError;
+
+use crate::open::Place;
+
+/// Why work inside a transaction stopped.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The store's own answer: a lost lease, a broken chain, no such run.
+    Refused(StoreError),
+    /// SQLite's.
+    Sqlite(Fault),
+}
+
+impl Failure {
+    /// As [`Fault::ask_system`].
+    pub(crate) fn ask_system(self, connection: &Connection) -> Self {
+        match self {
+            Self::Sqlite(fault) => Self::Sqlite(fault.ask_system(connection)),
+            refused @ Self::Refused(_) => refused,
+        }
+    }
+
+    pub(crate) fn into_store_error(self, place: &Place) -> StoreError {
+        match self {
+            Self::Refused(error) => error,
+            Self::Sqlite(fault) => fault.to_store_error(place),
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Sqlite(fault)
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error.into())
+    }
+}
+
+/// An error of SQLite, in a form that can be told to everybody who shared the transaction.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Fault {
+    /// SQLite's extended result code.
+    code: i32,
+    message: String,
+    /// The system's error number behind it, where there is one.
+    errno: Option<i32>,
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::from_ref(&error)
+    }
+}
+
+impl Fault {
+    pub(crate) fn from_ref(error: &rusqlite::Error) -> Self {
+        let message = error.to_string();
+        let code = match error {
+            rusqlite::Error::SqliteFailure(failure, _) => failure.extended_code,
+            rusqlite::Error::SqlInputError { error, .. } => error.extended_code,
+            // A column of another type or length than was written: SQLite does not check what it reads, we do.
+            rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+            | rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::Utf8Error(..) => ffi::SQLITE_CORRUPT,
+            _ => ffi::SQLITE_ERROR,
+        };
+        Self { code, message, errno: None }
+    }
+
+    /// Adds what the system said, while `connection` still knows: SQLite calls a full quota, say, an I/O error.
+    pub(crate) fn ask_system(mut self, connection: &Connection) -> Self {
+        if matches!(self.primary(), ffi::SQLITE_IOERR | ffi::SQLITE_FULL | ffi::SQLITE_CANTOPEN) {
+            #[expect(unsafe_code, reason = "rusqlite does not offer the system's error number")]
+            // SAFETY: the handle is open for as long as the connection is borrowed, and the call only reads from it.
+            let errno = unsafe { ffi::sqlite3_system_errno(connection.handle()) };
+            self.errno = Some(errno).filter(|errno| *errno != 0);
+        }
+        self
+    }
+
+    /// Says that SQLite did not do as it was told.
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self { code: ffi::SQLITE_ERROR, message: message.into(), errno: None }
+    }
+
+    /// Says that something read is not what was written.
+    pub(crate) fn corrupt(message: impl Into<String>) -> Self {
+        Self { code: ffi::SQLITE_CORRUPT, message: message.into(), errno: None }
+    }
+
+    fn primary(&self) -> i32 {
+        self.code & 0xff
+    }
+
+    /// Says whether bytes of the file are not what was written.
+    pub(crate) fn is_corrupt(&self) -> bool {
+        matches!(self.primary(), ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB)
+    }
+
+    /// Says whether the file is not a database at all.
+    pub(crate) fn is_not_a_database(&self) -> bool {
+        self.primary() == ffi::SQLITE_NOTADB
+    }
+
+    /// Says whether another connection was in the way.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.primary(), ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED)
+    }
+
+    /// Says whether the file, its folder or its companions cannot be opened or written here.
+    pub(crate) fn is_unwritable(&self) -> bool {
+        matches!(self.primary(), ffi::SQLITE_CANTOPEN | ffi::SQLITE_READONLY)
+    }
+
+    /// Says whether a sync failed: what the disk holds is not known from here on.
+    pub(crate) fn is_failed_sync(&self) -> bool {
+        matches!(self.code, ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC)
+    }
+
+    pub(crate) fn to_store_error(&self, place: &Place) -> StoreError {
+        let file = || place.file.display().to_string();
+        let source = |kind| match self.errno {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(kind, self.clone()),
+        };
+        let io = |action, kind| StoreError::Io { action, place: file(), source: source(kind) };
+        match self.primary() {
+            ffi::SQLITE_FULL => {
+                StoreError::Full { place: file(), source: source(io::ErrorKind::StorageFull) }
+            }
+            ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
+            ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
+            ffi::SQLITE_CANTOPEN => io("open", io::ErrorKind::Other),
+            ffi::SQLITE_READONLY | ffi::SQLITE_PERM => io("write", io::ErrorKind::PermissionDenied),
+            ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {
+                StoreError::Unreachable { store: place.name.clone(), source: Box::new(self.clone()) }
+            }
+            _ => StoreError::Database { store: place.name.clone(), source: Box::new(self.clone()) },
+        }
+    }
+
+    fn io_action(&self) -> &'static str {
+        match self.code {
+            ffi::SQLITE_IOERR_READ | ffi::SQLITE_IOERR_SHORT_READ | ffi::SQLITE_IOERR_FSTAT => "read",
+            ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC => "sync",
+            ffi::SQLITE_IOERR_LOCK | ffi::SQLITE_IOERR_RDLOCK | ffi::SQLITE_IOERR_UNLOCK => "lock",
+            ffi::SQLITE_IOERR_SHMOPEN | ffi::SQLITE_IOERR_SHMMAP | ffi::SQLITE_IOERR_SHMLOCK => "share",
+            _ => "write",
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The records of a run against the order in which they were committed, to mend what people read.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use waypost::id::RunId;
+use waypost::record::Record;
+
+use crate::fault::Failure;
+use crate::read::View;
+use crate::rows::{Branch, Found, RunRow, Want, fetch};
+
+/// Branches whose records are merged: the newest, and the main branch. Older ones have ended long ago.
+const BRANCHES_MAX: usize = 1_000;
+
+/// Sound headers of a run, newest first.
+///
+/// Commits of several branches are not numbered; their records are merged by the time they name, which is good enough
+/// for a log that people read and that nothing is decided by.
+pub(crate) struct NewestFirst<'a> {
+    view: View<'a>,
+    run: &'a RunId,
+    ends: BinaryHeap<End>,
+}
+
+/// The newest record of a branch that was not given out yet.
+struct End {
+    branch: Branch,
+    record: Box<Record>,
+}
+
+impl Ord for End {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let place = |end: &Self| (end.record.header().created_at, end.branch.id);
+        place(self).cmp(&place(other))
+    }
+}
+
+impl PartialOrd for End {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for End {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for End {}
+
+impl<'a> NewestFirst<'a> {
+    pub(crate) fn of(view: View<'a>, run: &'a RunId) -> Result<Self, Failure> {
+        let id = RunRow::get(view.connection, view.place, run)?.id;
+        let mut all = Self { view, run, ends: BinaryHeap::new() };
+        for branch in Branch::newest(view.connection, id, BRANCHES_MAX)? {
+            let newest = branch.newest;
+            all.put(branch, newest)?;
+        }
+        Ok(all)
+    }
+
+    /// Puts the newest sound record of a branch up to `seq` in line.
+    fn put(&mut self, branch: Branch, seq: u64) -> Result<(), Failure> {
+        for seq in (1..=seq).rev() {
+            let found = fetch(self.view.connection, self.view.place, self.run, &branch, seq, Want::Header);
+            match found {
+                Ok(Found::Sound(record)) => {
+                    self.ends.push(End { branch, record });
+                    return Ok(());
+                }
+                Ok(Found::Damaged(_) | Found::Absent) => {}
+                Err(Failure::Refused(_)) => return Ok(()),
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for NewestFirst<'_> {
+    type Item = Result<Record, Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let End { branch, record } = self.ends.pop()?;
+        let below = record.header().seq - 1;
+        Some(self.put(branch, below).map(|()| *record))
+    }
+}

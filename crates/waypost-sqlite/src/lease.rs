@@ -1,0 +1,165 @@
+//! Who may append: the kernel lock of a run, the token that fences, and what was asked of its holder.
+//!
+//! The lock file `locks/RUN.lock` keeps two living processes apart; the token, raised at every acquisition and looked
+//! at in every append, keeps apart those that only believe to live. `leased` in the table says whether a lease was
+//! given back: where it was not, the lock file tells whether its holder lives.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
+use waypost::id::{Digest, RunId};
+use waypost::lock::{Holder, LockError, RunLock};
+use waypost::store::{Renewal, Signal, SignalKind, Signalled, StoreError};
+
+use crate::fault::{Failure, Fault};
+use crate::open::Place;
+use crate::rows::{RunRow, count, int, time_text};
+
+/// Returns where the lock of a run lies. Run ids are safe names.
+pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
+    place.home.join("locks").join(format!("{run}.lock"))
+}
+
+/// Takes the kernel lock of a run.
+pub(crate) fn take_lock(
+    place: &Place,
+    run: &RunId,
+    holder: &Holder,
+    allow_network: bool,
+) -> Result<RunLock, StoreError> {
+    RunLock::take(&lock_path(place, run), holder, allow_network).map_err(|error| match error {
+        LockError::Held { holder, .. } => {
+            StoreError::Held { run: run.clone(), holder: Some(*holder).filter(|holder| holder.pid != 0) }
+        }
+        LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
+        LockError::Io { path, source } => StoreError::of_write("lock", path.display().to_string(), source),
+    })
+}
+
+/// Says who holds the lock of a run now.
+pub(crate) fn holder(place: &Place, run: &RunId) -> Result<Option<Holder>, StoreError> {
+    let path = lock_path(place, run);
+    RunLock::probe(&path).map_err(|source| StoreError::Io {
+        action: "read",
+        place: path.display().to_string(),
+        source,
+    })
+}
+
+/// Removes the lock file and lets the lock go: nothing of the run is left.
+pub(crate) fn remove_lock(lock: RunLock) -> Result<(), StoreError> {
+    let path = lock.path().display().to_string();
+    lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))
+}
+
+/// Removes what people look at of a run; that nothing is there is no error.
+pub(crate) fn remove_folder(folder: &std::path::Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(folder) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::of_write("remove", folder.display().to_string(), source))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives the lease to the caller, who holds the kernel lock; returns its token.
+pub(crate) fn acquire(connection: &Connection, place: &Place, run: &RunId) -> Result<u64, Failure> {
+    let row = RunRow::get(connection, place, run)?;
+    let token: i64 = connection
+        .prepare_cached("UPDATE runs SET token = token + 1, leased = 1 WHERE id = ?1 RETURNING token")?
+        .query_row([row.id], |row| row.get(0))?;
+    Ok(count(token)?)
+}
+
+/// Takes the lease back.
+pub(crate) fn release(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    token: u64,
+    wake_at: Option<Timestamp>,
+) -> Result<(), Failure> {
+    let row = RunRow::leased(connection, place, run, token)?;
+    connection
+        .prepare_cached("UPDATE runs SET leased = 0, wake_at = ifnull(?2, wake_at) WHERE id = ?1")?
+        .execute((row.id, wake_at.map(time_text)))?;
+    Ok(())
+}
+
+/// Says whether a lease holds, and what was asked of its run.
+pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<Renewal, Failure> {
+    match RunRow::find(connection, run)? {
+        Some(row) if row.fence(run, token).is_ok() => {
+            // A message that is damaged does not end the run; whoever asks for all of them is told.
+            let sound = pending(connection, row.id)?.into_iter().flatten();
+            let asks = |signal: &Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+            Ok(Renewal::Held(sound.filter(asks).collect()))
+        }
+        _ => Ok(Renewal::Lost),
+    }
+}
+
+/// Keeps a message, unless one with its id is known; one that is damaged is replaced.
+pub(crate) fn signal(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    signal: &Signal,
+) -> Result<Signalled, Failure> {
+    let id = RunRow::get(connection, place, run)?.id;
+    let message = serde_json::to_vec(signal)
+        .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
+    let digest = Digest::of(&message);
+    let known = connection
+        .prepare_cached("SELECT id, digest, message FROM signals WHERE run = ?1 AND name = ?2")?
+        .query_row((id, &signal.id), |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+        })
+        .optional()?;
+    match known {
+        Some((_, digest, message)) if open(&digest, &message).is_some() => return Ok(Signalled::Before),
+        Some((row, ..)) => connection
+            .prepare_cached("UPDATE signals SET digest = ?2, message = ?3 WHERE id = ?1")?
+            .execute((row, digest.as_bytes(), &message))?,
+        None => connection
+            .prepare_cached("INSERT INTO signals VALUES (NULL, ?1, ?2, 0, ?3, ?4)")?
+            .execute((id, &signal.id, digest.as_bytes(), &message))?,
+    };
+    Ok(Signalled::Now)
+}
+
+/// Reads a message, if it is the one that was sent.
+fn open(digest: &[u8], message: &[u8]) -> Option<Signal> {
+    if digest != Digest::of(message).as_bytes() {
+        return None;
+    }
+    serde_json::from_slice(message).ok()
+}
+
+/// Returns the messages that are not consumed, oldest first, each read or known to be damaged.
+pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Signal, Fault>>, Failure> {
+    let mut statement = connection.prepare_cached(
+        "SELECT name, digest, message FROM signals WHERE run = ?1 AND consumed = 0 ORDER BY id",
+    )?;
+    let rows = statement.query_map([run], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+    })?;
+    let mut signals = Vec::new();
+    for row in rows {
+        let (name, digest, message) = row?;
+        let damaged = || Fault::corrupt(format!("signal `{name}` is not what was sent; send it again"));
+        signals.push(open(&digest, &message).ok_or_else(damaged));
+    }
+    Ok(signals)
+}
+
+/// Marks the run as left by its holder, for a store that is closed.
+pub(crate) fn abandon(connection: &Connection, run: &RunId, token: u64) -> Result<(), Failure> {
+    connection
+        .prepare_cached("UPDATE runs SET leased = 0 WHERE name = ?1 AND token = ?2")?
+        .execute((run.as_str(), int(token)))?;
+    Ok(())
+}

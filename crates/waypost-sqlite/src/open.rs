@@ -1,0 +1,254 @@
+//! How the database is found, made and opened: files, modes, settings.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use waypost::lock::network_file_system;
+use waypost::store::StoreError;
+use waypost::{Clock, SystemClock};
+
+use crate::fault::Fault;
+use crate::schema;
+
+/// How long a call waits for another process that is writing: far longer than any commit takes, far shorter than a
+/// person's patience.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pages of the log after which it is copied into the database: SQLite's own default, which measured best of five
+/// (docs/decisions/0004-commit-path.md).
+const CHECKPOINT_PAGES: i32 = 1_000;
+/// Prepared statements kept: all that this crate has.
+const STATEMENTS_MAX: usize = 64;
+/// Pause before the journal mode is asked for again while another process makes the same store.
+const MODE_RETRY_DELAY: Duration = Duration::from_millis(5);
+
+/// How a store is opened.
+#[derive(Debug, Clone)]
+pub struct SqliteOptions {
+    /// Opens a store on a network file system all the same. Only safe if a single machine ever uses it: neither locks
+    /// nor the shared memory of the write-ahead log are reliable there.
+    pub allow_network: bool,
+    /// How long a call waits for another process that is writing.
+    pub busy_timeout: Duration,
+    /// Tells when the schema was made and when a damaged record was moved aside; for people.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self { allow_network: false, busy_timeout: BUSY_TIMEOUT, clock: Arc::new(SystemClock) }
+    }
+}
+
+/// Where a store is.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Its URL, as given.
+    pub(crate) name: String,
+    /// The database, with every link resolved, so that all who open it use the same locks.
+    pub(crate) file: PathBuf,
+    /// The folder that holds it.
+    pub(crate) home: PathBuf,
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        let file = fs::canonicalize(path)?;
+        let home = file.parent().unwrap_or(Path::new("/")).to_owned();
+        Ok(Self { name: name(path), file, home })
+    }
+
+    /// Returns the path of a file that SQLite keeps beside the database.
+    pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
+        let mut path = self.file.clone().into_os_string();
+        path.push(suffix);
+        path.into()
+    }
+}
+
+fn name(path: &Path) -> String {
+    format!("sqlite:{}", path.display())
+}
+
+fn cannot_open(path: &Path, source: io::Error) -> StoreError {
+    StoreError::Io { action: "open", place: path.display().to_string(), source }
+}
+
+/// Finds or makes the database file and its folder.
+pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let cannot_create = |path: &Path, source| StoreError::Create { path: path.to_owned(), source };
+    if !folder.is_dir() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|source| cannot_create(folder, source))?;
+        sync_folder(folder.parent().unwrap_or(folder)).map_err(|source| cannot_create(folder, source))?;
+    }
+    if !options.allow_network
+        && let Some(kind) = network_file_system(folder).map_err(|source| cannot_open(folder, source))?
+    {
+        return Err(StoreError::Invalid(format!(
+            "cannot keep runs in `{}`: it is on {kind}, a network file system, where locks are not reliable",
+            folder.display()
+        )));
+    }
+    // SQLite gives its companions the mode of the database.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => sync_folder(folder).map_err(|source| cannot_create(path, source))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        // A read-only file system says so even where the file is there; opening it says what is the matter.
+        Err(_) if path.exists() => {}
+        Err(error) => return Err(cannot_create(path, error)),
+    }
+    Place::of(path).map_err(|source| cannot_open(path, source))
+}
+
+/// Finds the database file.
+pub(crate) fn find(path: &Path) -> Result<Place, StoreError> {
+    Place::of(path).map_err(|source| cannot_open(path, source))
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(folder)?.sync_all()
+}
+
+/// Opens the connection that writes; makes or upgrades the schema.
+pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
+    let failed = |error: rusqlite::Error| explain(Fault::from(error), place);
+    let mut connection = Connection::open_with_flags(
+        &place.file,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )
+    .map_err(failed)?;
+    connection.busy_timeout(options.busy_timeout).map_err(failed)?;
+    // SQLite falls back to reading where it may not write.
+    if connection.is_readonly(MAIN_DB).map_err(failed)? {
+        let source = io::Error::from(io::ErrorKind::PermissionDenied);
+        return Err(StoreError::Create { path: place.file.clone(), source });
+    }
+    common(&connection).map_err(failed)?;
+    schema::ensure(&mut connection, place, options)?;
+    settle(&connection, place, options)?;
+    schema::set_durability(&connection, waypost::record::Durability::Sync)
+        .map_err(|fault| explain(fault, place))?;
+    connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+    watch_checkpoints(&mut connection).map_err(failed)?;
+    Ok(connection)
+}
+
+/// Opens a connection that reads and changes nothing, also where nothing may be written.
+///
+/// A database whose folder cannot be written, and that has no log, is opened as immutable: SQLite then makes no shared
+/// memory. With a log that is not possible, since what it holds would be missed.
+pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let prepare = |connection: Connection| -> rusqlite::Result<Connection> {
+        connection.busy_timeout(options.busy_timeout)?;
+        common(&connection)?;
+        // The first read opens the log and its shared memory.
+        connection.query_row("PRAGMA user_version", [], |_| Ok(()))?;
+        Ok(connection)
+    };
+    match Connection::open_with_flags(&place.file, flags).and_then(prepare) {
+        Ok(connection) => Ok(connection),
+        Err(error) => {
+            let fault = Fault::from(error);
+            let log_bytes = fs::metadata(place.beside("-wal")).map_or(0, |log| log.len());
+            if !fault.is_unwritable() || log_bytes > 0 {
+                return Err(explain(fault, place));
+            }
+            Connection::open_with_flags(immutable_url(&place.file), flags | OpenFlags::SQLITE_OPEN_URI)
+                .and_then(prepare)
+                .map_err(|error| explain(Fault::from(error), place))
+        }
+    }
+}
+
+/// Says in our words what SQLite says of a file that is none of its own.
+pub(crate) fn explain(fault: Fault, place: &Place) -> StoreError {
+    if fault.is_not_a_database() {
+        let file = place.file.display();
+        return StoreError::Invalid(format!("`{file}` is not a Waypost store: it is not an SQLite database"));
+    }
+    fault.to_store_error(place)
+}
+
+fn common(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    // A file from elsewhere must not bring its own code, nor be believed where it contradicts itself.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.pragma_update(None, "cell_size_check", true)
+}
+
+/// Turns the write-ahead log on, and sees that it is.
+fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Result<(), StoreError> {
+    let began = Instant::now();
+    loop {
+        let mode = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
+        match mode.map_err(Fault::from) {
+            Ok(mode) if mode == "wal" => return Ok(()),
+            Ok(mode) => {
+                return Err(StoreError::Invalid(format!(
+                    "{} cannot keep a write-ahead log: its journal mode stays `{mode}`",
+                    place.name
+                )));
+            }
+            // SQLite does not wait for another process here, for fear of a deadlock that we cannot have.
+            Err(fault) if fault.is_busy() && began.elapsed() < options.busy_timeout => {
+                std::thread::sleep(MODE_RETRY_DELAY);
+            }
+            Err(fault) => return Err(explain(fault, place)),
+        }
+    }
+}
+
+/// Copies the log into the database now and then, as SQLite would, but does not ignore a sync that fails meanwhile:
+/// the kernel tells of it only once, and commits of `async` runs may depend on it.
+fn watch_checkpoints(connection: &mut Connection) -> rusqlite::Result<()> {
+    connection.wal_hook(Some(|log: &mut rusqlite::hooks::Wal, pages| {
+        if pages < CHECKPOINT_PAGES {
+            return Ok(());
+        }
+        match log.checkpoint() {
+            Err(error) if Fault::from_ref(&error).is_failed_sync() => Err(error),
+            // Readers in the way, or no space: the log stays longer, nothing is lost.
+            _ => Ok(()),
+        }
+    }))
+}
+
+/// Names a file so that SQLite takes no lock on it and makes nothing beside it.
+fn immutable_url(file: &Path) -> PathBuf {
+    let mut url = b"file://".to_vec();
+    for byte in file.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/._-~".contains(byte) {
+            url.push(*byte);
+        } else {
+            url.extend_from_slice(format!("%{byte:02X}").as_bytes());
+        }
+    }
+    url.extend_from_slice(b"?immutable=1");
+    PathBuf::from(String::from_utf8(url).expect("it is ASCII"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_immutable_url_keeps_no_special_character() {
+        let url = immutable_url(Path::new("/a b/ü?#%.db"));
+
+        assert_eq!(url, Path::new("file:///a%20b/%C3%BC%3F%23%25.db?immutable=1"));
+    }
+}

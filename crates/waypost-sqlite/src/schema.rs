@@ -1,0 +1,358 @@
+//! Tables, their versions, and how an older file becomes a newer one.
+//!
+//! The version stands in `user_version` and is looked at in every transaction, so that a program that was running
+//! while another upgraded the file is refused, too. docs/format-sqlite.md says what the columns mean.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use rusqlite::{Connection, TransactionBehavior};
+use waypost::record::Durability;
+use waypost::store::StoreError;
+
+use crate::fault::Fault;
+use crate::open::{Place, SqliteOptions, explain};
+use crate::rows::time_text;
+
+/// The version that this crate reads and writes.
+pub(crate) const VERSION: u32 = 1;
+/// Marks a database as ours: `WYPT`.
+pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
+/// A record of some KiB fits a page, and a large state needs half the pages of the default.
+const PAGE_BYTES: u32 = 8192;
+/// Back-ups that are kept apart before an upgrade is refused: nobody upgrades the same version that often.
+const BACKUPS_MAX: u32 = 100;
+
+const TABLES: &str = "
+CREATE TABLE migrations (
+    version    INTEGER PRIMARY KEY,
+    applied_at TEXT NOT NULL,
+    tool       TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE runs (
+    id          INTEGER PRIMARY KEY,
+    name        TEXT NOT NULL UNIQUE,
+    workflow    TEXT NOT NULL,
+    path        TEXT,
+    labels      TEXT NOT NULL,
+    created_at  TEXT NOT NULL,
+    updated_at  TEXT NOT NULL,
+    status      TEXT NOT NULL,
+    doubtful    INTEGER NOT NULL,
+    step        TEXT,
+    done        INTEGER NOT NULL,
+    total       INTEGER NOT NULL,
+    wake_at     TEXT,
+    lost        INTEGER NOT NULL,
+    checkpoints INTEGER NOT NULL,
+    bytes       INTEGER NOT NULL,
+    branches    INTEGER NOT NULL,
+    token       INTEGER NOT NULL,
+    leased      INTEGER NOT NULL,
+    batch_token INTEGER NOT NULL,
+    batch_count INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE frozen (
+    run    INTEGER PRIMARY KEY REFERENCES runs,
+    digest BLOB NOT NULL,
+    record BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE branches (
+    id     INTEGER PRIMARY KEY,
+    run    INTEGER NOT NULL REFERENCES runs,
+    path   TEXT NOT NULL,
+    open   INTEGER NOT NULL,
+    newest INTEGER NOT NULL,
+    bodies INTEGER NOT NULL,
+    UNIQUE (run, path)
+) STRICT;
+CREATE INDEX branches_run ON branches (run);
+
+CREATE TABLE records (
+    key      INTEGER PRIMARY KEY,
+    external TEXT,
+    about    INTEGER,
+    codec    INTEGER,
+    digest   BLOB NOT NULL,
+    header   BLOB NOT NULL,
+    body     BLOB
+) STRICT;
+CREATE INDEX records_external ON records (external) WHERE external IS NOT NULL;
+CREATE INDEX records_about ON records (about) WHERE about IS NOT NULL;
+
+CREATE TABLE signals (
+    id       INTEGER PRIMARY KEY,
+    run      INTEGER NOT NULL REFERENCES runs,
+    name     TEXT NOT NULL,
+    consumed INTEGER NOT NULL,
+    digest   BLOB NOT NULL,
+    message  BLOB NOT NULL,
+    UNIQUE (run, name)
+) STRICT;
+CREATE INDEX signals_pending ON signals (run) WHERE consumed = 0;
+
+CREATE TABLE quarantine (
+    id       INTEGER PRIMARY KEY,
+    run      INTEGER NOT NULL REFERENCES runs,
+    key      INTEGER NOT NULL,
+    why      TEXT NOT NULL,
+    moved_at TEXT NOT NULL,
+    codec    ANY,
+    digest   ANY,
+    header   ANY,
+    body     ANY
+) STRICT;
+CREATE INDEX quarantine_key ON quarantine (key);
+";
+
+/// What makes a database of the next version out of one of the version before.
+#[derive(Debug)]
+struct Migration {
+    /// The version afterwards.
+    to: u32,
+    sql: &'static str,
+}
+
+/// All of them, by rising version; version 1 is made, not migrated to.
+const MIGRATIONS: &[Migration] = &[];
+
+/// Reads the version of the schema.
+pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
+    let version =
+        connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
+    u32::try_from(version).map_err(|_| Fault::corrupt(format!("its version is {version}")))
+}
+
+/// Says that the schema is not the one that this crate reads.
+pub(crate) fn version_error(place: &Place, found: u32) -> StoreError {
+    StoreError::Version { what: place.name.clone(), found, supported: VERSION }
+}
+
+/// Chooses whether a commit waits for the disk, and sees that the choice was taken.
+pub(crate) fn set_durability(connection: &Connection, durability: Durability) -> Result<(), Fault> {
+    // SQLite's numbers: 2 is FULL, a sync with every commit; 1 is NORMAL, a sync before the log is copied.
+    let level = match durability {
+        Durability::Sync => 2,
+        Durability::Async => 1,
+    };
+    connection.pragma_update(None, "synchronous", level)?;
+    let found: i64 = connection.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
+    if found == level {
+        return Ok(());
+    }
+    Err(Fault::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
+}
+
+/// Checks that a database is ours and of a version that this crate reads.
+pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreError> {
+    let failed = |fault| explain(fault, place);
+    match kind(connection).map_err(failed)? {
+        Kind::Ours => {}
+        // Its maker was killed before the tables were there; whoever opens it for writing makes them.
+        Kind::Empty => {
+            return Err(StoreError::NotFound { store: place.name.clone(), what: "runs yet".to_owned() });
+        }
+        Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
+    }
+    match version(connection).map_err(failed)? {
+        VERSION => Ok(()),
+        found => Err(version_error(place, found)),
+    }
+}
+
+/// Makes the tables, or upgrades them, or leaves them as they are.
+pub(crate) fn ensure(
+    connection: &mut Connection,
+    place: &Place,
+    options: &SqliteOptions,
+) -> Result<(), StoreError> {
+    let failed = |fault| explain(fault, place);
+    match kind(connection).map_err(failed)? {
+        Kind::Ours => {}
+        Kind::Empty => create(connection, options).map_err(failed)?,
+        Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
+    }
+    match version(connection).map_err(failed)? {
+        VERSION => Ok(()),
+        found if found > VERSION => Err(version_error(place, found)),
+        _ => {
+            upgrade(connection, place, options, MIGRATIONS)?;
+            match version(connection).map_err(failed)? {
+                VERSION => Ok(()),
+                // There never was such a version.
+                found => Err(version_error(place, found)),
+            }
+        }
+    }
+}
+
+enum Kind {
+    Empty,
+    Ours,
+    Foreign,
+}
+
+fn kind(connection: &Connection) -> Result<Kind, Fault> {
+    let id: i64 = connection.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+    if id == i64::from(APPLICATION_ID) {
+        return Ok(Kind::Ours);
+    }
+    let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    let empty = id == 0 && tables == 0 && version(connection)? == 0;
+    Ok(if empty { Kind::Empty } else { Kind::Foreign })
+}
+
+fn not_ours(place: &Place, why: &str) -> StoreError {
+    StoreError::Invalid(format!("`{}` is not a Waypost store: {why}", place.file.display()))
+}
+
+fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fault> {
+    connection.pragma_update(None, "page_size", PAGE_BYTES)?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
+    // Another process may have made it while this one waited.
+    if matches!(kind(&transaction)?, Kind::Empty) {
+        transaction.execute_batch(TABLES)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", VERSION)?;
+        note(&transaction, VERSION, options)?;
+    }
+    Ok(transaction.commit()?)
+}
+
+fn note(connection: &Connection, version: u32, options: &SqliteOptions) -> Result<(), Fault> {
+    let now = time_text(options.clock.now());
+    let tool = concat!("waypost ", env!("CARGO_PKG_VERSION"));
+    connection.execute("INSERT INTO migrations VALUES (?1, ?2, ?3)", (version, now, tool))?;
+    Ok(())
+}
+
+/// Brings the schema up to date in one transaction, after a back-up beside the file.
+fn upgrade(
+    connection: &mut Connection,
+    place: &Place,
+    options: &SqliteOptions,
+    migrations: &[Migration],
+) -> Result<(), StoreError> {
+    let failed = |error: rusqlite::Error| explain(error.into(), place);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    // Another process may have done it while this one waited.
+    let found = version(&transaction).map_err(|fault| explain(fault, place))?;
+    let due: Vec<_> = migrations.iter().filter(|migration| migration.to > found).collect();
+    if due.is_empty() {
+        return transaction.commit().map_err(failed);
+    }
+    // Nobody else writes now, and nothing is written yet: another connection sees exactly what is to be upgraded.
+    back_up(place, found)?;
+    for migration in due {
+        transaction.execute_batch(migration.sql).map_err(failed)?;
+        transaction.pragma_update(None, "user_version", migration.to).map_err(failed)?;
+        note(&transaction, migration.to, options).map_err(|fault| explain(fault, place))?;
+    }
+    transaction.commit().map_err(failed)
+}
+
+/// Copies the database to a new file beside it, whole and synced, and returns its path.
+fn back_up(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
+    let path = new_backup(place, version)?;
+    let copied = Connection::open(&place.file)
+        .and_then(|source| source.execute("VACUUM INTO ?1", [path.to_str()]).map(drop));
+    copied.map_err(|error| explain(error.into(), place))?;
+    let synced = File::open(&path).and_then(|file| file.sync_all());
+    synced
+        .and_then(|()| File::open(&place.home)?.sync_all())
+        .map_err(|source| StoreError::of_write("sync", path.display().to_string(), source))?;
+    Ok(path)
+}
+
+/// Makes an empty file of a name that is not taken: SQLite fills an empty one, and overwrites no other.
+fn new_backup(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
+    for number in 1..=BACKUPS_MAX {
+        let path = place.beside(&format!(".v{version}-{number}.backup"));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(_) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(StoreError::Create { path, source }),
+        }
+    }
+    Err(StoreError::Invalid(format!(
+        "`{}` has {BACKUPS_MAX} back-ups of version {version} beside it; remove some before it is upgraded",
+        place.file.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::open;
+
+    const ADD_A_COLUMN: &[Migration] =
+        &[Migration { to: 2, sql: "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0" }];
+
+    fn site() -> (tempfile::TempDir, Place, SqliteOptions, Connection) {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteOptions::default();
+        let place = open::make(&folder.path().join("waypost.db"), &options).unwrap();
+        let connection = open::writer(&place, &options).unwrap();
+        (folder, place, options, connection)
+    }
+
+    fn version_of(path: &std::path::Path) -> u32 {
+        version(&Connection::open(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_upgrade_leaves_a_back_up_of_what_was_before() {
+        let (_folder, place, options, mut connection) = site();
+
+        upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
+
+        assert_eq!(version(&connection).unwrap(), 2);
+        connection.execute("UPDATE runs SET cost = 1", []).unwrap();
+        let noted: i64 =
+            connection.query_row("SELECT max(version) FROM migrations", [], |row| row.get(0)).unwrap();
+        assert_eq!(noted, 2);
+        let back_up = place.beside(".v1-1.backup");
+        assert_eq!(version_of(&back_up), 1);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&back_up.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+
+        upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
+        assert!(!place.beside(".v1-2.backup").exists(), "nothing is left to do");
+    }
+
+    #[test]
+    fn an_upgrade_that_fails_changes_nothing_and_overwrites_no_back_up() {
+        let (_folder, place, options, mut connection) = site();
+        let broken = [
+            Migration { to: 2, sql: "CREATE TABLE more (x) STRICT" },
+            Migration { to: 3, sql: "CREATE TABLE more (x INTEGER) STRICT" },
+        ];
+
+        for _ in 0..2 {
+            upgrade(&mut connection, &place, &options, &broken).unwrap_err();
+        }
+
+        assert_eq!(version(&connection).unwrap(), 1);
+        let tables: i64 = connection
+            .query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'more'", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(tables, 0);
+        assert_eq!(version_of(&place.beside(".v1-1.backup")), 1);
+        assert_eq!(version_of(&place.beside(".v1-2.backup")), 1);
+    }
+
+    #[test]
+    fn a_version_that_never_was_is_refused() {
+        let (_folder, place, options, mut connection) = site();
+        connection.pragma_update(None, "user_version", 0).unwrap();
+
+        let error = ensure(&mut connection, &place, &options).unwrap_err();
+
+        assert!(matches!(error, StoreError::Version { found: 0, .. }), "{error}");
+    }
+}

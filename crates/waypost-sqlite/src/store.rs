@@ -1,0 +1,453 @@
+//! The store as the trait asks for it: what runs where, and what happens beside the database.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rusqlite::Connection;
+use waypost::disk::{Disk, RealDisk};
+use waypost::folder::{RunFolder, Trouble, append_blob, read_blob};
+use waypost::id::{BranchPath, RunId};
+use waypost::lock::{Holder, RunLock};
+use waypost::record::{Durability, Record, RunRecord, SealedRun};
+use waypost::store::{
+    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
+    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+};
+
+use crate::commit::{Writer, lock};
+use crate::fault::{Failure, Fault};
+use crate::heal::NewestFirst;
+use crate::open::{self, Place, SqliteOptions};
+use crate::read::View;
+use crate::rows::RunRow;
+use crate::{append, lease, schema, tidy};
+
+/// Keeps runs in an SQLite database, and beside it what is for people.
+///
+/// Safe to use from many tasks, threads and processes at once: one process holds a run, any number read and signal.
+///
+/// A call does its work on the thread that polls it, and so does the commit for all tasks that wait: a hop to another
+/// thread would cost more than the work. On a current-thread runtime, other tasks wait meanwhile: for a commit (as
+/// long as the disk takes to sync), or for another process that is writing, at most
+/// [`busy_timeout`](SqliteOptions::busy_timeout).
+///
+/// Commits of runs with durability `async` do not wait for the disk: SQLite then syncs the log only when it copies it
+/// into the database. The last commit of such a run, and one at least every second in which there are commits, are
+/// synced all the same, and any commit of a `sync` run makes everything before it durable, since all share one log.
+pub struct SqliteStore {
+    options: SqliteOptions,
+    place: Arc<Place>,
+    disk: Arc<dyn Disk>,
+    held: Mutex<HashMap<RunId, Held>>,
+    closed: AtomicBool,
+    // Dropped before the writer, whose end then tidies the log away.
+    reader: Mutex<Option<Connection>>,
+    writer: Option<Arc<Writer>>,
+}
+
+/// What is kept of a run whose lease was taken here.
+#[derive(Debug)]
+struct Held {
+    token: u64,
+    durability: Durability,
+    /// None if the run record is damaged, which the report needs.
+    folder: Option<Arc<Mutex<RunFolder>>>,
+}
+
+impl SqliteStore {
+    /// Opens the database at `path` for reading and writing; makes it, and its folder, if it is not there.
+    ///
+    /// An older database is upgraded in one transaction, after a back-up beside it. The folder is made with mode 0700
+    /// and the file with 0600; existing ones keep theirs.
+    ///
+    /// # Errors
+    /// - [`StoreError::Create`]: folder or file cannot be made or written. Nothing changed.
+    /// - [`StoreError::Invalid`]: the file is not ours, or its place is not fit for locks. Nothing changed.
+    /// - [`StoreError::Version`]: a newer version wrote it. Nothing changed; use that version.
+    /// - [`StoreError::Unreachable`]: another process was writing all the time. Try again.
+    /// - [`StoreError::Io`], [`StoreError::Full`]: the medium's. What was there is untouched.
+    pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        let place = Arc::new(open::make(path, &options)?);
+        let writer = open::writer(&place, &options)?;
+        let writer = Some(Arc::new(Writer::new(Arc::clone(&place), writer)));
+        Self::with(place, writer, options)
+    }
+
+    /// Opens the database at `path` for reading only: makes nothing, upgrades nothing, and works on a read-only file
+    /// system, where there must be no log that SQLite would have to share (a clean end leaves none).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`StoreError::Io`] if the file is not there.
+    pub fn open_read_only(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        Self::with(Arc::new(open::find(path)?), None, options)
+    }
+
+    fn with(
+        place: Arc<Place>,
+        writer: Option<Arc<Writer>>,
+        options: SqliteOptions,
+    ) -> Result<Self, StoreError> {
+        let reader = open::reader(&place, &options)?;
+        schema::check(&reader, &place)?;
+        Ok(Self {
+            options,
+            place,
+            disk: Arc::new(RealDisk),
+            held: Mutex::default(),
+            closed: AtomicBool::new(false),
+            reader: Mutex::new(Some(reader)),
+            writer,
+        })
+    }
+
+    /// Returns how many transactions this store has committed: fewer than appends, where tasks shared one.
+    pub fn commits(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |writer| writer.commits())
+    }
+
+    /// Returns what went wrong since this was last asked with the files that people read of a run whose lease was taken
+    /// here: they are derived, so that no commit fails for them.
+    pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
+        let folder = lock(&self.held).get(run).and_then(|held| held.folder.clone())?;
+        lock(&folder).take_trouble()
+    }
+
+    /// Says whether the SQLite that was built in syncs with `fdatasync`, which a growing file pays less for than
+    /// `fsync`, as far as the settings of the build tell: SQLite does not list it among its compile options. Without
+    /// it the store is slower and as safe.
+    pub fn has_fdatasync() -> bool {
+        option_env!("LIBSQLITE3_FLAGS").is_some_and(|flags| flags.contains("HAVE_FDATASYNC"))
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed(self.to_string())) } else { Ok(()) }
+    }
+
+    fn writer(&self) -> Result<&Arc<Writer>, StoreError> {
+        self.check_open()?;
+        self.writer.as_ref().ok_or_else(|| StoreError::Invalid(format!("{self} was opened for reading only")))
+    }
+
+    async fn write<T, F>(&self, durability: Durability, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection, &Place) -> Result<T, Failure> + Send + 'static,
+    {
+        let (place, mut work) = (Arc::clone(&self.place), work);
+        self.writer()?.write(durability, move |connection| work(connection, &place)).await
+    }
+
+    fn with_reader<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Failure>) -> Result<T, StoreError> {
+        let reader = lock(&self.reader);
+        let reader = reader.as_ref().ok_or_else(|| StoreError::Closed(self.to_string()))?;
+        work(reader).map_err(|failure| failure.ask_system(reader).into_store_error(&self.place))
+    }
+
+    /// Reads everything from one state of the database.
+    fn read<T>(&self, work: impl FnOnce(View<'_>) -> Result<T, Failure>) -> Result<T, StoreError> {
+        self.with_reader(|connection| {
+            let transaction = connection.unchecked_transaction()?;
+            let version = schema::version(connection)?;
+            if version != schema::VERSION {
+                return Err(schema::version_error(&self.place, version).into());
+            }
+            let answer = work(View { connection, place: &self.place });
+            transaction.finish()?;
+            answer
+        })
+    }
+
+    fn folder_of(&self, run: &RunId) -> PathBuf {
+        self.place.home.join("runs").join(run.as_str())
+    }
+
+    fn run_folder(&self, run: &RunRecord) -> RunFolder {
+        RunFolder::new(Arc::clone(&self.disk), self.folder_of(&run.run), run)
+    }
+
+    fn hold(&self, run: &RunId, token: u64, durability: Durability, folder: Option<RunFolder>) {
+        let folder = folder.map(|folder| Arc::new(Mutex::new(folder)));
+        lock(&self.held).insert(run.clone(), Held { token, durability, folder });
+    }
+
+    /// Forgets a lease that was given back.
+    fn let_go(&self, lease: &Lease) {
+        let mut held = lock(&self.held);
+        if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
+            held.remove(lease.run());
+        }
+    }
+
+    /// Writes down for people what was committed.
+    fn tell(&self, lease: &Lease, records: &[Record]) {
+        let folder = match lock(&self.held).get(lease.run()) {
+            Some(held) if held.token == lease.token() => held.folder.clone(),
+            _ => None,
+        };
+        if let Some(folder) = folder {
+            lock(&folder).committed(records);
+        }
+    }
+
+    /// Returns the folder of a run that is taken up, mended.
+    fn heal(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
+        let frozen = self.read(|view| {
+            let id = RunRow::get(view.connection, view.place, run)?.id;
+            view.frozen(id, run)
+        });
+        let frozen = match frozen {
+            Ok(frozen) => frozen,
+            Err(StoreError::Damaged { .. } | StoreError::Version { .. }) => {
+                return Ok((Durability::Sync, None));
+            }
+            Err(error) => return Err(error),
+        };
+        let mut folder = self.run_folder(frozen.record());
+        self.read(|view| folder.heal(NewestFirst::of(view, run)?))?;
+        Ok((frozen.record().durability, Some(folder)))
+    }
+
+    fn take_lock(&self, run: &RunId, holder: &Holder) -> Result<RunLock, StoreError> {
+        lease::take_lock(&self.place, run, holder, self.options.allow_network)
+    }
+
+    fn exists(&self, run: &RunId) -> Result<bool, StoreError> {
+        self.read(|view| Ok(RunRow::find(view.connection, run)?.is_some()))
+    }
+}
+
+impl fmt::Display for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place.name)
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for SqliteStore {
+    async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
+        self.writer()?;
+        let id = run.record().run.clone();
+        if self.exists(&id)? {
+            return Err(StoreError::Exists { run: id });
+        }
+        let kernel_lock = self.take_lock(&id, holder)?;
+        let first = Arc::new(first);
+        let job = (run.clone(), Arc::clone(&first));
+        let made = self
+            .write(Durability::Sync, move |connection, place| {
+                append::create(connection, place, &job.0, &job.1)
+            })
+            .await;
+        if let Err(error) = made {
+            if !matches!(error, StoreError::Exists { .. } | StoreError::Unknown { .. }) {
+                // Nothing was made, so nothing is to be locked; what could not be removed is in nobody's way.
+                let _ = lease::remove_lock(kernel_lock);
+            }
+            return Err(error);
+        }
+        // What a deletion left that was cut short. The run is made all the same if that cannot be removed.
+        let _ = lease::remove_folder(&self.folder_of(&id));
+        let mut folder = self.run_folder(run.record());
+        folder.committed(&first.records);
+        self.hold(&id, FIRST_TOKEN, run.record().durability, Some(folder));
+        let lease = Lease::new(id, FIRST_TOKEN, Some(kernel_lock));
+        if first.release {
+            self.let_go(&lease);
+        }
+        Ok(lease)
+    }
+
+    async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
+        self.read(|view| view.run(run))
+    }
+
+    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+        self.writer()?;
+        self.read(|view| RunRow::get(view.connection, view.place, run).map(drop))?;
+        let kernel_lock = self.take_lock(run, holder)?;
+        let id = run.clone();
+        let token = self
+            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id))
+            .await;
+        let token = match token {
+            Err(error @ StoreError::NotFound { .. }) => {
+                // Deleted meanwhile, and its lock file with it: this one was made anew.
+                let _ = lease::remove_lock(kernel_lock);
+                return Err(error);
+            }
+            token => token?,
+        };
+        let (durability, folder) = self.heal(run)?;
+        self.hold(run, token, durability, folder);
+        Ok(Lease::new(run.clone(), token, Some(kernel_lock)))
+    }
+
+    async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
+        self.read(|view| {
+            leases.iter().map(|held| lease::renew(view.connection, held.run(), held.token())).collect()
+        })
+    }
+
+    async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
+        let (run, token) = (lease.run().clone(), lease.token());
+        self.write(Durability::Sync, move |connection, place| {
+            lease::release(connection, place, &run, token, wake_at)
+        })
+        .await?;
+        self.let_go(&lease);
+        Ok(())
+    }
+
+    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+        let durability = match lock(&self.held).get(lease.run()) {
+            Some(held) if held.token == lease.token() && !batch.release => held.durability,
+            _ => Durability::Sync,
+        };
+        let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
+        let job = Arc::clone(&batch);
+        let answer = self
+            .write(durability, move |connection, place| append::append(connection, place, &run, token, &job))
+            .await?;
+        if answer == Appended::Now {
+            self.tell(lease, &batch.records);
+        }
+        if batch.release {
+            self.let_go(lease);
+        }
+        Ok(answer)
+    }
+
+    async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
+        self.read(|view| view.heads(run, page))
+    }
+
+    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
+        self.read(|view| view.load(run, branch, seq))
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
+        self.read(|view| view.scan(scan))
+    }
+
+    async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
+        self.read(|view| view.runs(query))
+    }
+
+    async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
+        let (run, signal) = (run.clone(), signal.clone());
+        self.write(Durability::Sync, move |connection, place| lease::signal(connection, place, &run, &signal))
+            .await
+    }
+
+    async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
+        self.read(|view| {
+            let id = RunRow::get(view.connection, view.place, run)?.id;
+            Ok(lease::pending(view.connection, id)?.into_iter().collect::<Result<_, _>>()?)
+        })
+    }
+
+    async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
+        if damage.run != *lease.run() {
+            let run = &damage.run;
+            return Err(StoreError::Invalid(format!("the lease is on run {}, not on {run}", lease.run())));
+        }
+        let (token, damage, now) = (lease.token(), damage.clone(), self.options.clock.now());
+        self.write(Durability::Sync, move |connection, place| {
+            tidy::quarantine(connection, place, token, &damage, now)
+        })
+        .await
+    }
+
+    async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
+        let (run, token) = (lease.run().clone(), lease.token());
+        if mode == TrimMode::DryRun {
+            return self.read(|view| tidy::trim(view.connection, view.place, &run, token, keep, mode));
+        }
+        // What is lost of it by a power cut is trimmed again.
+        self.write(Durability::Async, move |connection, place| {
+            tidy::trim(connection, place, &run, token, keep, mode)
+        })
+        .await
+    }
+
+    async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
+        self.writer()?;
+        let folder = self.folder_of(run);
+        match self.read(|view| RunRow::get(view.connection, view.place, run)) {
+            // A deletion that was cut short is brought to its end.
+            Err(StoreError::NotFound { .. }) if folder.exists() => {}
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+        let holder = Holder::here(self.options.clock.now()).map_err(|source| StoreError::Io {
+            action: "read",
+            place: "/proc".to_owned(),
+            source,
+        })?;
+        let kernel_lock = self.take_lock(run, &holder)?;
+        let id = run.clone();
+        self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
+        // In this order: what a crash leaves is found and removed by the next deletion or by a new run of that name.
+        lease::remove_folder(&folder)?;
+        lease::remove_lock(kernel_lock)
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.check_open()?;
+        let held = std::mem::take(&mut *lock(&self.held));
+        let mut result = Ok(());
+        if let Some(writer) = &self.writer {
+            for (run, Held { token, .. }) in held {
+                let job = move |connection: &Connection| lease::abandon(connection, &run, token);
+                result = result.and(writer.write(Durability::Async, job).await);
+            }
+        }
+        self.closed.store(true, Ordering::Release);
+        if let Some(Err((_, error))) = lock(&self.reader).take().map(Connection::close) {
+            result = result.and(Err(Fault::from(error).to_store_error(&self.place)));
+        }
+        if let Some(writer) = &self.writer {
+            result = result.and(writer.close());
+        }
+        result
+    }
+
+    fn blobs(&self) -> &dyn Blobs {
+        self
+    }
+
+    fn folder(&self, run: &RunId) -> Option<PathBuf> {
+        Some(self.folder_of(run))
+    }
+
+    fn home(&self) -> Option<&Path> {
+        Some(&self.place.home)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Blobs for SqliteStore {
+    async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.writer()?;
+        self.read(|view| RunRow::leased(view.connection, view.place, lease.run(), lease.token()).map(drop))?;
+        append_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name, bytes)
+    }
+
+    async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
+        self.check_open()?;
+        read_blob(self.disk.as_ref(), &self.folder_of(run), name, offset)
+    }
+}

@@ -1,0 +1,91 @@
+//! The contract of a store, kept by this one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use waypost::store::Store;
+use waypost::{BranchPath, RunId};
+use waypost_sqlite::SqliteStore;
+use waypost_testing::contract::{Place, StoreFixture};
+use waypost_testing::{store_contract, store_differential};
+
+use crate::support::Site;
+
+struct Sqlite {
+    site: Site,
+    store: Option<Arc<SqliteStore>>,
+}
+
+impl Sqlite {
+    fn fresh() -> Self {
+        let site = Site::new();
+        let store = Some(site.open());
+        Self { site, store }
+    }
+
+    fn flip(&self, table: &str, column: &str, row: &str) {
+        let tables = self.site.tables();
+        let sql = format!("SELECT rowid, {column} FROM {table} WHERE {row}");
+        let (id, mut bytes): (i64, Vec<u8>) =
+            tables.query_row(&sql, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        let sql = format!("UPDATE {table} SET {column} = ?1 WHERE rowid = ?2");
+        assert_eq!(tables.execute(&sql, (bytes, id)).unwrap(), 1);
+    }
+}
+
+fn record(run: &RunId, branch: &BranchPath, seq: u64) -> String {
+    format!(
+        "key = (SELECT branches.id << 32 | {seq} FROM branches JOIN runs ON runs.id = run
+                WHERE name = '{run}' AND branches.path = '{branch}')"
+    )
+}
+
+#[async_trait]
+impl StoreFixture for Sqlite {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone().unwrap()
+    }
+
+    async fn reopen(&mut self) {
+        self.store = None;
+        self.store = Some(self.site.open());
+    }
+
+    async fn damage(&mut self, run: &RunId, place: &Place) {
+        match place {
+            Place::Run => {
+                let row = format!("run = (SELECT id FROM runs WHERE name = '{run}')");
+                self.flip("frozen", "record", &row);
+            }
+            Place::Header(branch, seq) => self.flip("records", "header", &record(run, branch, *seq)),
+            Place::Body(branch, seq) => self.flip("records", "body", &record(run, branch, *seq)),
+        }
+    }
+
+    async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>> {
+        let tables = self.site.tables();
+        let mut rows = tables
+            .prepare(
+                "SELECT header, body FROM quarantine JOIN runs ON runs.id = run WHERE name = ?1
+                 ORDER BY quarantine.id",
+            )
+            .unwrap();
+        let rows = rows
+            .query_map([run.as_str()], |row| {
+                Ok([row.get::<_, Vec<u8>>(0)?, row.get::<_, Option<Vec<u8>>>(1)?.unwrap_or_default()]
+                    .concat())
+            })
+            .unwrap();
+        rows.map(Result::unwrap).collect()
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        Some(self.site.home())
+    }
+}
+
+store_contract!(sqlite, Sqlite::fresh());
+store_differential!(sqlite_like_the_model, Sqlite::fresh());

@@ -1,0 +1,44 @@
+//! A clock that stands until it is set.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use waypost::Clock;
+
+/// A clock for tests: it stands still until it is told to go on, and may be set back.
+#[derive(Debug)]
+pub struct TestClock(Mutex<Timestamp>);
+
+impl TestClock {
+    /// Makes a clock that shows `now`.
+    pub fn at(now: Timestamp) -> Self {
+        Self(Mutex::new(now))
+    }
+
+    /// Lets `time` pass.
+    ///
+    /// # Panics
+    /// If the time leaves the range of [`Timestamp`].
+    pub fn pass(&self, time: Duration) {
+        let mut now = self.0.lock().expect("no holder of this lock panics");
+        *now = now.checked_add(time).expect("a test stays within the range of time");
+    }
+
+    /// Sets the clock, also back.
+    pub fn set(&self, now: Timestamp) {
+        *self.0.lock().expect("no holder of this lock panics") = now;
+    }
+}
+
+impl Default for TestClock {
+    fn default() -> Self {
+        Self::at(crate::records::time(0))
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        *self.0.lock().expect("no holder of this lock panics")
+    }
+}

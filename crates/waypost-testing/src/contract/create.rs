@@ -1,0 +1,71 @@
+//! Clauses about making runs.
+
+use waypost::store::{RunQuery, StoreError};
+use waypost::{BranchPath, Digest};
+
+use super::StoreFixture;
+use super::support::{create, create_with, main, other, refused};
+use crate::picture::{list, picture};
+use crate::records::{Links, holder, run_id, run_record, sealed};
+
+/// After `create` the run, its frozen record and its first batch are there, or nothing is.
+pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let frozen = sealed(run_record(&run));
+    let mut links = Links::of(&run);
+    let (one, two) = (links.record(&main()), links.record(&main()));
+    // Another `prev` than that of the record before it.
+    let mut header = links.header(&main());
+    header.prev = Some(Digest::of(b"something else"));
+    let broken = links.seal(header, &1.into());
+    let whole = links.batch(vec![one.clone(), two.clone()]);
+    let mut torn = whole.clone();
+    torn.records.push(broken);
+
+    let store = fixture.store();
+    refused!(store.create(&frozen, torn, &holder("first")).await, StoreError::Conflict { seq: 3, .. });
+
+    refused!(store.run(&run).await, StoreError::NotFound { .. });
+    refused!(store.load(&run, &main(), 1).await, StoreError::NotFound { .. });
+    assert_eq!(list(&*store, &RunQuery::default()).await.unwrap(), [], "nothing is listed");
+
+    // Nothing stands in the way of the same run.
+    let lease = store.create(&frozen, whole, &holder("first")).await.unwrap();
+    assert_eq!((lease.run(), lease.token()), (&run, waypost::store::FIRST_TOKEN));
+    drop((lease, store));
+    fixture.reopen().await;
+
+    let store = fixture.store();
+    assert_eq!(store.run(&run).await.unwrap().record, frozen);
+    for record in [one, two] {
+        assert_eq!(store.load(&run, &main(), record.header().seq).await.unwrap(), record);
+    }
+}
+
+/// `create` refuses an existing run and changes nothing of it.
+pub async fn create_refuses_an_existing_run(fixture: impl StoreFixture) {
+    let store = fixture.store();
+    let run = run_id("r-1");
+    let mut links = Links::of(&run);
+    let lease = create(&*store, &mut links).await;
+    let before = picture(&*store, &run).await;
+    let mut again = run_record(&run);
+    again.workflow = "another".to_owned();
+    let again = sealed(again);
+
+    // While it is held: then either answer is true.
+    let answer = store.create(&again, Links::of(&run).step(), &other()).await;
+    refused!(answer, StoreError::Exists { .. } | StoreError::Held { .. });
+    assert_eq!(picture(&*store, &run).await, before);
+
+    // And when nobody holds it.
+    store.release(lease, None).await.unwrap();
+    let before = picture(&*store, &run).await;
+    refused!(store.create(&again, Links::of(&run).step(), &other()).await, StoreError::Exists { run: found } if found == run);
+    assert_eq!(picture(&*store, &run).await, before);
+    store.acquire(&run, &BranchPath::main(), &other()).await.unwrap();
+
+    // Another run is not hindered.
+    let second = run_id("r-2");
+    create_with(&*store, &second, Links::of(&second).step()).await;
+}

@@ -1,0 +1,335 @@
+//! Clauses about what is kept, for how long, and what goes.
+
+use serde_json::json;
+use waypost::record::{Reason, RunStatus};
+use waypost::store::{
+    BLOB_CHUNK_BYTES, Damage, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError, TrimMode, Trimmed,
+};
+use waypost::{BranchPath, RunId};
+
+use super::support::{create, create_with, files, main, other, refused, stale, step};
+use super::{Place, StoreFixture};
+use crate::picture::{heads, list, of_scan, picture, scan_all};
+use crate::records::{Links, branch, run_id, run_record, sealed, signal};
+
+async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
+    match store.load(run, branch, seq).await {
+        Err(StoreError::Damaged { damage, .. }) => *damage,
+        other => panic!("expected damage at {branch}@{seq}, got {other:?}"),
+    }
+}
+
+/// A damaged record is moved aside, never deleted, and nothing there is overwritten; only the holder may.
+pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let item = branch("each:a");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let lease = create(&*store, &mut links).await;
+    // What each state holds is looked for in quarantine.
+    for (path, mark) in [
+        (main(), "mark-of-main-2"),
+        (main(), "mark-of-main-3"),
+        (item.clone(), "mark-of-item-1"),
+        (item.clone(), "mark-of-item-2"),
+    ] {
+        let header = links.header(&path);
+        let record = links.seal(header, &json!({ "mark": mark }));
+        let batch = links.batch(vec![record]);
+        store.append(&lease, batch).await.unwrap();
+    }
+    let slept = stale(&lease);
+    drop((lease, store));
+    fixture.reopen().await;
+    fixture.damage(&run, &Place::Header(main(), 3)).await;
+    fixture.damage(&run, &Place::Header(item.clone(), 2)).await;
+
+    let store = fixture.store();
+    let (of_main, of_item) =
+        (damage_at(&*store, &run, &main(), 3).await, damage_at(&*store, &run, &item, 2).await);
+    let lease = store.acquire(&run, &main(), &other()).await.unwrap();
+    let before = picture(&*store, &run).await;
+    refused!(store.quarantine(&slept, &of_main).await, StoreError::Fenced { .. });
+    let sound = Damage { seq: 2, ..of_main.clone() };
+    refused!(store.quarantine(&lease, &sound).await, StoreError::Invalid(_));
+    assert_eq!(picture(&*store, &run).await, before);
+    assert_eq!(fixture.quarantined(&run).await.len(), 0);
+
+    for damage in [&of_main, &of_item] {
+        store.quarantine(&lease, damage).await.unwrap();
+    }
+
+    let kept = fixture.quarantined(&run).await;
+    assert_eq!(kept.len(), 2, "two things were moved there, and both are there");
+    for mark in ["mark-of-main-3", "mark-of-item-2"] {
+        let holds = |bytes: &Vec<u8>| bytes.windows(mark.len()).any(|part| part == mark.as_bytes());
+        assert_eq!(kept.iter().filter(|bytes| holds(bytes)).count(), 1, "{mark} is kept once");
+    }
+    let found = scan_all(&*store, Scan::of(&run)).await.unwrap();
+    assert_eq!(of_scan(&found), "r-1@1\nr-1@2\nr-1/each:a@1");
+    refused!(store.load(&run, &main(), 3).await, StoreError::NotFound { .. });
+
+    // The run goes on, and a later one is moved aside as well.
+    links.under(&lease);
+    links.go_on_behind(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
+    let mut header = links.header(&main());
+    (header.reason, header.basis) = (Reason::Repair, Some(2));
+    let repaired = links.seal(header, &json!({ "mark": "mark-of-main-4" }));
+    let batch = links.batch(vec![repaired]);
+    store.append(&lease, batch).await.unwrap();
+    drop((lease, store));
+    fixture.reopen().await;
+    fixture.damage(&run, &Place::Header(main(), 4)).await;
+    let store = fixture.store();
+    let lease = store.acquire(&run, &main(), &other()).await.unwrap();
+    let head = heads(&*store, &run, 10).await.unwrap().remove(0);
+    assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (2, 5, 1));
+    store.quarantine(&lease, &head.damaged[0]).await.unwrap();
+    let now = fixture.quarantined(&run).await;
+    assert_eq!(now.len(), 3);
+    assert!(kept.iter().all(|bytes| now.contains(bytes)), "what was there is there as it was");
+}
+
+fn with_bodies(picture: &str) -> Vec<&str> {
+    let records = picture.lines().filter(|line| line.starts_with("r-1") && !line.ends_with("body none"));
+    records.map(|line| line.split(' ').next().unwrap_or(line)).collect()
+}
+
+/// The newest `keep` sound checkpoints with a body, never fewer than 2, keep it; headers all stay.
+pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let lease = create(&*store, &mut links).await;
+    for _ in 2..=9 {
+        step(&*store, &lease, &mut links).await;
+    }
+    for _ in 1..=4 {
+        let record = links.record(&branch("each:a"));
+        let batch = links.batch(vec![record]);
+        store.append(&lease, batch).await.unwrap();
+    }
+    let all = of_scan(&scan_all(&*store, Scan::of(&run)).await.unwrap());
+    let before = picture(&*store, &run).await;
+    refused!(
+        store.trim(&stale(&waypost::store::Lease::new(run.clone(), 0, None)), 3, TrimMode::Apply).await,
+        StoreError::Fenced { .. }
+    );
+    assert_eq!(store.trim(&lease, 100, TrimMode::Apply).await.unwrap(), Trimmed::default());
+
+    let would = store.trim(&lease, 3, TrimMode::DryRun).await.unwrap();
+    assert_eq!(would.checkpoints, 6 + 1);
+    assert!(would.bytes > 0);
+    assert_eq!(picture(&*store, &run).await, before, "a dry run drops nothing");
+
+    assert_eq!(store.trim(&lease, 3, TrimMode::Apply).await.unwrap(), would);
+
+    let kept = ["r-1@7", "r-1@8", "r-1@9", "r-1/each:a@2", "r-1/each:a@3", "r-1/each:a@4"];
+    assert_eq!(with_bodies(&picture(&*store, &run).await), kept);
+    assert_eq!(of_scan(&scan_all(&*store, Scan::of(&run)).await.unwrap()), all, "every header is there");
+    assert_eq!(
+        store.trim(&lease, 3, TrimMode::Apply).await.unwrap(),
+        Trimmed::default(),
+        "nothing is left to drop"
+    );
+    assert_eq!(store.run(&run).await.unwrap().summary.checkpoints, 13);
+    let trimmed = store.load(&run, &main(), 2).await.unwrap();
+    assert!(
+        trimmed.header().body.is_some() && trimmed.body_bytes().is_none(),
+        "the header says what there was"
+    );
+
+    // The run goes on, on both branches.
+    step(&*store, &lease, &mut links).await;
+    drop((lease, store));
+    fixture.reopen().await;
+
+    // A keep of 0 is one of 2; what is damaged does not count.
+    fixture.damage(&run, &Place::Header(main(), 10)).await;
+    fixture.damage(&run, &Place::Header(main(), 9)).await;
+    let store = fixture.store();
+    let lease = store.acquire(&run, &main(), &other()).await.unwrap();
+    store.trim(&lease, 0, TrimMode::Apply).await.unwrap();
+    drop((lease, store));
+    fixture.reopen().await;
+    let store = fixture.store();
+    assert_eq!(
+        with_bodies(&picture(&*store, &run).await),
+        ["r-1@7", "r-1@8", "r-1/each:a@3", "r-1/each:a@4"]
+    );
+    assert_eq!(heads(&*store, &run, 1).await.unwrap()[0].record.header().seq, 8);
+}
+
+/// `delete` removes everything, and only while nobody holds the lease.
+pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let mut second = Links::of(&run_id("r-2"));
+    drop(create(&*store, &mut second).await);
+    let beside = picture(&*store, second.run()).await;
+    refused!(store.delete(&run).await, StoreError::NotFound { .. });
+    let lease = create(&*store, &mut links).await;
+    let record = links.record(&branch("each:a"));
+    let batch = links.batch(vec![record]);
+    store.append(&lease, batch).await.unwrap();
+    store.signal(&run, &signal("s", SignalKind::Stop)).await.unwrap();
+    store.blobs().append(&lease, "logs/mark-of-deleted.log", b"mark-of-deleted").await.unwrap();
+    let before = picture(&*store, &run).await;
+
+    refused!(store.delete(&run).await, StoreError::Held { .. });
+    assert_eq!(picture(&*store, &run).await, before);
+    step(&*store, &lease, &mut links).await;
+    let old = stale(&lease);
+    store.release(lease, None).await.unwrap();
+    store.delete(&run).await.unwrap();
+
+    let gone = |store| async move { gone(store, &run_id("r-1"), "r-2").await };
+    gone(store.clone()).await;
+    refused!(
+        store.append(&old, links.clone().step()).await,
+        StoreError::NotFound { .. } | StoreError::Fenced { .. }
+    );
+    assert_eq!(store.renew(&[&old]).await.unwrap(), [Renewal::Lost]);
+    let answer = store.blobs().append(&old, "logs/late.log", b"late").await;
+    refused!(answer, StoreError::NotFound { .. } | StoreError::Fenced { .. });
+    assert_eq!(picture(&*store, second.run()).await, beside);
+    drop(store);
+    fixture.reopen().await;
+    gone(fixture.store()).await;
+    if let Some(folder) = fixture.folder() {
+        let left: Vec<_> = files(&folder).into_keys().filter(|name| name.contains("r-1")).collect();
+        assert_eq!(left, Vec::<String>::new(), "no file bears its name");
+    }
+
+    // The name is free again, and nothing of the old run comes back.
+    let store = fixture.store();
+    let mut anew = Links::of(&run);
+    create(&*store, &mut anew).await;
+    assert_eq!(of_scan(&scan_all(&*store, Scan::of(&run)).await.unwrap()), "r-1@1");
+    assert_eq!(store.signals(&run).await.unwrap(), []);
+    assert_eq!(store.blobs().read(&run, "logs/mark-of-deleted.log", 0).await.unwrap(), b"");
+}
+
+async fn gone(store: std::sync::Arc<dyn Store>, run: &RunId, other: &str) {
+    refused!(store.run(run).await, StoreError::NotFound { .. });
+    refused!(store.load(run, &main(), 1).await, StoreError::NotFound { .. });
+    refused!(scan_all(&*store, Scan::of(run)).await, StoreError::NotFound { .. });
+    refused!(store.signals(run).await, StoreError::NotFound { .. });
+    refused!(store.acquire(run, &main(), &super::support::other()).await, StoreError::NotFound { .. });
+    assert_eq!(store.blobs().read(run, "logs/mark-of-deleted.log", 0).await.unwrap(), b"");
+    let listed = list(&*store, &RunQuery::default()).await.unwrap();
+    assert_eq!(listed.iter().map(|run| run.run.as_str()).collect::<Vec<_>>(), [other]);
+}
+
+/// A chunk is read back at its place; a stale token is refused; a missing blob is empty, not damage.
+pub async fn blobs_are_fenced_and_appended(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let lease = create(&*store, &mut links).await;
+    let second = create_with(&*store, &run_id("r-2"), Links::of(&run_id("r-2")).step()).await;
+    let blobs = store.blobs();
+    let name = "logs/work.1.log";
+    let chunk: Vec<u8> = (0..BLOB_CHUNK_BYTES).map(|n| (n % 251) as u8).collect();
+    assert_eq!(blobs.read(&run, name, 0).await.unwrap(), b"", "it is not there yet");
+
+    let mut whole = Vec::new();
+    for part in [b"one\n".as_slice(), b"", &chunk, b"\x00\xff", &chunk[..70]] {
+        blobs.append(&lease, name, part).await.unwrap();
+        whole.extend_from_slice(part);
+    }
+    blobs.append(&lease, "logs/work.2.log", b"other").await.unwrap();
+    blobs.append(&second, name, b"of r-2").await.unwrap();
+
+    for offset in [0, 1, 4, 100, BLOB_CHUNK_BYTES, BLOB_CHUNK_BYTES + 5, whole.len() - 1] {
+        let expect = &whole[offset..whole.len().min(offset + BLOB_CHUNK_BYTES)];
+        let found = blobs.read(&run, name, offset as u64).await.unwrap();
+        assert!(!found.is_empty() && expect.starts_with(&found), "from {offset}");
+        // A read may give less than a chunk, but not nothing before the end.
+        assert_eq!(read_on(&*store, &run, name, offset).await, whole[offset..], "from {offset} to the end");
+    }
+    for offset in [whole.len() as u64, whole.len() as u64 + 1, u64::MAX] {
+        assert_eq!(blobs.read(&run, name, offset).await.unwrap(), b"");
+    }
+    assert_eq!(blobs.read(&run_id("r-2"), name, 0).await.unwrap(), b"of r-2");
+    assert_eq!(blobs.read(&run_id("r-3"), name, 0).await.unwrap(), b"");
+
+    for wrong in
+        ["", "/abs", "a//b", "a/", "../up", "a/../../up", "a/..", ".", "a b", "a\\b", "\u{e9}", "a\0"]
+    {
+        refused!(blobs.append(&lease, wrong, b"x").await, StoreError::Invalid(_));
+        assert!(
+            blobs.read(&run, wrong, 0).await.is_ok_and(|bytes| bytes.is_empty())
+                || blobs.read(&run, wrong, 0).await.is_err()
+        );
+    }
+    let large = vec![0; BLOB_CHUNK_BYTES + 1];
+    refused!(blobs.append(&lease, name, &large).await, StoreError::Invalid(_));
+
+    let slept = stale(&lease);
+    drop((lease, second, store));
+    fixture.reopen().await;
+    let store = fixture.store();
+    let lease = store.acquire(&run, &main(), &other()).await.unwrap();
+    refused!(store.blobs().append(&slept, name, b"late").await, StoreError::Fenced { .. });
+    store.blobs().append(&lease, name, b"more").await.unwrap();
+    let found = read_on(&*store, &run, name, 0).await;
+    assert!(found.ends_with(b"more") && !found.windows(4).any(|part| part == b"late"));
+}
+
+async fn read_on(store: &dyn Store, run: &RunId, name: &str, from: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let part = store.blobs().read(run, name, (from + all.len()) as u64).await.unwrap();
+        if part.is_empty() {
+            return all;
+        }
+        all.extend_from_slice(&part);
+    }
+}
+
+/// After `close` every call is `Closed`; what was acknowledged is there for the next.
+pub async fn closed_refuses(mut fixture: impl StoreFixture) {
+    let run = run_id("r-1");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let lease = create(&*store, &mut links).await;
+    let last = step(&*store, &lease, &mut links).await;
+
+    store.close().await.unwrap();
+
+    let frozen = sealed(run_record(&run_id("r-2")));
+    let damage = Damage {
+        run: run.clone(),
+        branch: main(),
+        seq: 1,
+        place: String::new(),
+        flaw: waypost::record::Flaw::Malformed(String::new()),
+    };
+    let stop = signal("s", SignalKind::Stop);
+    refused!(store.create(&frozen, Links::of(&run_id("r-2")).step(), &other()).await, StoreError::Closed(_));
+    refused!(store.run(&run).await, StoreError::Closed(_));
+    refused!(store.acquire(&run, &main(), &other()).await, StoreError::Closed(_));
+    refused!(store.renew(&[&lease]).await, StoreError::Closed(_));
+    refused!(store.append(&lease, links.clone().step()).await, StoreError::Closed(_));
+    refused!(store.heads(&run, &Page::default()).await, StoreError::Closed(_));
+    refused!(store.load(&run, &main(), 1).await, StoreError::Closed(_));
+    refused!(store.scan(&Scan::of(&run)).await, StoreError::Closed(_));
+    refused!(store.runs(&RunQuery::default()).await, StoreError::Closed(_));
+    refused!(store.signal(&run, &stop).await, StoreError::Closed(_));
+    refused!(store.signals(&run).await, StoreError::Closed(_));
+    refused!(store.quarantine(&lease, &damage).await, StoreError::Closed(_));
+    refused!(store.trim(&lease, 2, TrimMode::DryRun).await, StoreError::Closed(_));
+    refused!(store.delete(&run).await, StoreError::Closed(_));
+    refused!(store.blobs().append(&lease, "a", b"x").await, StoreError::Closed(_));
+    refused!(store.blobs().read(&run, "a", 0).await, StoreError::Closed(_));
+    refused!(store.release(lease, None).await, StoreError::Closed(_));
+    drop(store);
+
+    fixture.reopen().await;
+    let store = fixture.store();
+    assert_eq!(store.load(&run, &main(), 2).await.unwrap(), last);
+    assert_eq!(store.run(&run).await.unwrap().summary.status, RunStatus::Interrupted, "leases have ended");
+    store.acquire(&run, &main(), &other()).await.unwrap();
+}

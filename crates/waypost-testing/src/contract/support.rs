@@ -1,0 +1,74 @@
+//! What the clauses share.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use waypost::lock::Holder;
+use waypost::record::Record;
+use waypost::store::{Batch, Lease, Store};
+use waypost::{BranchPath, Digest, RunId};
+
+use crate::records::{Links, holder, run_record, sealed};
+
+/// Expects an error of a variant.
+macro_rules! refused {
+    ($call:expr, $expected:pat $(if $guard:expr)?) => {
+        match $call {
+            Err($expected) $(if $guard)? => {}
+            other => panic!("expected {}, got {other:?}", stringify!($expected $(if $guard)?)),
+        }
+    };
+}
+pub(super) use refused;
+
+/// The main branch.
+pub(super) fn main() -> BranchPath {
+    BranchPath::main()
+}
+
+/// A second holder, to be told from `first`.
+pub(super) fn other() -> Holder {
+    holder("other")
+}
+
+/// Makes a run with one record on its main branch.
+pub(super) async fn create(store: &dyn Store, links: &mut Links) -> Lease {
+    let first = links.step();
+    create_with(store, links.run(), first).await
+}
+
+/// Makes a run with this first batch.
+pub(super) async fn create_with(store: &dyn Store, run: &RunId, first: Batch) -> Lease {
+    store.create(&sealed(run_record(run)), first, &holder("first")).await.unwrap()
+}
+
+/// Appends one record to the main branch.
+pub(super) async fn step(store: &dyn Store, lease: &Lease, links: &mut Links) -> Record {
+    let batch = links.step();
+    let record = batch.records[0].clone();
+    store.append(lease, batch).await.unwrap();
+    record
+}
+
+/// A lease as a process has it that slept through the loss of it: no kernel lock stands behind it any more.
+pub(super) fn stale(lease: &Lease) -> Lease {
+    Lease::new(lease.run().clone(), lease.token(), None)
+}
+
+/// Returns the digest of every file beneath a folder, SQLite's own index of a log in shared memory excepted.
+pub(super) fn files(folder: &Path) -> BTreeMap<String, Digest> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.to_string_lossy().into_owned();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !name.ends_with("-shm") {
+                found.insert(name, Digest::of(&std::fs::read(&path).unwrap()));
+            }
+        }
+    }
+    found
+}

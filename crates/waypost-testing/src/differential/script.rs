@@ -1,0 +1,485 @@
+//! What is called next: random, but with enough sense to reach deep states.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+use waypost::record::{End, Phase, Reason, RunStatus, SkipCause};
+use waypost::store::{Batch, RunQuery, Scan, ScanOrder, SignalKind, TrimMode};
+use waypost::{BranchPath, Digest, RunId};
+
+use super::call::{Answer, Call, Who};
+use crate::records::{Links, branch, run_id, run_record, sealed, signal, step_id, time};
+use crate::seed::Seeded;
+
+/// Runs in a sequence: few, so that they meet.
+const RUNS: [&str; 3] = ["r-1", "r-2", "a"];
+/// Branches of a run.
+const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
+/// Ids of signals: few, so that they repeat.
+const SIGNALS: [&str; 5] = ["s", "b", "a/../x", "\u{e9}", "10"];
+const STEPS: [&str; 3] = ["work", "rest", "work-2"];
+const BLOBS: [&str; 3] = ["logs/a.log", "b", "../out"];
+
+/// What the script knows of a run.
+struct Known {
+    links: Links,
+    /// The token of the lease that is held.
+    held: Option<u64>,
+    /// The token of the newest lease, once its holder died.
+    orphaned: Option<u64>,
+    /// Tokens of leases that are lost for good.
+    lost: Vec<u64>,
+    /// Applied since the last damage.
+    applied: Vec<Batch>,
+    /// Branches and the seq of their records that were alone in their batch and have a body.
+    alone: BTreeSet<(BranchPath, u64)>,
+    /// Damaged and not yet moved aside.
+    damaged: BTreeSet<(BranchPath, u64)>,
+    /// A record of it was damaged once.
+    was_damaged: bool,
+    /// The branches' records as they are known, by seq, with digests: what is sound.
+    sound: BTreeMap<BranchPath, BTreeMap<u64, Digest>>,
+}
+
+pub(super) struct Script {
+    random: Seeded,
+    runs: BTreeMap<RunId, Known>,
+    made: u64,
+}
+
+impl Known {
+    fn new(run: &RunId) -> Self {
+        Self {
+            links: Links::of(run),
+            held: None,
+            orphaned: None,
+            lost: Vec::new(),
+            applied: Vec::new(),
+            alone: BTreeSet::new(),
+            damaged: BTreeSet::new(),
+            was_damaged: false,
+            sound: BTreeMap::new(),
+        }
+    }
+
+    fn applied(&mut self, batch: &Batch) {
+        for record in &batch.records {
+            let header = record.header();
+            let place = (header.branch.clone(), header.seq);
+            self.sound.entry(place.0.clone()).or_default().insert(place.1, record.digest());
+            if batch.records.len() == 1 {
+                self.alone.insert(place);
+            }
+        }
+        self.links.go_on_after(batch);
+        self.applied.push(batch.clone());
+        if batch.release {
+            self.lose();
+        }
+    }
+
+    fn lose(&mut self) {
+        self.lost.extend(self.held.take());
+    }
+
+    /// Returns what a repair of the branch continues, if it needs one: its newest record is not sound.
+    fn to_repair(&self, branch: &BranchPath) -> Option<(u64, Digest)> {
+        let next = self.links.next(branch);
+        let (seq, digest) = self.sound.get(branch)?.last_key_value()?;
+        (seq + 1 != next).then_some((*seq, *digest))
+    }
+}
+
+impl Script {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { random: Seeded::new(seed), runs: BTreeMap::new(), made: 0 }
+    }
+
+    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.random.below(of.len() as u64) as usize].clone()
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.random.below(100) < percent
+    }
+
+    /// Returns a run, more often one that is there.
+    fn run(&mut self) -> RunId {
+        let known: Vec<_> = self.runs.keys().cloned().collect();
+        if known.is_empty() || self.chance(5) { run_id(self.one_of(&RUNS)) } else { self.one_of(&known) }
+    }
+
+    /// Returns whose lease is shown: nearly always that of the holder.
+    fn who(&mut self, run: &RunId) -> Option<Who> {
+        let stale = self.chance(8);
+        let known = self.runs.get(run)?;
+        let lost = known.lost.clone();
+        match known.held {
+            Some(_) if !stale || lost.is_empty() => Some(Who::Holder),
+            _ if !lost.is_empty() => Some(Who::Stale(self.one_of(&lost))),
+            _ => None,
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Call {
+        loop {
+            let run = self.run();
+            if let Some(call) = self.propose(run) {
+                return call;
+            }
+        }
+    }
+
+    fn propose(&mut self, run: RunId) -> Option<Call> {
+        Some(match self.random.below(100) {
+            0..5 => self.create(),
+            5..10 => Call::Acquire(run),
+            10..50 => return self.append(run),
+            50..54 => return self.wrong_append(run),
+            54..57 => return self.repeated(&run),
+            57..60 => {
+                let wake_at = self.chance(50).then(|| time(self.random.below(100) as i64));
+                Call::Release(run.clone(), self.who(&run)?, wake_at)
+            }
+            60..63 => {
+                let runs: Vec<_> = self.runs.keys().cloned().collect();
+                let shown = runs.into_iter().filter_map(|run| Some((run.clone(), self.who(&run)?)));
+                Call::Renew(shown.collect())
+            }
+            63..65 => Call::Heads(run, 1 + self.random.below(4) as usize),
+            65..68 => self.load(run),
+            68..73 => self.scan(run),
+            73..76 => self.listing(),
+            76..80 => self.send(run),
+            80..84 => return self.quarantine(run),
+            84..87 => return self.trim(run),
+            87 => Call::Delete(run),
+            88..91 => return self.blob(run),
+            91..93 => Call::BlobRead(run, self.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000)),
+            93..97 => return self.damage(run),
+            97..99 => Call::Crash,
+            _ => Call::Close,
+        })
+    }
+
+    fn load(&mut self, run: RunId) -> Call {
+        let path = branch(self.one_of(&BRANCHES));
+        let known = self.runs.get(&run).and_then(|known| known.sound.get(&path));
+        let newest = known.and_then(|sound| sound.last_key_value()).map_or(1, |(seq, _)| *seq);
+        Call::Load(run, path, self.random.below(newest + 2))
+    }
+
+    fn blob(&mut self, run: RunId) -> Option<Call> {
+        let who = self.who(&run)?;
+        // One thing is wrong at a time: which of two is told first is the store's choice.
+        let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
+        let (name, length) = (self.one_of(names).to_owned(), self.random.below(3_000));
+        Some(Call::BlobAppend(run, who, name, vec![length as u8; length as usize]))
+    }
+
+    fn create(&mut self) -> Call {
+        let run = run_id(self.one_of(&RUNS));
+        self.made += 1;
+        let mut record = run_record(&run);
+        record.workflow = self.one_of(&["nightly", "hourly"]).to_owned();
+        record.created_at = time(self.random.below(50) as i64);
+        let mut links = Links::of(&run);
+        let mut batch = self.batch(&mut links, &[branch("main")]);
+        if self.chance(15) {
+            self.spoil(&mut batch);
+        }
+        Call::Create(Box::new(sealed(record)), batch)
+    }
+
+    /// Makes a sound batch of one to four records on these branches.
+    fn batch(&mut self, links: &mut Links, branches: &[BranchPath]) -> Batch {
+        // Most batches are of one record: only what was alone in its batch can be damaged alone.
+        let count = if self.chance(70) { 1 } else { 2 + self.random.below(3) };
+        let mut records = Vec::new();
+        for place in 0..count {
+            let path = if place == 0 { branches[0].clone() } else { self.one_of(branches) };
+            let header = self.header(links, &path);
+            records.push(header);
+        }
+        let last_of = |path: &BranchPath| records.iter().rposition(|header| header.branch == *path);
+        let bare: Vec<_> =
+            records.iter().enumerate().map(|(at, header)| last_of(&header.branch) != Some(at)).collect();
+        let mut sealed = Vec::new();
+        for (mut header, bare) in records.into_iter().zip(bare) {
+            (header.seq, header.prev) = (links.next(&header.branch), links.tip(&header.branch));
+            let bare = bare && self.chance(70);
+            let state = json!({ "made": self.made, "seq": header.seq, "fill": "x".repeat(self.random.below(400) as usize) });
+            sealed.push(if bare { links.seal_bare(header) } else { links.seal(header, &state) });
+        }
+        let mut batch = links.batch(sealed);
+        batch.summary.status =
+            self.one_of(&[RunStatus::Running, RunStatus::Running, RunStatus::Failed, RunStatus::Completed]);
+        batch.summary.doubtful = self.chance(10);
+        batch.summary.progress.done = self.random.below(4);
+        batch.summary.wake_at = self.chance(10).then(|| time(7));
+        batch.release = self.chance(8);
+        batch
+    }
+
+    fn header(&mut self, links: &Links, path: &BranchPath) -> waypost::record::Header {
+        let mut header = links.header(path);
+        header.step = self.chance(90).then(|| step_id(self.one_of(&STEPS)));
+        header.created_at = time(self.random.below(1_000) as i64);
+        if self.chance(20) {
+            header.phase = Phase::Skipped(SkipCause::Condition("false".to_owned()));
+        }
+        if self.chance(20) {
+            header.labels.insert("color".to_owned(), self.one_of(&["red", "blue"]).to_owned());
+        }
+        if self.chance(15) {
+            header.external = Some(format!("client-{}", self.random.below(3)));
+        }
+        if self.chance(15) {
+            header.about = Some(self.random.below(4));
+        }
+        if self.chance(8) {
+            header.end = Some(self.one_of(&[End::Completed, End::Failed]));
+        }
+        header
+    }
+
+    /// Makes a batch wrong in one way.
+    fn spoil(&mut self, batch: &mut Batch) {
+        let place = self.random.below(batch.records.len() as u64) as usize;
+        let mut header = batch.records[place].header().clone();
+        match self.random.below(4) {
+            0 => header.seq += 1,
+            1 => header.seq = header.seq.saturating_sub(1).max(1),
+            2 => header.prev = Some(Digest::of(b"something else")),
+            _ => header.prev = if header.prev.is_some() { None } else { Some(Digest::of(b"nothing")) },
+        }
+        let state = json!("spoilt");
+        let mut links = Links::of(&header.run);
+        let bare = batch.records[place].body_bytes().is_none();
+        batch.records[place] = if bare { links.seal_bare(header) } else { links.seal(header, &state) };
+    }
+
+    fn append(&mut self, run: RunId) -> Option<Call> {
+        let who = self.who(&run)?;
+        if who != Who::Holder && self.chance(80) {
+            return Some(Call::Acquire(run));
+        }
+        let known = self.runs.get(&run)?;
+        let mut links = known.links.clone();
+        if let Who::Stale(token) = who {
+            links.go_on_under(token);
+            let mut late = self.batch(&mut links, &[branch("main")]);
+            // Not an id that was used.
+            late.id.count = u64::from(u32::MAX);
+            return Some(Call::Append(run, who, late));
+        }
+        let broken: Vec<_> = BRANCHES
+            .map(branch)
+            .into_iter()
+            .filter_map(|path| Some((path.clone(), known.to_repair(&path)?)))
+            .collect();
+        let unmoved: BTreeSet<_> = known.damaged.iter().map(|(path, _)| path.clone()).collect();
+        if let Some((path, (basis, digest))) = broken.first().cloned() {
+            // What is damaged is moved aside first, as the engine does.
+            if unmoved.contains(&path) {
+                return self.quarantine(run);
+            }
+            let repair = self.repair(&mut links, &path, basis, digest);
+            return Some(Call::Append(run, who, repair));
+        }
+        let mut branches: Vec<_> = BRANCHES.map(branch).into_iter().collect();
+        let first = self.random.below(branches.len() as u64) as usize;
+        branches.swap(0, first);
+        let mut batch = self.batch(&mut links, &branches);
+        if self.chance(20) {
+            batch.consumed = vec![self.one_of(&SIGNALS).to_owned()];
+        }
+        Some(Call::Append(run, who, batch))
+    }
+
+    fn repair(&mut self, links: &mut Links, path: &BranchPath, basis: u64, digest: Digest) -> Batch {
+        let mut header = self.header(links, path);
+        (header.reason, header.basis, header.prev) = (Reason::Repair, Some(basis), Some(digest));
+        if self.chance(10) {
+            header.seq += 1;
+        }
+        let record = links.seal(header, &json!("repaired"));
+        links.batch(vec![record])
+    }
+
+    fn wrong_append(&mut self, run: RunId) -> Option<Call> {
+        let Some(Call::Append(run, who @ Who::Holder, mut batch)) = self.append(run) else { return None };
+        if self.runs.get(&run).is_some_and(|known| known.was_damaged) {
+            return None;
+        }
+        self.spoil(&mut batch);
+        Some(Call::Append(run, who, batch))
+    }
+
+    /// Sends a batch again that was applied, under the lease that it was applied under.
+    fn repeated(&mut self, run: &RunId) -> Option<Call> {
+        let known = self.runs.get(run)?;
+        let (applied, held) = (known.applied.clone(), known.held);
+        let newest = &applied[applied.len().saturating_sub(3)..];
+        if newest.is_empty() {
+            return None;
+        }
+        let batch = self.one_of(newest);
+        let who = if held == Some(batch.id.token) { Who::Holder } else { Who::Stale(batch.id.token) };
+        Some(Call::Append(run.clone(), who, batch))
+    }
+
+    fn scan(&mut self, run: RunId) -> Call {
+        let mut scan = Scan { limit: 1 + self.random.below(5) as usize, ..Scan::of(&run) };
+        if self.chance(50) {
+            scan.branch = Some(branch(self.one_of(&BRANCHES)));
+        }
+        if self.chance(40) {
+            scan.order = ScanOrder::NewestFirst;
+        }
+        if self.chance(30) {
+            scan.seq_min = Some(self.random.below(8));
+        }
+        if self.chance(30) {
+            scan.seq_max = Some(self.random.below(12));
+        }
+        match self.random.below(8) {
+            0 => scan.step = Some(self.one_of(&STEPS).to_owned()),
+            1 => scan.phase = Some(self.one_of(&["completed", "skipped", "failed"])),
+            2 => scan.label = Some(("color".to_owned(), self.one_of(&["red", "blue", "green"]).to_owned())),
+            3 => scan.external = Some(format!("client-{}", self.random.below(4))),
+            4 => scan.about = Some(self.random.below(4)),
+            _ => {}
+        }
+        Call::Scan(scan)
+    }
+
+    fn listing(&mut self) -> Call {
+        let damaged: BTreeSet<_> =
+            self.runs.iter().filter(|(_, known)| known.was_damaged).map(|(run, _)| run.clone()).collect();
+        let mut query = RunQuery { limit: 1 + self.random.below(3) as usize, ..RunQuery::default() };
+        match self.random.below(5) {
+            0 => query.prefix = Some("r".to_owned()),
+            1 => query.workflow = Some("hourly".to_owned()),
+            // What is damaged may be told in another status or time.
+            2 if damaged.is_empty() => {
+                query.statuses = BTreeSet::from([RunStatus::Running, RunStatus::Interrupted])
+            }
+            3 if damaged.is_empty() => query.since = Some(time(self.random.below(1_000) as i64)),
+            _ => {}
+        }
+        Call::Runs(query, damaged)
+    }
+
+    fn send(&mut self, run: RunId) -> Call {
+        let kind = match self.random.below(3) {
+            0 => SignalKind::Stop,
+            1 => SignalKind::Cancel,
+            _ => SignalKind::Named { name: "go".to_owned(), value: json!(self.random.below(9)) },
+        };
+        Call::Signal(run, signal(self.one_of(&SIGNALS), kind))
+    }
+
+    fn quarantine(&mut self, run: RunId) -> Option<Call> {
+        let who = self.who(&run)?;
+        let known = self.runs.get(&run)?;
+        let (path, seq) = match known.damaged.first() {
+            Some(place) => place.clone(),
+            None if who == Who::Holder => known.alone.first()?.clone(),
+            None => return None,
+        };
+        Some(Call::Quarantine(run, who, path, seq))
+    }
+
+    fn trim(&mut self, run: RunId) -> Option<Call> {
+        let who = self.who(&run)?;
+        // What is damaged is moved aside before states are dropped.
+        if !self.runs.get(&run)?.damaged.is_empty() {
+            return None;
+        }
+        let mode = self.one_of(&[TrimMode::Apply, TrimMode::Apply, TrimMode::DryRun]);
+        Some(Call::Trim(run, who, self.random.below(5) as u32, mode))
+    }
+
+    /// Damages one of the newest records of a branch: what is older may have been trimmed.
+    fn damage(&mut self, run: RunId) -> Option<Call> {
+        let path = branch(self.one_of(&BRANCHES));
+        let known = self.runs.get(&run)?;
+        let newest: Vec<_> = known.sound.get(&path)?.keys().rev().take(2).copied().collect();
+        // Something sound stays on every branch.
+        if newest.len() < 2 || !known.damaged.is_empty() {
+            return None;
+        }
+        let seq = self.one_of(&newest);
+        let alone = self.runs.get(&run)?.alone.contains(&(path.clone(), seq));
+        alone.then_some(Call::Damage(run, path, seq))
+    }
+
+    /// Takes in what the model answered.
+    pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
+        if let Call::Crash | Call::Close | Call::Damage(..) = call {
+            self.runs.values_mut().for_each(|known| {
+                // No copy of a lease outlives its process; it is stale once there is a newer one.
+                known.orphaned = known.held.take().or(known.orphaned);
+            });
+        }
+        if !answer.done {
+            return;
+        }
+        match call {
+            Call::Create(run, batch) => {
+                let run = &run.record().run;
+                let mut known = Known::new(run);
+                known.held = answer.token;
+                known.applied(batch);
+                self.runs.insert(run.clone(), known);
+            }
+            Call::Acquire(run) => {
+                let known = self.runs.get_mut(run).expect("only what was made can be acquired");
+                known.lost.extend(known.orphaned.take());
+                known.held = answer.token;
+                known.links.go_on_under(answer.token.expect("a lease has a token"));
+            }
+            Call::Append(run, _, batch) => self.known(run).applied(batch),
+            Call::Release(run, ..) => self.known(run).lose(),
+            Call::Delete(run) => drop(self.runs.remove(run)),
+            Call::Damage(run, path, seq) => {
+                let known = self.known(run);
+                known.damaged.insert((path.clone(), *seq));
+                known.sound.get_mut(path).map(|sound| sound.remove(seq));
+                known.was_damaged = true;
+                known.applied.clear();
+            }
+            Call::Quarantine(run, _, path, seq) => {
+                let known = self.known(run);
+                known.damaged.remove(&(path.clone(), *seq));
+                known.alone.remove(&(path.clone(), *seq));
+            }
+            _ => {}
+        }
+    }
+
+    fn known(&mut self, run: &RunId) -> &mut Known {
+        self.runs.get_mut(run).expect("the model knows no run that the script does not")
+    }
+
+    /// Returns the runs that a call may have changed, each with whether it was damaged once.
+    pub(super) fn touched(&self, call: &Call) -> Vec<(RunId, bool)> {
+        let touched = |run: &RunId| {
+            let damaged = self.runs.get(run).is_some_and(|known| known.was_damaged);
+            vec![(run.clone(), damaged)]
+        };
+        match call {
+            Call::Create(run, _) => touched(&run.record().run),
+            Call::Acquire(run)
+            | Call::Append(run, ..)
+            | Call::Release(run, ..)
+            | Call::Signal(run, _)
+            | Call::Quarantine(run, ..)
+            | Call::Trim(run, ..)
+            | Call::Delete(run) => touched(run),
+            Call::Crash | Call::Close | Call::Damage(..) => self.runs.keys().flat_map(touched).collect(),
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The store in memory, set up for the contract and as the model of differential tests.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use waypost::memory::{MemoryStore, Part};
+use waypost::store::Store;
+use waypost::{BranchPath, RunId};
+
+use crate::contract::{Place, StoreFixture};
+
+/// A store in memory that can crash and be damaged.
+#[derive(Debug)]
+pub struct MemoryFixture(Arc<MemoryStore>);
+
+impl MemoryFixture {
+    /// Makes an empty one.
+    pub fn fresh() -> Self {
+        Self(Arc::new(MemoryStore::new()))
+    }
+
+    /// Returns the store itself, for a test that wraps it.
+    pub fn memory(&self) -> MemoryStore {
+        self.0.as_ref().clone()
+    }
+}
+
+#[async_trait]
+impl StoreFixture for MemoryFixture {
+    fn store(&self) -> Arc<dyn Store> {
+        self.0.clone()
+    }
+
+    async fn reopen(&mut self) {
+        self.0 = Arc::new(self.0.reopen());
+    }
+
+    async fn damage(&mut self, run: &RunId, place: &Place) {
+        match place {
+            Place::Run => self.0.damage(run, &BranchPath::main(), 0, Part::Run),
+            Place::Header(branch, seq) => self.0.damage(run, branch, *seq, Part::Header),
+            Place::Body(branch, seq) => self.0.damage(run, branch, *seq, Part::Body),
+        }
+    }
+
+    async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>> {
+        self.0.quarantined(run)
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        None
+    }
+}

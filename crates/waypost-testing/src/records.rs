@@ -1,0 +1,252 @@
+//! Records for tests: sealed, valid, and continuing each other, with as few words as possible.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use waypost::lock::Holder;
+use waypost::record::{
+    Body, Definition, Durability, Ending, FORMAT, Header, Phase, Position, Reason, Record, RunRecord,
+    RunStatus, SealedRun, Try,
+};
+use waypost::store::{Batch, BatchId, FIRST_TOKEN, Lease, Progress, Signal, SignalKind, Summary};
+use waypost::{BranchPath, Digest, RunId, StepId};
+
+/// The time of day, `seconds` after an arbitrary begin.
+///
+/// # Panics
+/// If that is beyond the range of [`Timestamp`].
+pub fn time(seconds: i64) -> Timestamp {
+    const BEGIN: i64 = 1_790_000_000;
+    Timestamp::from_second(BEGIN + seconds).expect("tests stay within the range of time")
+}
+
+/// A run id.
+///
+/// # Panics
+/// If it is none.
+pub fn run_id(text: &str) -> RunId {
+    RunId::new(text).expect("a test names runs rightly")
+}
+
+/// A step id.
+///
+/// # Panics
+/// If it is none.
+pub fn step_id(text: &str) -> StepId {
+    StepId::new(text).expect("a test names steps rightly")
+}
+
+/// A branch, as it is shown: `main`, `each:eu`.
+///
+/// # Panics
+/// If it is none.
+pub fn branch(text: &str) -> BranchPath {
+    BranchPath::new(text).expect("a test names branches rightly")
+}
+
+/// This process as the holder of a lease, calling itself `what`.
+///
+/// # Panics
+/// If the system does not tell about this process.
+pub fn holder(what: &str) -> Holder {
+    let here = Holder::here(time(0)).expect("the system tells about this process");
+    Holder { what: what.to_owned(), ..here }
+}
+
+/// The record of a small run.
+pub fn run_record(run: &RunId) -> RunRecord {
+    RunRecord {
+        v: FORMAT,
+        run: run.clone(),
+        workflow: "nightly".to_owned(),
+        definition: Definition { text: None, steps: Vec::new() },
+        path: Some("waypost.yaml".to_owned()),
+        base: None,
+        params: serde_json::Map::new(),
+        env: BTreeMap::new(),
+        labels: BTreeMap::from([("team".to_owned(), "sales".to_owned())]),
+        settings: serde_json::Map::new(),
+        durability: Durability::Sync,
+        retention: None,
+        parent: None,
+        tool: "test".to_owned(),
+        actor: String::new(),
+        created_at: time(0),
+    }
+}
+
+/// The same, sealed.
+///
+/// # Panics
+/// If the record cannot be sealed.
+pub fn sealed(record: RunRecord) -> SealedRun {
+    SealedRun::seal(record).expect("a run record of a test can be sealed")
+}
+
+/// The summary of a run with this status.
+pub fn summary(status: RunStatus) -> Summary {
+    let progress = Progress { done: 0, total: 3 };
+    Summary { status, doubtful: false, step: None, progress, wake_at: None, lost: 0 }
+}
+
+/// A signal of this id and kind.
+pub fn signal(id: &str, kind: SignalKind) -> Signal {
+    Signal { id: id.to_owned(), kind, branch: None, sender: "test".to_owned(), created_at: time(0) }
+}
+
+/// A phase that says that a step is done, with one output.
+pub fn completed(output: impl Into<Value>) -> Phase {
+    Phase::Completed(Ending {
+        exit_code: Some(0),
+        outputs: BTreeMap::from([("result".to_owned(), output.into())]),
+        ..Ending::default()
+    })
+}
+
+/// Makes the records of one run, each continuing the one before on its branch.
+///
+/// [`header`](Self::header) gives a header that fits; change what the test is about, [`seal`](Self::seal) it, and put
+/// it into a [`batch`](Self::batch). [`step`](Self::step) does all of it for the usual case.
+#[derive(Debug, Clone)]
+pub struct Links {
+    run: RunId,
+    token: u64,
+    batches: u64,
+    made: i64,
+    tips: BTreeMap<BranchPath, (u64, Option<Digest>)>,
+}
+
+impl Links {
+    /// Begins the records of a run, under the token of its creator.
+    pub fn of(run: &RunId) -> Self {
+        Self { run: run.clone(), token: FIRST_TOKEN, batches: 0, made: 0, tips: BTreeMap::new() }
+    }
+
+    /// Goes on under another lease.
+    pub fn under(&mut self, lease: &Lease) {
+        self.go_on_under(lease.token());
+    }
+
+    /// Goes on under the lease of this token.
+    pub fn go_on_under(&mut self, token: u64) {
+        (self.token, self.batches) = (token, 0);
+    }
+
+    /// Returns the run.
+    pub fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    /// Returns the seq that the next record of a branch has.
+    pub fn next(&self, branch: &BranchPath) -> u64 {
+        self.tips.get(branch).map_or(1, |(seq, _)| seq + 1)
+    }
+
+    /// Returns the digest of the last record of a branch.
+    pub fn tip(&self, branch: &BranchPath) -> Option<Digest> {
+        self.tips.get(branch).and_then(|(_, digest)| *digest)
+    }
+
+    /// Goes on behind record `seq` with this digest, as after damage.
+    pub fn go_on_behind(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
+        self.tips.insert(branch.clone(), (seq, digest));
+    }
+
+    /// Goes on behind a batch that was made elsewhere.
+    pub fn go_on_after(&mut self, batch: &Batch) {
+        (self.token, self.batches) = (batch.id.token, batch.id.count);
+        for record in &batch.records {
+            let header = record.header();
+            self.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+        }
+    }
+
+    /// Returns a header that continues its branch.
+    pub fn header(&self, branch: &BranchPath) -> Header {
+        let seq = self.next(branch);
+        Header {
+            v: FORMAT,
+            run: self.run.clone(),
+            branch: branch.clone(),
+            seq,
+            prev: self.tip(branch),
+            basis: None,
+            reason: if seq == 1 { Reason::Start } else { Reason::Step },
+            step: Some(step_id("work")),
+            at: Try { attempt: 1, ..Try::default() },
+            phase: completed(seq),
+            started: Vec::new(),
+            body: None,
+            end: None,
+            resumed: false,
+            status: None,
+            evidence: None,
+            usage: None,
+            notes: Vec::new(),
+            labels: BTreeMap::new(),
+            external: None,
+            about: None,
+            definition: None,
+            root: None,
+            children: None,
+            token: self.token,
+            created_at: time(self.made),
+        }
+    }
+
+    /// Seals a header with a state, and goes on behind it.
+    ///
+    /// # Panics
+    /// If it cannot be sealed.
+    pub fn seal(&mut self, header: Header, state: &Value) -> Record {
+        let body = Body::json(&Position::default(), state, 0).expect("a state of a test can be encoded");
+        self.put(header, Some(body))
+    }
+
+    /// Seals a header without a body, as all but the last record of a batch are, and goes on behind it.
+    ///
+    /// # Panics
+    /// If it cannot be sealed.
+    pub fn seal_bare(&mut self, header: Header) -> Record {
+        self.put(header, None)
+    }
+
+    /// Seals a header with a state that is not JSON, and goes on behind it.
+    ///
+    /// # Panics
+    /// If it cannot be sealed.
+    pub fn seal_opaque(&mut self, header: Header, state: &[u8]) -> Record {
+        let body = Body::opaque(&Position::default(), state, "test", 0).expect("a state of a test is small");
+        self.put(header, Some(body))
+    }
+
+    fn put(&mut self, header: Header, body: Option<Body>) -> Record {
+        let record = Record::seal(header, body).expect("a header of a test can be sealed");
+        let header = record.header();
+        self.tips.insert(header.branch.clone(), (header.seq, Some(record.digest())));
+        self.made += 1;
+        record
+    }
+
+    /// Makes one record that ends a step on a branch; its state holds its own place.
+    pub fn record(&mut self, branch: &BranchPath) -> Record {
+        let header = self.header(branch);
+        let state = json!({ "branch": branch.as_str(), "seq": header.seq });
+        self.seal(header, &state)
+    }
+
+    /// Puts records into the next batch, of a run that goes on.
+    pub fn batch(&mut self, records: Vec<Record>) -> Batch {
+        self.batches += 1;
+        let id = BatchId { token: self.token, count: self.batches };
+        let summary = summary(RunStatus::Running);
+        Batch { id, records, consumed: Vec::new(), summary, release: false }
+    }
+
+    /// Makes a batch of one record that ends a step on the main branch.
+    pub fn step(&mut self) -> Batch {
+        let record = self.record(&BranchPath::main());
+        self.batch(vec![record])
+    }
+}

@@ -1,0 +1,125 @@
+//! Values between JSON and minijinja, without silent loss.
+
+use minijinja::value::ValueKind;
+use serde_json::{Map, Number, Value};
+
+/// Levels of lists and maps in a result; JSON text of more is refused by its readers.
+const DEPTH_MAX: usize = 128;
+/// Characters of a value that an error message shows.
+const SHOWN_CHARS_MAX: usize = 40;
+
+/// What [`to_json`] says of a list or a map with a missing value in it.
+pub(crate) const PART_IS_MISSING: &str = "a part of it reads a value that is not there";
+
+/// minijinja's form of `value`; nothing is lost.
+pub(crate) fn from_json(value: &Value) -> minijinja::Value {
+    match value {
+        Value::Null => minijinja::Value::from(()),
+        Value::Bool(truth) => minijinja::Value::from(*truth),
+        Value::Number(number) => from_number(number),
+        Value::String(text) => minijinja::Value::from(text.as_str()),
+        Value::Array(items) => items.iter().map(from_json).collect(),
+        Value::Object(map) => {
+            minijinja::Value::from_pairs(map.iter().map(|(name, value)| (name.as_str(), from_json(value))))
+        }
+    }
+}
+
+/// minijinja's form of `number`.
+pub(crate) fn from_number(number: &Number) -> minijinja::Value {
+    match (number.as_i64(), number.as_u64()) {
+        (Some(signed), _) => minijinja::Value::from(signed),
+        (None, Some(unsigned)) => minijinja::Value::from(unsigned),
+        (None, None) => minijinja::Value::from(number.as_f64().expect("a JSON number is one of three kinds")),
+    }
+}
+
+/// The JSON of `value`.
+///
+/// # Errors
+/// Values that JSON does not have (a missing one, NaN, a function, a number beyond 64 bits), or too deep ones.
+pub(crate) fn to_json(value: &minijinja::Value) -> Result<Value, String> {
+    convert(value, DEPTH_MAX)
+}
+
+fn convert(value: &minijinja::Value, depth: usize) -> Result<Value, String> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(format!("the value is nested deeper than {DEPTH_MAX} levels"));
+    };
+    match value.kind() {
+        ValueKind::Undefined => Err(PART_IS_MISSING.to_owned()),
+        ValueKind::None => Ok(Value::Null),
+        ValueKind::Bool => Ok(Value::Bool(value.is_true())),
+        ValueKind::Number => to_number(value).map(Value::Number),
+        ValueKind::String => Ok(Value::String(value.as_str().unwrap_or_default().to_owned())),
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items = value.try_iter().map_err(|error| error.to_string())?;
+            items.map(|item| convert(&item, depth)).collect::<Result<_, _>>().map(Value::Array)
+        }
+        ValueKind::Map => {
+            let mut map = Map::new();
+            for key in value.try_iter().map_err(|error| error.to_string())? {
+                let item = value.get_item(&key).map_err(|error| error.to_string())?;
+                let name = match key.as_str() {
+                    Some(name) => name.to_owned(),
+                    None if matches!(key.kind(), ValueKind::Number | ValueKind::Bool) => key.to_string(),
+                    None => return Err("a map has a key that is not text".to_owned()),
+                };
+                map.insert(name, convert(&item, depth)?);
+            }
+            Ok(Value::Object(map))
+        }
+        kind => Err(format!("the result is not a value but {kind}")),
+    }
+}
+
+fn to_number(value: &minijinja::Value) -> Result<Number, String> {
+    if value.is_integer() {
+        let signed = i64::try_from(value.clone()).map(Number::from);
+        let number = signed.or_else(|_| u64::try_from(value.clone()).map(Number::from));
+        return number.map_err(|_| format!("the number {value} is too large"));
+    }
+    let float = f64::try_from(value.clone()).map_err(|_| format!("the number {value} is too large"))?;
+    Number::from_f64(float).ok_or_else(|| "the result is not a number".to_owned())
+}
+
+/// The number that `text` writes, an integer where it can be one.
+pub(crate) fn number(text: &str) -> Option<Number> {
+    let starts = text.strip_prefix('-').unwrap_or(text);
+    // "inf", "nan" and "+1" parse as floats; nobody means them as numbers.
+    if !starts.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    let is_whole = starts.bytes().all(|byte| byte.is_ascii_digit());
+    let integer = text.parse::<i64>().ok().map(Number::from);
+    let unsigned = || text.parse::<u64>().ok().map(Number::from);
+    let float = || text.parse::<f64>().ok().and_then(Number::from_f64);
+    // A whole number beyond 64 bits would come back with other digits.
+    integer.or_else(unsigned).or_else(|| if is_whole { None } else { float() })
+}
+
+/// `value` in a sentence: its kind, and the value itself where that is short.
+pub(crate) fn described(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(truth) => format!("{truth}"),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => format!("the text `{}`", shown(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a map".to_owned(),
+    }
+}
+
+/// As [`described`], for values that JSON may not have.
+pub(crate) fn described_or_kind(value: &minijinja::Value) -> String {
+    to_json(value).map_or_else(|_| value.kind().to_string(), |value| described(&value))
+}
+
+/// The beginning of `text`, on one line.
+pub(crate) fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN_CHARS_MAX).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}

@@ -1,0 +1,215 @@
+//! The minijinja environment in which expressions are compiled and worked out.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use serde_json::Value;
+
+use super::rewrite::{COMPARE, Rewritten};
+use super::{Scope, SyntaxError, convert};
+
+/// Instructions that one expression may take.
+///
+/// An expression has no loops but the filters'; a hundred thousand steps of those is far beyond any real use
+/// and still well under a second.
+const FUEL: u64 = 100_000;
+/// Calls within calls that one expression may take; parsing has its own limit of 150 levels.
+const RECURSION_MAX: usize = 100;
+/// Words and marks of one expression.
+///
+/// minijinja's parser, compiler and destructors are recursive: a chain of a few thousand operators overflows
+/// the 2 MiB stack of a runtime's thread; a thousand needed less than 512 KiB without optimisation.
+pub(crate) const TOKENS_MAX: usize = 1_000;
+
+/// Size of what `join` and `replace` may make: two outputs of 1 MiB could otherwise multiply to a terabyte.
+const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION_MAX);
+    environment.set_debug(true);
+    environment.add_function(COMPARE, compare);
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("join", join);
+    environment.add_filter("replace", replace);
+    environment
+});
+
+/// The filter `tojson`: minijinja's own escapes for HTML.
+fn to_json(value: minijinja::Value) -> Result<String, Error> {
+    convert::to_json(&value).map(|value| value.to_string()).map_err(invalid)
+}
+
+/// The filter `join`, with a limit and our way of writing values as text.
+fn join(list: minijinja::Value, separator: Option<&str>) -> Result<String, Error> {
+    let Value::Array(items) = convert::to_json(&list).map_err(invalid)? else {
+        return Err(invalid(format!("`join` joins a list, not {}", convert::described_or_kind(&list))));
+    };
+    let mut joined = String::new();
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            joined.push_str(separator.unwrap_or_default());
+        }
+        match item {
+            Value::String(text) => joined.push_str(text),
+            other => joined.push_str(&other.to_string()),
+        }
+        check_size(joined.len())?;
+    }
+    Ok(joined)
+}
+
+/// The filter `replace`, with a limit.
+fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
+    let count = text.matches(from).count();
+    check_size(text.len().saturating_add(count.saturating_mul(to.len())))?;
+    Ok(text.replace(from, to))
+}
+
+fn check_size(bytes: usize) -> Result<(), Error> {
+    match bytes > RESULT_BYTES_MAX {
+        true => Err(invalid(format!("the result is larger than {RESULT_BYTES_MAX} bytes"))),
+        false => Ok(()),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    match message == convert::PART_IS_MISSING {
+        true => Error::from(ErrorKind::UndefinedError),
+        false => Error::new(ErrorKind::InvalidOperation, message),
+    }
+}
+
+/// An expression in minijinja's own form.
+pub(crate) struct Compiled(minijinja::Expression<'static, 'static>);
+
+/// Why an expression has no value.
+pub(crate) struct Failure {
+    /// A name was missing; the scope can say which.
+    pub(crate) is_missing: bool,
+    pub(crate) message: String,
+}
+
+/// Compiles `rewritten`, whose tokens span `whole` of the original text.
+///
+/// # Errors
+/// What minijinja does not understand, at the token where it stopped.
+pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Compiled, SyntaxError> {
+    ENVIRONMENT.compile_expression_owned(rewritten.source.clone()).map(Compiled).map_err(|error| {
+        let place = error.range().and_then(|range| rewritten.original(range.start));
+        let detail = error.detail().unwrap_or("it is not an expression");
+        // minijinja speaks of its own blocks and templates; a reader has neither.
+        let ends = detail.contains("unexpected end of");
+        let detail = match ends {
+            true => "the expression ends too early".to_owned(),
+            false => detail.replace("template exceeds", "the expression exceeds"),
+        };
+        SyntaxError::new(place.unwrap_or(whole), detail)
+    })
+}
+
+impl Compiled {
+    pub(crate) fn evaluate(&self, scope: &Scope) -> Result<Value, Failure> {
+        let value = self.0.eval(scope.context()).map_err(|error| Failure {
+            is_missing: error.kind() == ErrorKind::UndefinedError,
+            message: match error.kind() {
+                ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
+                ErrorKind::UndefinedError => "it reads a value that is not there".to_owned(),
+                kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
+            },
+        })?;
+        if value.is_undefined() {
+            return Err(Failure {
+                is_missing: true,
+                message: "it reads a value that is not there".to_owned(),
+            });
+        }
+        convert::to_json(&value)
+            .map_err(|message| Failure { is_missing: message == convert::PART_IS_MISSING, message })
+    }
+}
+
+/// Compares two values of one kind; a number in text counts as that number, `true` in text as true.
+///
+/// Equality of different kinds is false, order between them is an error.
+fn compare(operator: &str, left: minijinja::Value, right: minijinja::Value) -> Result<bool, Error> {
+    if left.is_undefined() || right.is_undefined() {
+        return Err(Error::from(ErrorKind::UndefinedError));
+    }
+    let (left, right) = alike(left, right);
+    let same_kind = left.kind() == right.kind();
+    match operator {
+        "==" => return Ok(same_kind && left == right),
+        "!=" => return Ok(!same_kind || left != right),
+        _ => {}
+    }
+    let ordered = matches!(left.kind(), ValueKind::Number | ValueKind::String);
+    if !same_kind || !ordered {
+        let message = format!(
+            "`{operator}` cannot compare {} with {}",
+            convert::described_or_kind(&left),
+            convert::described_or_kind(&right)
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    let order = left.cmp(&right);
+    Ok(match operator {
+        "<" => order == Ordering::Less,
+        "<=" => order != Ordering::Greater,
+        ">" => order == Ordering::Greater,
+        _ => order != Ordering::Less,
+    })
+}
+
+/// Brings a text beside a number or a truth value to that type, if it is written as one.
+///
+/// Outputs that a step writes are text, and `steps.count.outputs.rows > 0` must mean what it says.
+fn alike(left: minijinja::Value, right: minijinja::Value) -> (minijinja::Value, minijinja::Value) {
+    let (left_kind, right_kind) = (left.kind(), right.kind());
+    match (left_kind, right_kind) {
+        (ValueKind::String, ValueKind::Number | ValueKind::Bool) => (typed(&left, right_kind), right),
+        (ValueKind::Number | ValueKind::Bool, ValueKind::String) => {
+            let right = typed(&right, left_kind);
+            (left, right)
+        }
+        _ => (left, right),
+    }
+}
+
+fn typed(value: &minijinja::Value, kind: ValueKind) -> minijinja::Value {
+    let text = value.as_str().unwrap_or_default().trim();
+    let typed = match kind {
+        ValueKind::Bool => text.parse::<bool>().ok().map(minijinja::Value::from),
+        _ => convert::number(text).map(|number| convert::from_number(&number)),
+    };
+    typed.unwrap_or_else(|| value.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expr::names::{FILTERS, TESTS};
+
+    fn kind_of(source: &str) -> Option<ErrorKind> {
+        let compiled = ENVIRONMENT.compile_expression(source).map_err(|error| error.kind());
+        compiled.and_then(|compiled| compiled.eval(()).map_err(|error| error.kind())).err()
+    }
+
+    #[test]
+    fn every_filter_and_test_that_is_allowed_exists() {
+        assert_eq!(kind_of("1 | nope"), Some(ErrorKind::UnknownFilter));
+        assert_eq!(kind_of("1 is nope"), Some(ErrorKind::UnknownTest));
+
+        for filter in FILTERS {
+            assert_ne!(kind_of(&format!("1 | {filter}")), Some(ErrorKind::UnknownFilter), "{filter}");
+        }
+        for test in TESTS {
+            assert_ne!(kind_of(&format!("1 is {test}")), Some(ErrorKind::UnknownTest), "{test}");
+        }
+    }
+}

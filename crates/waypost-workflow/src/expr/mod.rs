@@ -1,0 +1,346 @@
+//! Expressions: the `${{ }}` in a workflow file, and `if:`.
+//!
+//! Text is scanned for `${{` alone, so whatever else a shell or another template language writes
+//! (`${X}`, `$1`, `${#a[@]}`, `{{ x }}`, `{% if %}`, `{# x #}`) is never looked at. What stands inside is
+//! one expression, compiled by minijinja in an environment that has no templates to load and no statements.
+//!
+//! Owns: the language, its names, what a missing name says. Does not know: where a text came from, nor when
+//! a step runs; the caller gives a [`Scope`] and says which places may read what.
+
+mod convert;
+mod lex;
+mod machine;
+mod names;
+mod rewrite;
+mod scope;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+pub(crate) use self::names::Call;
+pub use self::names::Reference;
+pub use self::scope::{Scope, StepView};
+
+pub(crate) use self::convert::{described, number, shown};
+
+use self::lex::Until;
+use self::names::Uses;
+
+/// What opens a hole in a text.
+const OPEN: &str = "${{";
+/// What closes it.
+const CLOSE: &str = "}}";
+
+/// An expression that is not well formed: what is wrong and where in the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyntaxError {
+    /// The place in the text, in bytes.
+    pub range: Range<usize>,
+    /// What is wrong: lower case, no full stop.
+    pub message: String,
+    /// A known name near to an unknown one.
+    pub hint: Option<String>,
+    /// What would be right.
+    pub help: Option<String>,
+}
+
+impl SyntaxError {
+    pub(crate) fn new(range: Range<usize>, message: impl Into<String>) -> Self {
+        Self { range, message: message.into(), hint: None, help: None }
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub(crate) fn hint(mut self, hint: Option<String>) -> Self {
+        self.hint = hint;
+        self
+    }
+}
+
+impl fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for SyntaxError {}
+
+/// An expression that could not be worked out with the values at hand.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}cannot work out `{expression}`: {message}", step.as_ref().map(|id| format!("step `{id}`: ")).unwrap_or_default())]
+pub struct ExprError {
+    /// The step that the scope was made for.
+    pub step: Option<String>,
+    /// The expression as it was written, without `${{ }}`.
+    pub expression: String,
+    /// What is missing or does not fit, and what exists.
+    pub message: String,
+    /// A known name near to a missing one, or another way to write it.
+    pub hint: Option<String>,
+}
+
+/// One compiled expression.
+#[derive(Clone)]
+struct Expression {
+    text: Arc<str>,
+    compiled: Arc<machine::Compiled>,
+    uses: Arc<Uses>,
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Expression").field(&self.text).finish()
+    }
+}
+
+impl Expression {
+    /// Reads the expression of `source` from byte `start` on; returns it and the offset of its end.
+    fn read(source: &str, start: usize, until: Until) -> Result<(Self, usize), Vec<SyntaxError>> {
+        let (tokens, end) = lex::lex(source, start, until).map_err(|error| vec![error])?;
+        let text = source[start..end].trim();
+        if tokens.is_empty() {
+            let open = start.saturating_sub(OPEN.len());
+            let range = open..(end + CLOSE.len()).min(source.len());
+            return Err(vec![SyntaxError::new(range, "the expression is empty")]);
+        }
+        let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
+        if tokens.len() > machine::TOKENS_MAX {
+            let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
+            return Err(vec![SyntaxError::new(whole, message)]);
+        }
+        let rewritten = rewrite::rewrite(&tokens)?;
+        let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
+        let expression =
+            Self { text: text.into(), compiled: Arc::new(compiled), uses: Arc::new(rewritten.uses) };
+        Ok((expression, end))
+    }
+
+    fn evaluate(&self, scope: &Scope) -> Result<Value, ExprError> {
+        self.compiled.evaluate(scope).map_err(|failure| self.explain(scope, failure))
+    }
+
+    fn explain(&self, scope: &Scope, failure: machine::Failure) -> ExprError {
+        let missing = match failure.is_missing {
+            true => self.uses.references.iter().find_map(|reference| scope.missing(&reference.path)),
+            false => None,
+        };
+        let (message, hint) = missing.unwrap_or((failure.message, None));
+        self.error(scope, message, hint)
+    }
+
+    fn error(&self, scope: &Scope, message: String, hint: Option<String>) -> ExprError {
+        ExprError { step: scope.step().map(str::to_owned), expression: self.text.to_string(), message, hint }
+    }
+}
+
+/// A text with holes, compiled.
+#[derive(Debug, Clone)]
+pub struct Template {
+    text: Arc<str>,
+    parts: Arc<[Part]>,
+}
+
+#[derive(Debug, Clone)]
+enum Part {
+    Text(Range<usize>),
+    Hole(Range<usize>, Expression),
+}
+
+impl Template {
+    /// Compiles every `${{ }}` of `text`; all else stays as it is, byte for byte.
+    ///
+    /// # Errors
+    /// Every hole that is not well formed; after one that is never closed nothing more is read.
+    pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
+        let (mut parts, mut errors) = (Vec::new(), Vec::new());
+        let mut at = 0;
+        while let Some(found) = text[at..].find(OPEN) {
+            let open = at + found;
+            if open > at {
+                parts.push(Part::Text(at..open));
+            }
+            let start = open + OPEN.len();
+            match Expression::read(text, start, Until::Close) {
+                Ok((expression, end)) => {
+                    at = end + CLOSE.len();
+                    parts.push(Part::Hole(open..at, expression));
+                }
+                Err(more) => {
+                    errors.extend(more);
+                    let Some(close) = text[start..].find(CLOSE) else { return Err(errors) };
+                    at = start + close + CLOSE.len();
+                }
+            }
+        }
+        if at < text.len() {
+            parts.push(Part::Text(at..text.len()));
+        }
+        match errors.is_empty() {
+            true => Ok(Self { text: text.into(), parts: parts.into() }),
+            false => Err(errors),
+        }
+    }
+
+    /// The text as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Fills the holes: text as it is, numbers and truth values plainly, lists and maps as JSON.
+    ///
+    /// # Errors
+    /// A name that is missing, a value that does not fit, or null, which has no text.
+    pub fn render(&self, scope: &Scope) -> Result<String, ExprError> {
+        let mut out = String::with_capacity(self.text.len());
+        for part in self.parts.iter() {
+            match part {
+                Part::Text(range) => out.push_str(&self.text[range.clone()]),
+                Part::Hole(_, expression) => match expression.evaluate(scope)? {
+                    Value::Null => {
+                        let help =
+                            "write `... | default('text', true)`, or run the step only `if` there is a value";
+                        return Err(expression.error(scope, "it is null".to_owned(), Some(help.to_owned())));
+                    }
+                    Value::String(text) => out.push_str(&text),
+                    value => out.push_str(&value.to_string()),
+                },
+            }
+        }
+        Ok(out)
+    }
+
+    /// The value of a text that is one `${{ }}` and nothing else, with its type; otherwise the rendered text.
+    ///
+    /// # Errors
+    /// As [`Template::render`], but null is a value here.
+    pub fn evaluate(&self, scope: &Scope) -> Result<Value, ExprError> {
+        match &*self.parts {
+            [Part::Hole(_, expression)] => expression.evaluate(scope),
+            _ => self.render(scope).map(Value::String),
+        }
+    }
+
+    /// Whether the text has no hole.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.parts.iter().all(|part| matches!(part, Part::Text(_)))
+    }
+
+    /// The names that the holes read.
+    pub fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.holes().flat_map(|(_, expression)| &expression.uses.references)
+    }
+
+    /// The calls in the holes that speak of other steps' ends, with the place of the hole.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (&Range<usize>, &Call)> {
+        self.holes()
+            .flat_map(|(range, expression)| expression.uses.calls.iter().map(move |call| (range, call)))
+    }
+
+    fn holes(&self) -> impl Iterator<Item = (&Range<usize>, &Expression)> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Hole(range, expression) => Some((range, expression)),
+        })
+    }
+}
+
+impl PartialEq for Template {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+/// What decides whether a step runs.
+#[derive(Debug, Clone)]
+pub struct Condition(Expression);
+
+impl Condition {
+    /// Compiles `text`: an expression, bare or as one `${{ }}`.
+    ///
+    /// # Errors
+    /// What is not well formed, and text around a `${{ }}`.
+    pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
+        let Some(open) = text.find(OPEN) else {
+            let (expression, _) = Expression::read(text, 0, Until::End)?;
+            return Ok(Self(expression));
+        };
+        let template = Template::parse(text)?;
+        let around = |part: &Part| match part {
+            Part::Text(range) => (!text[range.clone()].trim().is_empty()).then(|| range.clone()),
+            Part::Hole(..) => None,
+        };
+        if let Some(range) = template.parts.iter().find_map(around) {
+            let message = "a condition is one expression, not text with expressions in it";
+            return Err(vec![
+                SyntaxError::new(range, message).help("remove `${{` and `}}`: `if` needs none"),
+            ]);
+        }
+        let mut holes = template.holes();
+        match (holes.next(), holes.next()) {
+            (Some((_, expression)), None) => Ok(Self(expression.clone())),
+            _ => Err(vec![SyntaxError::new(open..text.len(), "a condition is one expression, not several")]),
+        }
+    }
+
+    /// The condition as it was written, without `${{ }}`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0.text
+    }
+
+    /// Decides.
+    ///
+    /// # Errors
+    /// A name that is missing, a value that does not fit, or a result that is neither true nor false.
+    pub fn holds(&self, scope: &Scope) -> Result<bool, ExprError> {
+        match self.0.evaluate(scope)? {
+            Value::Bool(answer) => Ok(answer),
+            other => {
+                let message = format!("a condition must be true or false, not {}", described(&other));
+                let hint =
+                    matches!(other, Value::String(_)).then(|| "compare it: `... == 'true'`".to_owned());
+                Err(self.0.error(scope, message, hint))
+            }
+        }
+    }
+
+    /// The names that it reads.
+    pub fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.0.uses.references.iter()
+    }
+
+    /// Whether the step is to be decided although steps before it failed: it calls `always()` or `failure()`.
+    #[must_use]
+    pub fn considers_failure(&self) -> bool {
+        self.0.uses.calls.iter().any(|call| matches!(call, Call::Always | Call::Failure))
+    }
+
+    /// Whether the step is to be decided although `step`, which it needs, was skipped: it calls `always()` or
+    /// `skipped(step)`.
+    #[must_use]
+    pub fn considers_skipped(&self, step: &str) -> bool {
+        self.0.uses.calls.iter().any(|call| match call {
+            Call::Always => true,
+            Call::Skipped { step: named, .. } => named == step,
+            Call::Success | Call::Failure => false,
+        })
+    }
+
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
+        self.0.uses.calls.iter()
+    }
+}
+
+impl PartialEq for Condition {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.text == other.0.text
+    }
+}

@@ -1,0 +1,311 @@
+//! Finds out which names an expression reads, so that they can be checked before anything runs.
+
+use std::ops::Range;
+
+use super::SyntaxError;
+use super::lex::{Kind, Token};
+use crate::suggest::nearest;
+
+/// The roots that an expression may read.
+pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
+/// What `run` has.
+const RUN_NAMES: [&str; 2] = ["id", "failed_step"];
+/// What a step has.
+const STEP_NAMES: [&str; 4] = ["outputs", "exit_code", "stdout", "status"];
+/// Words of the language that are not built yet.
+const LATER_ROOTS: [&str; 3] = ["item", "item_index", "iteration"];
+/// What a step will have once `foreach` is built.
+const LATER_STEP_NAMES: [&str; 4] = ["items", "total", "succeeded", "failed"];
+/// Words of the expression language.
+const WORDS: [&str; 13] =
+    ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
+/// Functions that may be called.
+const FUNCTIONS: [&str; 6] = ["always", "success", "failure", "skipped", "range", "dict"];
+/// Those of minijinja's filters that make sense on one value.
+pub(crate) const FILTERS: [&str; 37] = [
+    "abs",
+    "attr",
+    "bool",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "first",
+    "float",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "lines",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "select",
+    "selectattr",
+    "sort",
+    "split",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "unique",
+    "upper",
+];
+/// Those of minijinja's tests that make sense on one value.
+pub(crate) const TESTS: [&str; 21] = [
+    "boolean",
+    "defined",
+    "divisibleby",
+    "endingwith",
+    "even",
+    "false",
+    "float",
+    "in",
+    "integer",
+    "iterable",
+    "lower",
+    "mapping",
+    "none",
+    "number",
+    "odd",
+    "sequence",
+    "startingwith",
+    "string",
+    "true",
+    "undefined",
+    "upper",
+];
+/// What people know from GitHub, and what to write here.
+const FROM_GITHUB: [(&str, &str); 8] = [
+    ("contains", "write `'x' in list`, or `'x' in text`"),
+    ("startsWith", "write `text is startingwith('x')`"),
+    ("endsWith", "write `text is endingwith('x')`"),
+    ("toJSON", "write `value | tojson`"),
+    ("fromJSON", "a value of `capture: json` or of a `json` param keeps its type"),
+    ("join", "write `list | join(',')`"),
+    ("format", "put several `${{ }}` into the text"),
+    ("cancelled", "a run that was stopped starts no step"),
+];
+
+/// One name that an expression reads, with the fixed part of its path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// The parts: `steps.fetch.outputs.rows` has four.
+    pub path: Vec<String>,
+    /// Its place in the text that was parsed, in bytes.
+    pub range: Range<usize>,
+}
+
+/// A call that decides whether a step runs although something before it did not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Call {
+    Always,
+    Success,
+    Failure,
+    Skipped { step: String, range: Range<usize> },
+}
+
+/// Everything that an expression reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Uses {
+    pub(crate) references: Vec<Reference>,
+    pub(crate) calls: Vec<Call>,
+}
+
+/// Collects what `tokens` read.
+///
+/// # Errors
+/// Every name, function, filter or test that does not exist, or is not built yet.
+pub(crate) fn collect(tokens: &[Token<'_>]) -> Result<Uses, Vec<SyntaxError>> {
+    let (mut uses, mut errors) = (Uses::default(), Vec::new());
+    for (index, token) in tokens.iter().enumerate() {
+        let checked = match token.kind {
+            Kind::Name => name(tokens, index, &mut uses),
+            Kind::Mark if token.text == "=" => check_assignment(tokens, index),
+            _ => Ok(()),
+        };
+        errors.extend(checked.err());
+    }
+    match errors.is_empty() {
+        true => Ok(uses),
+        false => Err(errors),
+    }
+}
+
+/// `name=value` in a call is fine; anything else wanted `==`.
+fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxError> {
+    let named = index >= 2
+        && tokens[index - 1].kind == Kind::Name
+        && (tokens[index - 2].is("(") || tokens[index - 2].is(","));
+    match named {
+        true => Ok(()),
+        false => {
+            Err(SyntaxError::new(tokens[index].range.clone(), "`=` does not compare").help("write `==`"))
+        }
+    }
+}
+
+fn name(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
+    let token = &tokens[index];
+    let before = index.checked_sub(1).map(|before| &tokens[before]);
+    let next = tokens.get(index + 1);
+    let follows = |mark: &str| before.is_some_and(|before| before.is(mark));
+    if follows(".") {
+        return Ok(());
+    }
+    if follows("|") {
+        return known("filter", token, &FILTERS);
+    }
+    if (follows("is") && !token.is("not")) || (follows("not") && index >= 2 && tokens[index - 2].is("is")) {
+        return known("test", token, &TESTS);
+    }
+    if next.is_some_and(|next| next.is("=")) || WORDS.contains(&token.text) {
+        return Ok(());
+    }
+    if next.is_some_and(|next| next.is("(")) {
+        return call(tokens, index, uses);
+    }
+    // The argument of `skipped` was read with the call.
+    if index >= 2 && follows("(") && tokens[index - 2].is("skipped") {
+        return Ok(());
+    }
+    reference(tokens, index, uses)
+}
+
+fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxError> {
+    if names.contains(&token.text) {
+        return Ok(());
+    }
+    let error = SyntaxError::new(token.range.clone(), format!("there is no {what} `{}`", token.text));
+    let error = match FROM_GITHUB.iter().find(|(name, _)| *name == token.text) {
+        Some((_, help)) => error.help(*help),
+        None => error,
+    };
+    Err(error.hint(nearest(token.text, names.iter().copied())))
+}
+
+fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
+    let token = &tokens[index];
+    known("function", token, &FUNCTIONS)?;
+    let empty = tokens.get(index + 2).is_some_and(|close| close.is(")"));
+    let call = match token.text {
+        "skipped" => Some(skipped(tokens, index)?),
+        "always" => Some(Call::Always),
+        "success" => Some(Call::Success),
+        "failure" => Some(Call::Failure),
+        _ => return Ok(()),
+    };
+    if !empty && token.text != "skipped" {
+        return Err(SyntaxError::new(token.range.clone(), format!("`{}()` takes nothing", token.text)));
+    }
+    uses.calls.extend(call);
+    Ok(())
+}
+
+fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {
+    let argument = tokens.get(index + 2).zip(tokens.get(index + 3));
+    if let Some((step, close)) = argument
+        && close.is(")")
+    {
+        let id = match step.kind {
+            Kind::Name => Some(step.text),
+            _ => step.plain_text(),
+        };
+        if let Some(id) = id {
+            return Ok(Call::Skipped { step: id.to_owned(), range: step.range.clone() });
+        }
+    }
+    Err(SyntaxError::new(tokens[index].range.clone(), "`skipped` takes the id of one step")
+        .help("write it out: `skipped(fetch)`"))
+}
+
+fn reference(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
+    let token = &tokens[index];
+    if LATER_ROOTS.contains(&token.text) {
+        return Err(SyntaxError::new(
+            token.range.clone(),
+            format!("`{}` is not supported by this version", token.text),
+        ));
+    }
+    if !ROOTS.contains(&token.text) {
+        return Err(SyntaxError::new(token.range.clone(), format!("there is no `{}`", token.text))
+            .hint(nearest(token.text, ROOTS))
+            .help("expressions read `params`, `env`, `steps` and `run`; text stands in quotes"));
+    }
+    let (path, end) = path(tokens, index);
+    let range = token.range.start..end;
+    check_path(&path, &range)?;
+    uses.references.push(Reference { path, range });
+    Ok(())
+}
+
+/// The fixed parts of the path that begins at `index`, and where they end.
+fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
+    let mut path = vec![tokens[index].text.to_owned()];
+    let mut end = tokens[index].range.end;
+    let mut at = index + 1;
+    loop {
+        let window = (tokens.get(at), tokens.get(at + 1), tokens.get(at + 2));
+        match window {
+            (Some(dot), Some(name), after) if dot.is(".") && name.kind == Kind::Name => {
+                // A method of the value, not a part of it.
+                if after.is_some_and(|after| after.is("(")) {
+                    break;
+                }
+                path.push(name.text.to_owned());
+                end = name.range.end;
+                at += 2;
+            }
+            (Some(open), Some(key), Some(close)) if open.is("[") && close.is("]") => {
+                let Some(key) = key.plain_text() else { break };
+                path.push(key.to_owned());
+                end = close.range.end;
+                at += 3;
+            }
+            _ => break,
+        }
+    }
+    (path, end)
+}
+
+/// Checks the part of a path that holds for every workflow.
+fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> {
+    let part = |index: usize| path.get(index).map(String::as_str);
+    match (path[0].as_str(), part(1), part(2)) {
+        ("steps", None, _) => Err(SyntaxError::new(range.clone(), "`steps` needs the id of a step")
+            .help("write it out: `steps.fetch.outputs.rows`")),
+        ("steps", Some(id), None) => {
+            Err(SyntaxError::new(range.clone(), format!("`steps.{id}` is not a value"))
+                .help("read `.outputs.NAME`, `.exit_code`, `.stdout` or `.status` of it"))
+        }
+        ("steps", Some(id), Some(what)) if !STEP_NAMES.contains(&what) => {
+            if LATER_STEP_NAMES.contains(&what) {
+                let message = format!("`steps.{id}.{what}` is not supported by this version");
+                return Err(SyntaxError::new(range.clone(), message));
+            }
+            Err(SyntaxError::new(range.clone(), format!("a step has no `{what}`"))
+                .hint(nearest(what, STEP_NAMES))
+                .help("a step has `outputs`, `exit_code`, `stdout` and `status`"))
+        }
+        ("run", what, _) if !what.is_some_and(|what| RUN_NAMES.contains(&what)) => {
+            let message = match what {
+                Some(what) => format!("`run` has no `{what}`"),
+                None => "`run` is not a value".to_owned(),
+            };
+            Err(SyntaxError::new(range.clone(), message)
+                .hint(what.and_then(|what| nearest(what, RUN_NAMES)))
+                .help("read `run.id` or `run.failed_step`"))
+        }
+        _ => Ok(()),
+    }
+}

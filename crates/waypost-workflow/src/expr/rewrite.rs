@@ -1,0 +1,183 @@
+//! Turns the tokens of an expression into what minijinja compiles, and notes which names it reads.
+//!
+//! Four things change on the way: `&&`, `||`, `!` and `null` become minijinja's words; a name with hyphens
+//! becomes a subscript; `skipped(fetch)` gets its step as text; and every comparison goes through
+//! [`COMPARE`], because minijinja orders values of different types by their type: it would call the text
+//! `"0"` greater than the number 5 without a word.
+
+use std::ops::Range;
+
+use super::SyntaxError;
+use super::lex::{Kind, Token};
+use super::names::{self, Call, Uses};
+
+/// The function that compares; no name that can be written in an expression.
+pub(crate) const COMPARE: &str = "__compare";
+
+/// An expression ready to be compiled.
+#[derive(Debug)]
+pub(crate) struct Rewritten {
+    /// What minijinja reads.
+    pub(crate) source: String,
+    /// For each token its offset in `source` and its place in the original.
+    pub(crate) places: Vec<(usize, Range<usize>)>,
+    /// The names that it reads.
+    pub(crate) uses: Uses,
+}
+
+impl Rewritten {
+    /// The original place of byte `offset` of the rewritten source.
+    pub(crate) fn original(&self, offset: usize) -> Option<Range<usize>> {
+        let after = self.places.partition_point(|(start, _)| *start <= offset);
+        self.places.get(after.checked_sub(1)?).map(|(_, range)| range.clone())
+    }
+}
+
+/// Rewrites `tokens`.
+///
+/// # Errors
+/// Names, functions, filters and tests that do not exist, comparisons in a chain, and `=` for `==`.
+pub(crate) fn rewrite(tokens: &[Token<'_>]) -> Result<Rewritten, Vec<SyntaxError>> {
+    let uses = names::collect(tokens)?;
+    let mut wraps = vec![Wrap::default(); tokens.len()];
+    wrap_comparisons(tokens, &mut wraps).map_err(|error| vec![error])?;
+    let mut source = String::new();
+    let mut places = Vec::with_capacity(tokens.len());
+    for (index, token) in tokens.iter().enumerate() {
+        source.push_str(&wraps[index].before);
+        places.push((source.len(), token.range.clone()));
+        source.push_str(&spelled(tokens, index, &wraps[index], &uses));
+        source.push_str(wraps[index].after);
+        source.push(' ');
+    }
+    Ok(Rewritten { source, places, uses })
+}
+
+/// What stands around a token once comparisons are calls.
+#[derive(Debug, Clone, Default)]
+struct Wrap {
+    before: String,
+    is_comma: bool,
+    after: &'static str,
+}
+
+fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> String {
+    let token = &tokens[index];
+    if wrap.is_comma {
+        return ",".to_owned();
+    }
+    let subscript = |name: &Token<'_>| name.kind == Kind::Name && name.text.contains('-');
+    if token.is(".") && tokens.get(index + 1).is_some_and(subscript) {
+        return String::new();
+    }
+    if token.kind == Kind::Name && index > 0 && tokens[index - 1].is(".") {
+        // A hyphen is only read into a name after a dot; every other word passes as it is.
+        return match subscript(token) {
+            true => format!("[\"{}\"]", token.text),
+            false => token.text.to_owned(),
+        };
+    }
+    if uses.calls.iter().any(|call| matches!(call, Call::Skipped { range, .. } if *range == token.range))
+        && token.kind == Kind::Name
+    {
+        return format!("\"{}\"", token.text);
+    }
+    match token.text {
+        "&&" => "and",
+        "||" => "or",
+        "!" => "not",
+        "null" if token.kind == Kind::Name => "none",
+        text => text,
+    }
+    .to_owned()
+}
+
+/// Whether `token` compares the operands beside it.
+fn is_comparison(token: &Token<'_>) -> bool {
+    token.kind == Kind::Mark && matches!(token.text, "==" | "!=" | "<" | "<=" | ">" | ">=")
+}
+
+/// Whether the token at `index` ends an operand of a comparison: everything that binds looser.
+fn ends_operand(tokens: &[Token<'_>], index: usize) -> bool {
+    let token = &tokens[index];
+    if token.is("not") && index > 0 && tokens[index - 1].is("is") {
+        return false;
+    }
+    let after_dot = index > 0 && tokens[index - 1].is(".");
+    match token.kind {
+        Kind::Mark => matches!(token.text, "," | ":" | "=" | "&&" | "||" | "!") || is_comparison(token),
+        Kind::Name => matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else") && !after_dot,
+        Kind::Text | Kind::Number => false,
+    }
+}
+
+/// Marks where a comparison's call begins, separates and ends, at every depth of brackets.
+fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), SyntaxError> {
+    for index in (0..tokens.len()).filter(|index| is_comparison(&tokens[*index])) {
+        let left = operand_start(tokens, index);
+        let right = operand_end(tokens, index);
+        let token = &tokens[index];
+        if left == index || right == index {
+            let side = if left == index { "left" } else { "right" };
+            return Err(SyntaxError::new(
+                token.range.clone(),
+                format!("`{}` has nothing on its {side}", token.text),
+            )
+            .help("if an operand begins with `!`, put it in parentheses"));
+        }
+        let neighbours = [left.checked_sub(1), (right + 1 < tokens.len()).then_some(right + 1)];
+        let chained = |neighbour: usize| {
+            is_comparison(&tokens[neighbour])
+                || tokens[neighbour].is("in")
+                || (tokens[neighbour].is("not")
+                    && tokens.get(neighbour + 1).is_some_and(|next| next.is("in")))
+        };
+        if neighbours.into_iter().flatten().any(chained) {
+            return Err(SyntaxError::new(token.range.clone(), "comparisons cannot be chained")
+                .help("join two comparisons with `&&`, or put one in parentheses"));
+        }
+        wraps[left].before.insert_str(0, &format!("{COMPARE}(\"{}\", ", token.text));
+        wraps[index].is_comma = true;
+        wraps[right].after = ")";
+    }
+    Ok(())
+}
+
+/// Index of the first token of the operand that ends before `index`.
+fn operand_start(tokens: &[Token<'_>], index: usize) -> usize {
+    let mut depth = 0usize;
+    let mut start = index;
+    while let Some(before) = start.checked_sub(1) {
+        let token = &tokens[before];
+        match token.text {
+            ")" | "]" | "}" if token.kind == Kind::Mark => depth += 1,
+            "(" | "[" | "{" if token.kind == Kind::Mark => match depth {
+                0 => break,
+                _ => depth -= 1,
+            },
+            _ if depth == 0 && ends_operand(tokens, before) => break,
+            _ => {}
+        }
+        start = before;
+    }
+    start
+}
+
+/// Index of the last token of the operand that begins after `index`; `index` itself if there is none.
+fn operand_end(tokens: &[Token<'_>], index: usize) -> usize {
+    let mut depth = 0usize;
+    let mut end = index;
+    while let Some(token) = tokens.get(end + 1) {
+        match token.text {
+            "(" | "[" | "{" if token.kind == Kind::Mark => depth += 1,
+            ")" | "]" | "}" if token.kind == Kind::Mark => match depth {
+                0 => break,
+                _ => depth -= 1,
+            },
+            _ if depth == 0 && ends_operand(tokens, end + 1) => break,
+            _ => {}
+        }
+        end += 1;
+    }
+    end
+}

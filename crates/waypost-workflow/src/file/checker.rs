@@ -1,0 +1,253 @@
+//! Reads typed values from nodes, and collects what is wrong with them.
+
+use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
+
+use super::align::Walk;
+use super::node::{Kind, Node};
+use super::problem::{Problems, Source};
+use super::units::parse_duration;
+use crate::expr::{Condition, SyntaxError, Template};
+use crate::suggest::{listed, nearest};
+
+/// Words of other tools, and the word here.
+const SYNONYMS: [(&str, &str); 12] = [
+    ("array", "json"),
+    ("boolean", "bool"),
+    ("constant", "fixed"),
+    ("float", "number"),
+    ("int", "integer"),
+    ("list", "json"),
+    ("map", "json"),
+    ("object", "json"),
+    ("str", "string"),
+    ("stop", "fail"),
+    ("text", "string"),
+    ("warn", "tolerate"),
+];
+
+/// Collects problems while a file is read: one problem never hides another.
+#[derive(Debug)]
+pub(crate) struct Checker<'s> {
+    pub(crate) source: &'s Source,
+    pub(crate) problems: Problems,
+    pub(crate) warnings: Problems,
+    /// Where the last place inside a value was found: the next is mostly further on in the same one.
+    aligned: Option<(usize, Walk)>,
+}
+
+impl<'s> Checker<'s> {
+    pub(crate) fn new(source: &'s Source, problems: Problems) -> Self {
+        Self { source, problems, warnings: Problems::default(), aligned: None }
+    }
+
+    /// The name of `known` nearest to `name`, unless so much is wrong already that nobody would read it.
+    pub(crate) fn nearest<'k>(&self, name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<String> {
+        if self.problems.is_full() { None } else { nearest(name, known) }
+    }
+
+    /// Notes a problem at `node`.
+    pub(crate) fn wrong(&mut self, node: &Node, message: impl Into<String>, help: &str) {
+        let problem = self.source.problem(&node.span, message).help(help);
+        self.problems.push(problem);
+    }
+
+    /// Notes that `node` is of another kind than `wanted`.
+    pub(crate) fn mismatch(&mut self, node: &Node, what: &str, wanted: &str, help: &str) {
+        self.wrong(node, format!("`{what}` must be {wanted}, not {}", node.described()), help);
+    }
+
+    /// Plain text: no number, no expression.
+    pub(crate) fn text(&mut self, node: &Node, what: &str) -> Option<String> {
+        match &node.kind {
+            Kind::Text(text) if text.contains("${{") => {
+                let message = format!("`{what}` cannot hold an expression");
+                self.wrong(node, message, "expressions are understood in `run`, `if`, `env`, `dir`, `stdin`, `report` and `outputs`");
+                None
+            }
+            Kind::Text(text) => Some(text.clone()),
+            Kind::Bool(_) | Kind::Number(_) => {
+                self.mismatch(node, what, "text", "put it in quotes");
+                None
+            }
+            _ => {
+                self.mismatch(node, what, "text", "write a text");
+                None
+            }
+        }
+    }
+
+    /// Plain text that is not empty.
+    pub(crate) fn filled_text(&mut self, node: &Node, what: &str) -> Option<String> {
+        let text = self.text(node, what)?;
+        if text.trim().is_empty() {
+            self.wrong(node, format!("`{what}` is empty"), "write something, or remove the key");
+            return None;
+        }
+        Some(text)
+    }
+
+    /// `true` or `false`, in just these spellings.
+    pub(crate) fn truth(&mut self, node: &Node, what: &str) -> Option<bool> {
+        match &node.kind {
+            Kind::Bool(truth) => Some(*truth),
+            Kind::Text(text) if node.own_text.as_ref().is_some_and(|own| own.len() == text.len()) => {
+                let hint = match text.to_lowercase().as_str() {
+                    "yes" | "on" | "y" => Some("true".to_owned()),
+                    "no" | "off" | "n" => Some("false".to_owned()),
+                    _ => nearest(text, ["true", "false"]),
+                };
+                let message = format!("`{what}` must be `true` or `false`, not {}", node.described());
+                self.problems.push(self.source.problem(&node.span, message).hint(hint));
+                None
+            }
+            _ => {
+                self.mismatch(node, what, "`true` or `false`", "write `true` or `false`, without quotes");
+                None
+            }
+        }
+    }
+
+    /// A whole number in `range`.
+    pub(crate) fn integer(&mut self, node: &Node, what: &str, range: RangeInclusive<u64>) -> Option<u64> {
+        let number = match &node.kind {
+            Kind::Number(number) => number.as_u64(),
+            _ => None,
+        };
+        if let Some(number) = number.filter(|number| range.contains(number)) {
+            return Some(number);
+        }
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        let help = match &node.kind {
+            Kind::Text(text) if text.trim().parse::<u64>().is_ok() => "write it without quotes".to_owned(),
+            _ => format!("write {wanted}"),
+        };
+        self.mismatch(node, what, &wanted, &help);
+        None
+    }
+
+    /// A duration longer than nothing.
+    pub(crate) fn duration(&mut self, node: &Node, what: &str) -> Option<Duration> {
+        let read = match &node.kind {
+            Kind::Text(text) if text.contains("${{") => return self.text(node, what).and(None),
+            Kind::Text(_) | Kind::Number(_) => parse_duration(node.spelled().unwrap_or_default()),
+            _ => {
+                self.mismatch(node, what, "a duration", "write a number and a unit: `30s`, `10m`, `1h30m`");
+                return None;
+            }
+        };
+        match read {
+            Ok(duration) if duration.is_zero() => {
+                self.wrong(
+                    node,
+                    format!("`{what}` must be longer than nothing"),
+                    "leave it out for no limit",
+                );
+                None
+            }
+            Ok(duration) => Some(duration),
+            Err(error) => {
+                self.wrong(node, format!("`{what}`: {}", error.message), &error.help);
+                None
+            }
+        }
+    }
+
+    /// One word of `words`.
+    pub(crate) fn word<'w>(&mut self, node: &Node, what: &str, words: &[&'w str]) -> Option<&'w str> {
+        let found = node.spelled().unwrap_or_default();
+        if let Some(word) = words.iter().find(|word| **word == found) {
+            return Some(word);
+        }
+        let message =
+            format!("`{what}` must be one of {}, not {}", listed(words.iter().copied()), node.described());
+        let synonym = SYNONYMS.iter().find(|(other, word)| *other == found && words.contains(word));
+        let hint = match synonym {
+            Some((_, word)) => Some((*word).to_owned()),
+            None => nearest(found, words.iter().copied()),
+        };
+        self.problems.push(self.source.problem(&node.span, message).hint(hint));
+        None
+    }
+
+    /// A list of texts; one text alone is a list of one.
+    pub(crate) fn texts<'n>(&mut self, node: &'n Node, what: &str) -> Vec<(String, &'n Node)> {
+        let items = match &node.kind {
+            Kind::List(items) => items.iter().collect(),
+            Kind::Text(_) => vec![node],
+            _ => {
+                self.mismatch(node, what, "a list", "write a list: `[a, b]`");
+                Vec::new()
+            }
+        };
+        items.into_iter().filter_map(|item| self.filled_text(item, what).map(|text| (text, item))).collect()
+    }
+
+    /// Text in which expressions are understood.
+    pub(crate) fn template(&mut self, node: &Node, what: &str) -> Option<Template> {
+        let Some(text) = node.spelled() else {
+            let help = match node.kind {
+                Kind::Null => "write a text, or remove the key",
+                _ => "write a text; a value that begins with `[` or `{` must stand in quotes",
+            };
+            self.mismatch(node, what, "text", help);
+            return None;
+        };
+        match Template::parse(text) {
+            Ok(template) => Some(template),
+            Err(errors) => {
+                self.syntax(node, text, errors);
+                None
+            }
+        }
+    }
+
+    /// A condition: an expression, or a plain `true` or `false`.
+    pub(crate) fn condition(&mut self, node: &Node) -> Option<Condition> {
+        let text = match &node.kind {
+            Kind::Text(text) => text.as_str(),
+            Kind::Bool(truth) if *truth => "true",
+            Kind::Bool(_) => "false",
+            _ => {
+                self.mismatch(
+                    node,
+                    "if",
+                    "an expression",
+                    "write an expression: `steps.fetch.outputs.rows > 0`",
+                );
+                return None;
+            }
+        };
+        match Condition::parse(text) {
+            Ok(condition) => Some(condition),
+            Err(errors) => {
+                self.syntax(node, text, errors);
+                None
+            }
+        }
+    }
+
+    fn syntax(&mut self, node: &Node, text: &str, errors: Vec<SyntaxError>) {
+        for error in errors {
+            if self.problems.is_full() {
+                return;
+            }
+            let span = self.inside(node, text, &error.range);
+            let mut problem = self.source.problem(&span, error.message).hint(error.hint);
+            problem.help = error.help;
+            self.problems.push(problem);
+        }
+    }
+
+    /// The place in the file of bytes `range` of `text`, which is the value of `node`.
+    pub(crate) fn inside(&mut self, node: &Node, text: &str, range: &Range<usize>) -> Range<usize> {
+        let Some(own) = &node.own_text else { return node.span.clone() };
+        let raw = &self.source.text[own.clone()];
+        let known =
+            self.aligned.as_ref().filter(|(start, walk)| *start == own.start && walk.text_at <= range.start);
+        let mut walk = known.map_or_else(|| Walk::new(raw), |(_, walk)| walk.clone());
+        let found = walk.find(raw, text, range);
+        self.aligned = Some((own.start, walk));
+        found.map_or_else(|| node.span.clone(), |found| own.start + found.start..own.start + found.end)
+    }
+}

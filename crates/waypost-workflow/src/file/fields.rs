@@ -1,0 +1,131 @@
+//! The keys of one map: taken by name, and none left over in silence.
+
+use super::checker::Checker;
+use super::node::{Kind, Node};
+use crate::suggest::{listed, nearest};
+
+/// Words of other tools, and the word here.
+const FROM_ELSEWHERE: [(&str, &str); 26] = [
+    ("args", "run"),
+    ("attempts", "retry"),
+    ("cmd", "run"),
+    ("command", "run"),
+    ("commands", "run"),
+    ("condition", "if"),
+    ("cwd", "dir"),
+    ("depends", "needs"),
+    ("depends_on", "needs"),
+    ("environment", "env"),
+    ("after", "needs"),
+    ("ignore_error", "continue_on_error"),
+    ("allow_failure", "continue_on_error"),
+    ("input", "stdin"),
+    ("inputs", "params"),
+    ("jobs", "steps"),
+    ("parallel", "max_parallel"),
+    ("parameters", "params"),
+    ("retries", "retry"),
+    ("script", "run"),
+    ("tasks", "steps"),
+    ("timeout-minutes", "timeout"),
+    ("vars", "env"),
+    ("variables", "env"),
+    ("when", "if"),
+    ("working-directory", "dir"),
+];
+
+/// What a map may hold.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    /// The map in a sentence: "a step".
+    pub(crate) what: &'static str,
+    /// Keys that are understood.
+    pub(crate) keys: &'static [&'static str],
+    /// Keys of the language that this version does not have.
+    pub(crate) later: &'static [&'static str],
+    /// Keys that belong somewhere else, and where.
+    pub(crate) elsewhere: &'static [(&'static str, &'static str)],
+}
+
+/// The entries of a map.
+#[derive(Debug)]
+pub(crate) struct Fields<'n> {
+    shape: &'static Shape,
+    entries: &'n [(Node, Node)],
+    /// Keys that an unknown one was probably meant to be.
+    meant: Vec<String>,
+}
+
+impl<'n> Fields<'n> {
+    /// The entries of `node`, unless it is no map.
+    ///
+    /// Keys that the shape does not have become problems at once.
+    pub(crate) fn of(checker: &mut Checker<'_>, node: &'n Node, shape: &'static Shape) -> Option<Self> {
+        let Kind::Map(entries) = &node.kind else {
+            let help = format!("write a map with {}", listed(shape.keys.iter().copied()));
+            let message = format!("{} must be a map, not {}", shape.what, node.described());
+            checker.wrong(node, message, &help);
+            return None;
+        };
+        let mut meant = Vec::new();
+        for (key, _) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
+            let name = key.key_text();
+            if !shape.keys.contains(&name) {
+                meant.extend(unknown(checker, key, name, shape));
+            }
+        }
+        Some(Self { shape, entries, meant })
+    }
+
+    /// The value of `key`; of a key that stands twice, the first.
+    pub(crate) fn get(&self, key: &str) -> Option<&'n Node> {
+        debug_assert!(self.shape.keys.contains(&key), "`{key}` is not a key of {}", self.shape.what);
+        self.entries.iter().find(|(name, _)| name.key_text() == key).map(|(_, value)| value)
+    }
+
+    /// Whether one of `keys` is there, understood or not, or is what a misspelled key was meant to be.
+    ///
+    /// What is missing only because it is misspelled is not reported twice.
+    pub(crate) fn has_any(&self, keys: &[&str]) -> bool {
+        let written = self.entries.iter().map(|(name, _)| name.key_text());
+        written.chain(self.meant.iter().map(String::as_str)).any(|name| keys.contains(&name))
+    }
+}
+
+/// Reports a key that is not understood; returns the key that it was probably meant to be.
+fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, shape: &Shape) -> Option<String> {
+    if checker.problems.is_full() {
+        return None;
+    }
+    if shape.later.contains(&name) {
+        let message = format!("`{name}` is not supported by this version of waypost");
+        checker.wrong(
+            key,
+            message,
+            "it is part of the language, but not built yet; remove it or use a newer version",
+        );
+        return None;
+    }
+    if let Some((_, place)) = shape.elsewhere.iter().find(|(other, _)| *other == name) {
+        checker.wrong(
+            key,
+            format!("`{name}` does not belong in {}", shape.what),
+            &format!("it belongs in {place}"),
+        );
+        return None;
+    }
+    let message = format!("{} has no key `{name}`", shape.what);
+    let known = || shape.keys.iter().chain(shape.later).copied();
+    let from_elsewhere =
+        FROM_ELSEWHERE.iter().find(|(other, word)| *other == name && known().any(|key| key == *word));
+    let hint = match from_elsewhere {
+        Some((_, word)) => Some((*word).to_owned()),
+        None => nearest(&name.replace('-', "_"), known()),
+    };
+    let mut problem = checker.source.problem(&key.span, message);
+    if hint.is_none() {
+        problem = problem.help(format!("its keys are {}", listed(shape.keys.iter().copied())));
+    }
+    checker.problems.push(problem.hint(hint.clone()));
+    hint
+}

@@ -1,0 +1,178 @@
+//! The workflow file: reading it, checking it, and the form in which everything else sees it.
+//!
+//! ```text
+//! text -- node --> tree with places -- read, step, settings --> drafts -- graph, names --> Workflow
+//!                                \________________ problems, all at once ________________/
+//! ```
+//!
+//! Owns: the keys of the language, their types and limits, and what is said when they are wrong. Does not
+//! know: how steps are run or stored.
+
+mod align;
+mod checker;
+mod fields;
+mod fingerprint;
+mod graph;
+mod names;
+mod node;
+mod params;
+mod problem;
+mod read;
+mod settings;
+mod step;
+mod syntax;
+mod units;
+mod workflow;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};
+pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
+pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
+pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
+pub use self::workflow::{
+    Backoff, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause, Shell,
+    Step, Tolerance, Workflow,
+};
+
+use self::checker::Checker;
+use self::node::Kind;
+use self::problem::{Problems, Source};
+
+/// Size of a workflow or params file.
+///
+/// Ten thousand steps of 400 bytes, the most that is allowed, fit; what is larger is not a workflow.
+pub const FILE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Why a file has no workflow.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file could not be read; nothing is known of its content.
+    #[error("cannot read `{path}`")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is wrong.
+    #[error("{0}")]
+    File(FileError),
+}
+
+impl Workflow {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// - [`ReadError::Io`]: it cannot be read.
+    /// - [`ReadError::File`]: everything that is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        Self::parse_bytes(&read_bytes(path)?, path).map_err(ReadError::File)
+    }
+
+    /// Checks the bytes of a file; `path` is only for messages and the workflow's name.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn parse_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
+        let source = source(bytes, path)?;
+        let (root, problems) =
+            node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
+        let mut checker = Checker::new(&source, problems);
+        let workflow = read::workflow(&mut checker, &root);
+        let Checker { problems, warnings, .. } = checker;
+        match workflow {
+            Some(mut workflow) if problems.is_empty() => {
+                (workflow.warnings, _) = warnings.finish(&source);
+                Ok(workflow)
+            }
+            _ => Err(FileError::new(&source, problems)),
+        }
+    }
+
+    /// Checks the text of a file; `path` is only for messages and the workflow's name.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, FileError> {
+        Self::parse_bytes(text.as_bytes(), path)
+    }
+}
+
+/// Reads a params file: a map in YAML or JSON.
+///
+/// # Errors
+/// As [`Workflow::read`].
+pub fn read_params_file(path: &Path) -> Result<Map<String, Value>, ReadError> {
+    parse_params(&read_bytes(path)?, path).map_err(ReadError::File)
+}
+
+/// As [`read_params_file`], from bytes.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn parse_params(bytes: &[u8], path: &Path) -> Result<Map<String, Value>, FileError> {
+    let source = source(bytes, path)?;
+    let (root, mut problems) =
+        node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
+    match (&root.kind, problems.is_empty(), root.to_json()) {
+        (Kind::Map(_), true, Value::Object(params)) => Ok(params),
+        (Kind::Null, true, _) => Ok(Map::new()),
+        (Kind::Map(_) | Kind::Null, ..) => Err(FileError::new(&source, problems)),
+        _ => {
+            let message = format!("a params file is a map, not {}", root.described());
+            problems.push(source.problem(&root.span, message).help("write `name: value`"));
+            Err(FileError::new(&source, problems))
+        }
+    }
+}
+
+/// The bytes of a file, at most one more than [`FILE_BYTES_MAX`].
+fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let read = || {
+        let file = std::fs::File::open(path)?;
+        if file.metadata()?.is_dir() {
+            return Err(std::io::Error::from(std::io::ErrorKind::IsADirectory));
+        }
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| ReadError::Io { path: path.to_owned(), source })
+}
+
+fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
+    let refused = |text: &str, at: usize, message: String, help: &str| {
+        let source = Source::new(path.to_owned(), Arc::from(text));
+        let problem = source.problem(&(at..at), message).help(help);
+        FileError::new(&source, Problems::from(problem))
+    };
+    if bytes.len() > FILE_BYTES_MAX {
+        let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX / (1024 * 1024));
+        return Err(refused("", 0, message, "a workflow names files, it does not hold them"));
+    }
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let is_binary = bytes.contains(&0);
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !is_binary => Ok(Source::new(path.to_owned(), Arc::from(text))),
+        _ if is_binary => {
+            Err(refused("", 0, "the file is not text".to_owned(), "a workflow is YAML in UTF-8"))
+        }
+        Ok(_) => unreachable!("text without NUL was taken above"),
+        Err(error) => {
+            let valid = error.valid_up_to();
+            let text = String::from_utf8_lossy(bytes);
+            Err(refused(
+                &text,
+                valid,
+                "the file is not valid UTF-8 from here on".to_owned(),
+                "save it as UTF-8",
+            ))
+        }
+    }
+}

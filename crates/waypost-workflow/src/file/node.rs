@@ -1,0 +1,281 @@
+//! The YAML of a file as a tree in which every value knows its place.
+//!
+//! The tree is read with serde-saphyr, which enforces the limits; keys stay in order and duplicates stay in
+//! the tree, so that all of them can be reported at once. Nothing here knows what a workflow is.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
+use serde_saphyr::{Location, Spanned};
+
+use super::problem::{Problem, Problems, Source};
+
+/// Levels of lists and maps.
+///
+/// A workflow has about ten. The reader is recursive and takes up to 40 KB of stack a level without
+/// optimisation: 32 levels fit into the 2 MiB of a test's or a runtime's thread.
+const DEPTH_MAX: usize = 32;
+/// Values in a file, those that aliases repeat included; a step has about ten.
+const NODES_MAX: usize = 500_000;
+/// Aliases in a file.
+const ALIASES_MAX: usize = 1_000;
+/// Values that aliases may repeat in all: an alias bomb stops here.
+const ALIAS_NODES_MAX: usize = 100_000;
+
+/// A value and its place.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) kind: Kind,
+    /// Where it is used: for a value that came by an alias, the alias.
+    pub(crate) span: Range<usize>,
+    /// Where its text stands; `None` if it came by an alias.
+    pub(crate) own_text: Option<Range<usize>>,
+    /// A scalar as it is spelled, for those that are not text.
+    pub(crate) spelling: Option<String>,
+}
+
+/// What a node is.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    Null,
+    Bool(bool),
+    Number(Number),
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>),
+}
+
+impl Node {
+    /// The node in a sentence: "a list", "the number 5".
+    pub(crate) fn described(&self) -> String {
+        match &self.kind {
+            Kind::Null => "nothing".to_owned(),
+            Kind::Bool(_) => format!("`{}`", self.spelling.as_deref().unwrap_or("true or false")),
+            Kind::Number(number) => {
+                format!("the number {}", self.spelling.as_deref().unwrap_or(&number.to_string()))
+            }
+            Kind::Text(text) => format!("the text `{}`", crate::expr::shown(text)),
+            Kind::List(_) => "a list".to_owned(),
+            Kind::Map(_) => "a map".to_owned(),
+        }
+    }
+
+    /// A scalar as text, spelled as in the file: `1.10` stays `1.10`.
+    pub(crate) fn spelled(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Text(text) => Some(text),
+            Kind::Bool(_) | Kind::Number(_) => self.spelling.as_deref(),
+            Kind::Null | Kind::List(_) | Kind::Map(_) => None,
+        }
+    }
+
+    /// The JSON of the node; of duplicate keys the later one, keys that are not text by their spelling.
+    pub(crate) fn to_json(&self) -> Value {
+        match &self.kind {
+            Kind::Null => Value::Null,
+            Kind::Bool(truth) => Value::Bool(*truth),
+            Kind::Number(number) => Value::Number(number.clone()),
+            Kind::Text(text) => Value::String(text.clone()),
+            Kind::List(items) => items.iter().map(Self::to_json).collect(),
+            Kind::Map(entries) => {
+                let pairs = entries.iter().map(|(key, value)| (key.key_text().to_owned(), value.to_json()));
+                Value::Object(pairs.collect::<Map<_, _>>())
+            }
+        }
+    }
+
+    /// A key's text; keys that are lists or maps were refused before.
+    pub(crate) fn key_text(&self) -> &str {
+        match &self.kind {
+            Kind::Text(text) => text,
+            _ => self.spelling.as_deref().unwrap_or_default(),
+        }
+    }
+}
+
+/// Reads the YAML of `source`.
+///
+/// Returns what could be read, with a problem for every duplicate key and every key that is not a word.
+///
+/// # Errors
+/// The place where the text stops being YAML, or goes beyond a limit.
+pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: DEPTH_MAX,
+            max_nodes: NODES_MAX,
+            max_events: 2 * NODES_MAX,
+            max_aliases: ALIASES_MAX,
+            max_anchors: ALIASES_MAX,
+            enforce_alias_anchor_ratio: false,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: ALIAS_NODES_MAX },
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        merge_keys: MergeKeyPolicy::Error,
+        strict_booleans: true,
+        leading_zero_numbers_as_strings: true,
+        underscored_numbers_as_strings: true,
+        reject_unsupported_tags: true,
+        with_snippet: false,
+    };
+    let raw: Raw = serde_saphyr::from_str_with_options(&source.text, options)
+        .map_err(|error| Box::new(super::syntax::explain(source, &error)))?;
+    let mut problems = Problems::default();
+    let node = place(source, raw, &mut problems);
+    Ok((node, problems))
+}
+
+struct Raw(Spanned<RawKind>);
+
+enum RawKind {
+    Null,
+    Bool(bool),
+    Number(Number),
+    Text(String),
+    List(Vec<Raw>),
+    Map(Vec<(Raw, Raw)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Spanned::deserialize(deserializer).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = RawKind;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<RawKind, E> {
+        Ok(RawKind::Null)
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<RawKind, E> {
+        Ok(RawKind::Bool(truth))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<RawKind, E> {
+        Ok(RawKind::Number(number.into()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<RawKind, E> {
+        Ok(RawKind::Number(number.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<RawKind, E> {
+        Number::from_f64(number).map(RawKind::Number).ok_or_else(|| E::custom("the number is not finite"))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<RawKind, E> {
+        Ok(RawKind::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<RawKind, E> {
+        Ok(RawKind::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<RawKind, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(RawKind::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<RawKind, A::Error> {
+        let mut map = Vec::new();
+        while let Some(entry) = entries.next_entry()? {
+            map.push(entry);
+        }
+        Ok(RawKind::Map(map))
+    }
+}
+
+/// The bytes of the source that `location` names; an empty range where the reader knows only the start.
+pub(super) fn span_of(source: &Source, location: &Location) -> Range<usize> {
+    let span = location.span();
+    if let (Some(start), Some(len)) = (span.byte_offset(), span.byte_len()) {
+        let start = usize::try_from(start).unwrap_or(usize::MAX).min(source.text.len());
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        return start..start.saturating_add(len).min(source.text.len());
+    }
+    let characters = usize::try_from(span.offset()).unwrap_or(usize::MAX);
+    let start = source.text.char_indices().nth(characters).map_or(source.text.len(), |(at, _)| at);
+    let len = source.text[start..].chars().next().map_or(0, char::len_utf8);
+    start..start + len
+}
+
+fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
+    let Spanned { value, referenced, defined } = raw.0;
+    let defined_span = span_of(source, &defined);
+    let own = referenced == defined;
+    let mut span = if own { defined_span.clone() } else { span_of(source, &referenced) };
+    let scalar = |text: &str| Some(text.trim_end().to_owned());
+    let spelling = source.text.get(defined_span.clone()).and_then(scalar);
+    let (kind, spelling) = match value {
+        RawKind::Null => (Kind::Null, spelling),
+        RawKind::Bool(truth) => (Kind::Bool(truth), spelling),
+        RawKind::Number(number) => {
+            let is_whole =
+                |text: &str| text.trim_start_matches(['-', '+']).bytes().all(|byte| byte.is_ascii_digit());
+            if number.is_f64() && spelling.as_deref().is_some_and(is_whole) {
+                let message = "the number has more digits than can be kept";
+                problems.push(
+                    source.problem(&span, message).help("put it in quotes: as a text it stays as it is"),
+                );
+            }
+            (Kind::Number(number), spelling)
+        }
+        RawKind::Text(text) => (Kind::Text(text), None),
+        RawKind::List(items) => {
+            (Kind::List(items.into_iter().map(|item| place(source, item, problems)).collect()), None)
+        }
+        RawKind::Map(entries) => {
+            let entries = entries.into_iter();
+            let entries =
+                entries.map(|(key, value)| (place(source, key, problems), place(source, value, problems)));
+            let entries: Vec<_> = entries.collect();
+            check_keys(source, &entries, problems);
+            // A block map has no text of its own; its first key shows where it is.
+            if let (true, Some((key, _))) = (span.is_empty(), entries.first()) {
+                span = key.span.clone();
+            }
+            (Kind::Map(entries), None)
+        }
+    };
+    Node { kind, span, own_text: own.then_some(defined_span), spelling }
+}
+
+fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Problems) {
+    let mut seen: std::collections::HashMap<&str, &Node> = std::collections::HashMap::new();
+    for (key, _) in entries {
+        if matches!(key.kind, Kind::List(_) | Kind::Map(_)) {
+            problems
+                .push(source.problem(&key.span, format!("a key must be a word, not {}", key.described())));
+            continue;
+        }
+        if let Some(first) = seen.insert(key.key_text(), key) {
+            let message = format!("the key `{}` stands twice in this map", key.key_text());
+            problems.push(
+                source
+                    .problem(&key.span, message)
+                    .related(source, &first.span, "first here")
+                    .help("remove one"),
+            );
+        }
+    }
+}

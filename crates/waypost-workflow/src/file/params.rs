@@ -1,0 +1,254 @@
+//! Params: what a workflow wants to be told, and what it was told.
+
+use std::fmt;
+
+use regex_lite::Regex;
+use serde_json::{Map, Value};
+
+use super::workflow::Workflow;
+use crate::expr::{described, number};
+use crate::suggest::{listed, nearest};
+
+/// Size of one param; it is part of every checkpoint.
+pub const PARAM_BYTES_MAX: usize = 1024 * 1024;
+
+/// The type of a param.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParamKind {
+    /// Text.
+    String,
+    /// A number.
+    Number,
+    /// A whole number of 64 bits.
+    Integer,
+    /// `true` or `false`.
+    Bool,
+    /// Any JSON value.
+    Json,
+}
+
+impl ParamKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::String, Self::Number, Self::Integer, Self::Bool, Self::Json];
+
+    /// The word in the workflow file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::String => "string",
+            Self::Number => "number",
+            Self::Integer => "integer",
+            Self::Bool => "bool",
+            Self::Json => "json",
+        }
+    }
+
+    /// Whether text of it could be read as part of a command.
+    pub(super) fn can_hold_code(self) -> bool {
+        matches!(self, Self::String | Self::Json)
+    }
+
+    fn wanted(self) -> &'static str {
+        match self {
+            Self::String => "text",
+            Self::Number => "a number",
+            Self::Integer => "a whole number",
+            Self::Bool => "`true` or `false`",
+            Self::Json => "JSON",
+        }
+    }
+}
+
+/// A declared param.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Param {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub kind: ParamKind,
+    /// Its value when none is given; of its type.
+    pub default: Option<Value>,
+    /// Whether a value must be given: always true without a default, unless the file says `required: false`.
+    pub required: bool,
+    /// What a text must match somewhere.
+    pub pattern: Option<Pattern>,
+    /// What it is for.
+    pub description: Option<String>,
+}
+
+/// A regular expression.
+#[derive(Debug, Clone)]
+pub struct Pattern(pub(super) Regex);
+
+impl Pattern {
+    /// As it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+/// Params as they were given.
+#[derive(Debug, Clone, Default)]
+pub struct GivenParams {
+    /// From `--params-file`, already typed.
+    pub file: Map<String, Value>,
+    /// From `-p name=value`, as text; these count over the file, later ones over earlier ones.
+    pub text: Vec<(String, String)>,
+}
+
+/// Params that do not fit what the workflow declares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamsError {
+    problems: Vec<ParamProblem>,
+}
+
+impl ParamsError {
+    /// What is wrong, all of it.
+    #[must_use]
+    pub fn problems(&self) -> &[ParamProblem] {
+        &self.problems
+    }
+}
+
+/// One thing wrong with the given params.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamProblem {
+    /// The param.
+    pub name: String,
+    /// What is wrong: lower case, no full stop.
+    pub message: String,
+    /// What would be right.
+    pub hint: Option<String>,
+}
+
+impl fmt::Display for ParamsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{}", problem.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ParamsError {}
+
+impl Param {
+    /// Converts a text that was given for it.
+    ///
+    /// # Errors
+    /// What the text should have been.
+    pub fn parse(&self, text: &str) -> Result<Value, String> {
+        let wrong = || {
+            format!(
+                "param `{}` must be {}, not `{}`",
+                self.name,
+                self.kind.wanted(),
+                crate::expr::shown(text)
+            )
+        };
+        let value = match self.kind {
+            ParamKind::String => Value::String(text.to_owned()),
+            ParamKind::Number => number(text).map(Value::Number).ok_or_else(wrong)?,
+            ParamKind::Integer => {
+                number(text).filter(|number| !number.is_f64()).map(Value::Number).ok_or_else(wrong)?
+            }
+            ParamKind::Bool => text.parse::<bool>().map(Value::Bool).map_err(|_| wrong())?,
+            ParamKind::Json => serde_json::from_str(text).map_err(|error| format!("{}: {error}", wrong()))?,
+        };
+        self.check(&value)?;
+        Ok(value)
+    }
+
+    /// Checks a value that has a type already.
+    ///
+    /// # Errors
+    /// What the value should have been.
+    pub fn check(&self, value: &Value) -> Result<(), String> {
+        let fits = match (self.kind, value) {
+            (ParamKind::String, Value::String(_)) | (ParamKind::Bool, Value::Bool(_)) => true,
+            (ParamKind::Number, Value::Number(_)) | (ParamKind::Json, _) => true,
+            (ParamKind::Integer, Value::Number(number)) => !number.is_f64(),
+            _ => false,
+        };
+        if !fits {
+            return Err(format!(
+                "param `{}` must be {}, not {}",
+                self.name,
+                self.kind.wanted(),
+                described(value)
+            ));
+        }
+        if value.as_str().map_or_else(|| value.to_string().len(), str::len) > PARAM_BYTES_MAX {
+            return Err(format!("param `{}` is larger than {PARAM_BYTES_MAX} bytes", self.name));
+        }
+        if value.as_str().is_some_and(|text| text.contains('\0')) {
+            return Err(format!("param `{}` holds a NUL, which no command can take", self.name));
+        }
+        match (&self.pattern, value.as_str()) {
+            (Some(Pattern(pattern)), Some(text)) if !pattern.is_match(text) => Err(format!(
+                "param `{}` must match `{}`, which `{}` does not",
+                self.name,
+                pattern.as_str(),
+                crate::expr::shown(text)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn resolve(&self, given: &GivenParams) -> Result<Value, (String, Option<String>)> {
+        let text = given.text.iter().rev().find(|(name, _)| *name == self.name);
+        if let Some((_, text)) = text {
+            return self.parse(text).map_err(|message| (message, None));
+        }
+        if let Some(value) = given.file.get(&self.name) {
+            return self.check(value).map(|()| value.clone()).map_err(|message| (message, None));
+        }
+        match (&self.default, self.required) {
+            (Some(default), _) => Ok(default.clone()),
+            (None, false) => Ok(Value::Null),
+            (None, true) => {
+                let what = self.description.as_ref().map(|what| format!(" ({what})")).unwrap_or_default();
+                let hint = format!("give it with `-p {}=...`", self.name);
+                Err((format!("param `{}` is missing{what}", self.name), Some(hint)))
+            }
+        }
+    }
+}
+
+impl Workflow {
+    /// The value of every declared param: given, or its default; null for one that is neither needed nor given.
+    ///
+    /// # Errors
+    /// Everything that does not fit: unknown names, missing values, wrong types, patterns not matched.
+    pub fn resolve_params(&self, given: &GivenParams) -> Result<Map<String, Value>, ParamsError> {
+        let mut problems: Vec<ParamProblem> = Vec::new();
+        let declared = || self.params.iter().map(|param| param.name.as_str());
+        let names = given.file.keys().chain(given.text.iter().map(|(name, _)| name));
+        for name in names.filter(|name| !declared().any(|declared| declared == *name)) {
+            if problems.iter().any(|problem| problem.name == *name) {
+                continue;
+            }
+            let message = format!("the workflow has no param `{name}`; it has {}", listed(declared()));
+            let hint = nearest(name, declared()).map(|near| format!("did you mean `{near}`?"));
+            problems.push(ParamProblem { name: name.clone(), message, hint });
+        }
+        let mut values = Map::new();
+        for param in &self.params {
+            match param.resolve(given) {
+                Ok(value) => {
+                    values.insert(param.name.clone(), value);
+                }
+                Err((message, hint)) => {
+                    problems.push(ParamProblem { name: param.name.clone(), message, hint });
+                }
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(values),
+            false => Err(ParamsError { problems }),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What is wrong with a workflow file, and how it is shown.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+
+/// Problems that one error keeps; a file with more is wrong in a way that the first hundred show.
+pub const PROBLEMS_MAX: usize = 100;
+/// Problems that are collected before they are sorted and cut; a hostile file could have half a million.
+const COLLECTED_MAX: usize = 300;
+/// Columns of a snippet; longer lines are clipped around the problem.
+const SNIPPET_COLUMNS: usize = 120;
+/// Bytes of a line that the renderer sees on each side of the problem; it reads the whole line many times.
+const SNIPPET_BYTES_MAX: usize = 4 * 1024;
+
+/// One thing that is wrong, with its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// Column after the last character; in a problem of several lines, the end of the first.
+    pub end_column: usize,
+    /// What is wrong: lower case, no full stop.
+    pub message: String,
+    /// A known word near to an unknown one.
+    pub hint: Option<String>,
+    /// What would be right.
+    pub help: Option<String>,
+    /// Another place that belongs to it, and what it is.
+    pub related: Option<Related>,
+    span: Range<usize>,
+}
+
+/// Another place that a problem speaks of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Related {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What stands there.
+    pub label: String,
+    span: Range<usize>,
+}
+
+/// A file that cannot be used: everything that is wrong with it, in the order of the file.
+#[derive(Debug, Clone)]
+pub struct FileError {
+    path: PathBuf,
+    problems: Vec<Problem>,
+    /// Problems beyond [`PROBLEMS_MAX`].
+    more: usize,
+    text: Arc<str>,
+}
+
+impl FileError {
+    pub(crate) fn new(source: &Source, problems: Problems) -> Self {
+        let (problems, more) = problems.finish(source);
+        Self { path: source.path.clone(), problems, more, text: Arc::clone(&source.text) }
+    }
+
+    /// The file, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is wrong, in the order of the file; at most [`PROBLEMS_MAX`].
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// All problems with their snippets, without colour.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.render_with(&Renderer::plain())
+    }
+
+    /// All problems with their snippets, with ANSI colours.
+    #[must_use]
+    pub fn render_styled(&self) -> String {
+        self.render_with(&Renderer::styled())
+    }
+
+    fn render_with(&self, renderer: &Renderer) -> String {
+        let mut out = String::new();
+        for problem in &self.problems {
+            out.push_str(&render(renderer, Level::ERROR, &self.path, &self.text, problem));
+            out.push_str("\n\n");
+        }
+        if self.more > 0 {
+            out.push_str(&format!("and {} more problems\n", self.more));
+        }
+        out.truncate(out.trim_end().len());
+        out
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render())
+    }
+}
+
+impl std::error::Error for FileError {}
+
+/// One problem with its snippet; `warning` instead of `error` for what does not stop a run.
+pub(crate) fn render(
+    renderer: &Renderer,
+    level: Level<'_>,
+    path: &Path,
+    text: &str,
+    problem: &Problem,
+) -> String {
+    let path = path.to_string_lossy();
+    let renderer = renderer.clone().term_width(SNIPPET_COLUMNS);
+    let message = single_line(&problem.message);
+    let mut group = Group::with_title(level.primary_title(message));
+    let at = Shown { path: path.as_ref(), text, line: problem.line, column: problem.column };
+    group = at.show(group, &problem.span, AnnotationKind::Primary, None);
+    if let Some(related) = &problem.related {
+        let at = Shown { line: related.line, column: related.column, ..at };
+        group = at.show(group, &related.span, AnnotationKind::Context, Some(&related.label));
+    }
+    if let Some(hint) = &problem.hint {
+        group = group.element(Level::HELP.message(format!("did you mean `{}`?", single_line(hint))));
+    }
+    if let Some(help) = &problem.help {
+        group = group.element(Level::HELP.message(single_line(help)));
+    }
+    renderer.render(&[group])
+}
+
+/// Messages quote the file; control characters in it must not reach a terminal.
+fn single_line(text: &str) -> Cow<'_, str> {
+    match text.contains(char::is_control) {
+        true => text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect(),
+        false => text.into(),
+    }
+}
+
+/// A place with its line of the file.
+struct Shown<'a> {
+    path: &'a str,
+    text: &'a str,
+    line: usize,
+    column: usize,
+}
+
+impl<'a> Shown<'a> {
+    /// Adds the place to `group`, with the line of `span` alone: the renderer need not read the whole file.
+    fn show(
+        &self,
+        group: Group<'a>,
+        span: &Range<usize>,
+        kind: AnnotationKind,
+        label: Option<&'a str>,
+    ) -> Group<'a> {
+        let origin = || Origin::path(self.path).line(self.line).char_column(self.column);
+        if self.text.is_empty() {
+            return group.element(origin());
+        }
+        let line = line_around(self.text, span.start);
+        let end = span.end.min(line.end).max(span.start);
+        let window = window(self.text, &line, span.start, end);
+        let (start, end) = (span.start - window.start, end.min(window.end) - window.start);
+        let is_whole = window.start == line.start;
+        let annotation: Annotation<'a> = kind.span(start..end).label(label);
+        let snippet = Snippet::source(&self.text[window]).line_start(self.line).annotation(annotation);
+        match is_whole {
+            true => group.element(snippet.path(self.path)),
+            // The renderer counts columns in what it is shown; here the line's start is missing.
+            false => group.element(origin()).element(snippet),
+        }
+    }
+}
+
+/// The line that byte `at` stands in, without its end.
+fn line_around(text: &str, at: usize) -> Range<usize> {
+    let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
+    let end = if text[start..end].ends_with('\r') { end - 1 } else { end };
+    start..end.max(at)
+}
+
+/// The part of a very long line around the problem.
+fn window(text: &str, line: &Range<usize>, start: usize, end: usize) -> Range<usize> {
+    let from = match start - line.start > SNIPPET_BYTES_MAX {
+        true => floor_boundary(text, start - SNIPPET_BYTES_MAX),
+        false => line.start,
+    };
+    let to = floor_boundary(text, (end + SNIPPET_BYTES_MAX).min(line.end)).max(start);
+    from..to
+}
+
+/// The character boundary at or before byte `at`.
+fn floor_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// A file's text, and where its lines begin.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) text: Arc<str>,
+    /// Byte offset of each line's start.
+    lines: Vec<usize>,
+}
+
+impl Source {
+    pub(crate) fn new(path: PathBuf, text: Arc<str>) -> Self {
+        let starts = text.match_indices('\n').map(|(at, _)| at + 1);
+        let lines = std::iter::once(0).chain(starts).collect();
+        Self { path, text, lines }
+    }
+
+    /// Line and column of byte `at`, both from 1.
+    pub(crate) fn position(&self, at: usize) -> (usize, usize) {
+        let line = self.lines.partition_point(|start| *start <= at);
+        let start = self.lines[line - 1];
+        (line, self.text[start..at].chars().count() + 1)
+    }
+
+    /// A range of the text, moved onto character boundaries and into the text.
+    fn sound(&self, span: &Range<usize>) -> Range<usize> {
+        let start = floor_boundary(&self.text, span.start);
+        let end = floor_boundary(&self.text, span.end);
+        start..end.max(start)
+    }
+
+    /// A problem at `span`; its line and columns are worked out when it is known to be shown.
+    pub(crate) fn problem(&self, span: &Range<usize>, message: impl Into<String>) -> Problem {
+        Problem {
+            line: 0,
+            column: 0,
+            end_column: 0,
+            message: message.into(),
+            hint: None,
+            help: None,
+            related: None,
+            span: self.sound(span),
+        }
+    }
+
+    fn locate(&self, problem: &mut Problem) {
+        let span = &problem.span;
+        (problem.line, problem.column) = self.position(span.start);
+        let end = span.end.min(line_around(&self.text, span.start).end).max(span.start);
+        problem.end_column = problem.column + self.text[span.start..end].chars().count();
+        if let Some(related) = &mut problem.related {
+            (related.line, related.column) = self.position(related.span.start);
+        }
+    }
+}
+
+/// Problems as they are found.
+#[derive(Debug, Default)]
+pub(crate) struct Problems {
+    list: Vec<Problem>,
+    /// Those that were not kept.
+    dropped: usize,
+}
+
+impl Problems {
+    pub(crate) fn push(&mut self, problem: Problem) {
+        match self.is_full() {
+            true => self.dropped += 1,
+            false => self.list.push(problem),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Whether more need no care: they would not be shown.
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= COLLECTED_MAX
+    }
+
+    /// The first [`PROBLEMS_MAX`] in the order of the file, with their places, and how many more there are.
+    pub(crate) fn finish(mut self, source: &Source) -> (Vec<Problem>, usize) {
+        self.list.sort_by_key(|problem| (problem.span.start, problem.span.end));
+        self.list.dedup();
+        let more = self.list.len().saturating_sub(PROBLEMS_MAX) + self.dropped;
+        self.list.truncate(PROBLEMS_MAX);
+        self.list.iter_mut().for_each(|problem| source.locate(problem));
+        (self.list, more)
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self { list: vec![problem], dropped: 0 }
+    }
+}
+
+impl Problem {
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub(crate) fn hint(mut self, hint: Option<String>) -> Self {
+        self.hint = hint;
+        self
+    }
+
+    pub(crate) fn related(mut self, source: &Source, span: &Range<usize>, label: impl Into<String>) -> Self {
+        let span = source.sound(span);
+        self.related = Some(Related { line: 0, column: 0, label: label.into(), span });
+        self
+    }
+}

@@ -1,0 +1,410 @@
+//! The whole file: its top level, and the steps put together.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::checker::Checker;
+use super::fields::{Fields, Shape};
+use super::fingerprint::fingerprint;
+use super::graph::{self, Order};
+use super::names::{self, Names};
+use super::node::{Kind, Node};
+use super::params::{Param, ParamKind, Pattern};
+use super::settings::{self, Variable};
+use super::step::{self, Defaults, Draft};
+use super::workflow::{Checkpoints, Mode, Retry, Shell, Step, Workflow};
+use crate::expr::Template;
+
+/// The version of the language.
+const VERSION: u64 = 1;
+/// Steps of one file; more are a `foreach`, or a workflow made by a program that should be several.
+const STEPS_MAX: usize = 10_000;
+/// Steps that may run at once; every one is a process with its pipes.
+const PARALLEL_MAX: u64 = 1_000;
+
+static WORKFLOW: Shape = Shape {
+    what: "the workflow",
+    keys: &[
+        "version",
+        "name",
+        "description",
+        "params",
+        "env",
+        "secrets",
+        "defaults",
+        "max_parallel",
+        "timeout",
+        "labels",
+        "checkpoints",
+        "steps",
+    ],
+    later: &["budget", "allow_paths", "on_failure", "on_success", "on_exit_code", "store"],
+    elsewhere: &[
+        ("run", "a step"),
+        ("needs", "a step"),
+        ("if", "a step"),
+        ("outputs", "a step"),
+        ("capture", "a step"),
+        ("stdin", "a step"),
+        ("continue_on_error", "a step"),
+        ("idempotent", "a step"),
+        ("grace", "a step"),
+        ("report", "a step"),
+        ("retry", "a step or in `defaults`"),
+        ("shell", "a step or in `defaults`"),
+        ("dir", "a step or in `defaults`"),
+        ("retention", "`checkpoints`"),
+        ("durability", "`checkpoints`"),
+        ("interval", "`checkpoints`"),
+    ],
+};
+
+static DEFAULTS: Shape = Shape {
+    what: "`defaults`",
+    keys: &["shell", "timeout", "retry", "env", "dir"],
+    later: &[],
+    elsewhere: &[
+        ("run", "a step"),
+        ("outputs", "a step"),
+        ("grace", "a step"),
+        ("idempotent", "a step"),
+        ("continue_on_error", "a step"),
+        ("params", "the workflow, beside `steps`"),
+        ("secrets", "the workflow, beside `steps`"),
+        ("max_parallel", "the workflow, beside `steps`"),
+    ],
+};
+
+static PARAM: Shape = Shape {
+    what: "a param",
+    keys: &["type", "default", "required", "pattern", "description"],
+    later: &[],
+    elsewhere: &[],
+};
+
+/// Everything above the steps.
+struct Top<'n> {
+    name: Option<String>,
+    description: Option<String>,
+    params: Vec<Param>,
+    env: Vec<Variable<'n>>,
+    secrets: Vec<String>,
+    defaults: Defaults,
+    defaults_env: Vec<Variable<'n>>,
+    defaults_dir: Option<(Template, &'n Node)>,
+    max_parallel: Option<(NonZeroUsize, &'n Node)>,
+    timeout: Option<Duration>,
+    labels: BTreeMap<String, String>,
+    checkpoints: Checkpoints,
+    fields: Option<Fields<'n>>,
+}
+
+/// Checks the file whose tree is `root`; what is wrong is left in `checker`.
+pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflow> {
+    let top = top(checker, root);
+    let steps = steps_node(checker, root, top.fields.as_ref())?;
+    let drafts: Vec<Draft<'_>> = steps
+        .iter()
+        .enumerate()
+        .filter_map(|(position, node)| step::step(checker, node, position + 1, &top.defaults))
+        .collect();
+    let index = graph::index(checker, &drafts);
+    let order = graph::order(checker, &drafts, &index);
+    let names = Names {
+        params: &top.params,
+        secrets: &top.secrets,
+        env: &top.env,
+        defaults_env: &top.defaults_env,
+        drafts: &drafts,
+        index: &index,
+        order: order.as_ref(),
+    };
+    let kept = names::check(checker, &names, top.defaults_dir.as_ref());
+    let order = order?;
+    if let (Mode::Sequence, Some((_, node))) = (order.mode, &top.max_parallel) {
+        let message =
+            "`max_parallel` changes nothing: no step has `needs`, so the steps run one after another";
+        checker.warnings.push(checker.source.problem(&node.span, message).help("give the steps `needs`"));
+    }
+    checker.problems.is_empty().then(|| assemble(checker, top, drafts, index, &order, &kept))
+}
+
+fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
+    let fields = match root.kind {
+        Kind::Map(_) => Fields::of(checker, root, &WORKFLOW),
+        _ => None,
+    };
+    let get = |key: &str| fields.as_ref().and_then(|fields| fields.get(key));
+    if let Some(node) = get("version") {
+        version(checker, node);
+    }
+    let (defaults, defaults_env, defaults_dir) = defaults(checker, get("defaults"));
+    let env = get("env").map(|node| settings::env(checker, node)).unwrap_or_default();
+    Top {
+        name: get("name").and_then(|node| checker.filled_text(node, "name")),
+        description: get("description").and_then(|node| checker.text(node, "description")),
+        params: get("params").map(|node| params(checker, node)).unwrap_or_default(),
+        secrets: get("secrets")
+            .map(|node| secrets(checker, node, &[&env, &defaults_env]))
+            .unwrap_or_default(),
+        env,
+        defaults,
+        defaults_env,
+        defaults_dir,
+        max_parallel: get("max_parallel").and_then(|node| {
+            let count = checker.integer(node, "max_parallel", 1..=PARALLEL_MAX)?;
+            let count = usize::try_from(count).ok().and_then(NonZeroUsize::new);
+            Some((count.expect("1 to PARALLEL_MAX"), node))
+        }),
+        timeout: get("timeout").and_then(|node| checker.duration(node, "timeout")),
+        labels: get("labels").map(|node| settings::labels(checker, node)).unwrap_or_default(),
+        checkpoints: settings::checkpoints(checker, get("checkpoints")),
+        fields,
+    }
+}
+
+fn version(checker: &mut Checker<'_>, node: &Node) {
+    match &node.kind {
+        Kind::Number(number) if number.as_u64() == Some(VERSION) => {}
+        Kind::Number(number) if number.as_u64().is_some_and(|version| version > VERSION) => {
+            let message = format!(
+                "version {number} of the language is newer than this program, which knows version {VERSION}"
+            );
+            checker.wrong(node, message, "use a newer version of waypost");
+        }
+        _ => checker.mismatch(node, "version", &format!("{VERSION}"), &format!("write `version: {VERSION}`")),
+    }
+}
+
+fn steps_node<'n>(
+    checker: &mut Checker<'_>,
+    root: &'n Node,
+    fields: Option<&Fields<'n>>,
+) -> Option<&'n [Node]> {
+    let help = "write `steps:` and below it `- run: a command`";
+    let steps = match (&root.kind, fields) {
+        (Kind::List(_), _) => root,
+        (Kind::Null, _) => {
+            checker.wrong(root, "the file is empty", help);
+            return None;
+        }
+        (Kind::Map(_), Some(fields)) => match fields.get("steps") {
+            Some(steps) => steps,
+            None if fields.has_any(&["steps"]) => return None,
+            None => {
+                checker.wrong(root, "the workflow has no `steps`", help);
+                return None;
+            }
+        },
+        _ => {
+            let message =
+                format!("a workflow is a map with `steps`, or a list of steps, not {}", root.described());
+            checker.wrong(root, message, help);
+            return None;
+        }
+    };
+    match &steps.kind {
+        Kind::List(items) if items.is_empty() => checker.wrong(steps, "the workflow has no steps", help),
+        Kind::List(items) if items.len() > STEPS_MAX => {
+            checker.wrong(
+                steps,
+                format!("the workflow has {} steps, at most {STEPS_MAX} are allowed", items.len()),
+                "split it",
+            );
+        }
+        Kind::List(items) => return Some(items),
+        _ => checker.mismatch(steps, "steps", "a list", "begin every step with `- `"),
+    }
+    None
+}
+
+fn defaults<'n>(
+    checker: &mut Checker<'_>,
+    node: Option<&'n Node>,
+) -> (Defaults, Vec<Variable<'n>>, Option<(Template, &'n Node)>) {
+    let mut defaults = Defaults { shell: Shell::Default, timeout: None, retry: Retry::NONE, dir: None };
+    let Some(fields) = node.and_then(|node| Fields::of(checker, node, &DEFAULTS)) else {
+        return (defaults, Vec::new(), None);
+    };
+    if let Some(shell) = fields.get("shell").and_then(|node| settings::shell(checker, node)) {
+        defaults.shell = shell;
+    }
+    defaults.timeout = fields.get("timeout").and_then(|node| checker.duration(node, "timeout"));
+    if let Some(retry) = fields.get("retry").and_then(|node| settings::retry(checker, node, &Retry::NONE)) {
+        defaults.retry = retry;
+    }
+    let dir = fields.get("dir").and_then(|node| checker.template(node, "dir").map(|dir| (dir, node)));
+    defaults.dir = dir.as_ref().map(|(dir, _)| dir.clone());
+    let env = fields.get("env").map(|node| settings::env(checker, node)).unwrap_or_default();
+    (defaults, env, dir)
+}
+
+fn secrets(checker: &mut Checker<'_>, node: &Node, layers: &[&[Variable<'_>]]) -> Vec<String> {
+    if let Kind::Map(_) = node.kind {
+        let help = "write their names: `secrets: [API_TOKEN]`; the values come from the caller's environment";
+        checker.mismatch(node, "secrets", "a list of names", help);
+        return Vec::new();
+    }
+    let mut secrets: Vec<String> = Vec::new();
+    for (name, node) in checker.texts(node, "secrets") {
+        if !settings::variable_name(checker, node, &name) {
+            continue;
+        }
+        if secrets.contains(&name) {
+            checker.wrong(node, format!("`{name}` stands twice in `secrets`"), "remove one");
+        } else if layers.iter().copied().flatten().any(|(variable, ..)| *variable == name) {
+            let help = "a secret comes from the caller's environment: remove it from `env`";
+            checker.wrong(node, format!("`{name}` is a secret, but `env` sets it too"), help);
+        } else {
+            secrets.push(name);
+        }
+    }
+    secrets
+}
+
+fn params(checker: &mut Checker<'_>, node: &Node) -> Vec<Param> {
+    let Kind::Map(entries) = &node.kind else {
+        checker.mismatch(node, "params", "a map", "write `params: { date: { type: string } }`");
+        return Vec::new();
+    };
+    let mut params: Vec<Param> = Vec::new();
+    for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
+        let name = key.key_text();
+        if !step::is_step_id(name) {
+            let message = format!("`{}` cannot be the name of a param", crate::expr::shown(name));
+            checker.wrong(key, message, "begin with a letter or `_`, go on with letters, digits, `_` or `-`");
+            continue;
+        }
+        if let Some(param) = param(checker, name, value)
+            && !params.iter().any(|known| known.name == name)
+        {
+            params.push(param);
+        }
+    }
+    params
+}
+
+fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
+    if !matches!(node.kind, Kind::Map(_)) {
+        let help = match node.spelled() {
+            Some(value) => format!("write `{name}: {{ default: {value} }}`"),
+            None => format!("write `{name}: {{ type: string }}`"),
+        };
+        checker.wrong(node, format!("param `{name}` must be a map, not {}", node.described()), &help);
+        return None;
+    }
+    let fields = Fields::of(checker, node, &PARAM)?;
+    let kind =
+        fields.get("type").map(|node| checker.word(node, "type", &ParamKind::ALL.map(ParamKind::as_str)));
+    let kind = match kind {
+        None => ParamKind::String,
+        Some(word) => ParamKind::ALL.into_iter().find(|kind| Some(kind.as_str()) == word)?,
+    };
+    let pattern = fields.get("pattern").and_then(|node| pattern(checker, node, kind));
+    let required = fields.get("required").and_then(|node| checker.truth(node, "required"));
+    let description = fields.get("description").and_then(|node| checker.text(node, "description"));
+    let mut param =
+        Param { name: name.to_owned(), kind, default: None, required: false, pattern, description };
+    if let Some(node) = fields.get("default") {
+        let default = node.to_json();
+        if let Err(message) = param.check(&default) {
+            let help = match (kind, node.spelled()) {
+                (ParamKind::String, Some(text)) if !default.is_string() => {
+                    format!("put it in quotes: `\"{text}\"`")
+                }
+                _ => "make `default` and `type` agree".to_owned(),
+            };
+            checker.wrong(node, format!("the default does not fit: {message}"), &help);
+        }
+        if required == Some(true) {
+            let help = "a param with a default is never missing: remove `required` or `default`";
+            checker.wrong(node, format!("param `{name}` is required and has a default"), help);
+        }
+        param.default = Some(default);
+    }
+    param.required = param.default.is_none() && required.unwrap_or(true);
+    Some(param)
+}
+
+fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pattern> {
+    let text = checker.text(node, "pattern")?;
+    if kind != ParamKind::String {
+        checker.wrong(node, format!("`pattern` is for text, not for `type: {}`", kind.as_str()), "remove it");
+        return None;
+    }
+    match regex_lite::Regex::new(&text) {
+        Ok(regex) => Some(Pattern(regex)),
+        Err(error) => {
+            checker.wrong(
+                node,
+                format!("`pattern` is not a regular expression: {error}"),
+                "in single quotes YAML leaves `\\` alone",
+            );
+            None
+        }
+    }
+}
+
+/// The checked workflow; called only when nothing is wrong.
+fn assemble(
+    checker: &Checker<'_>,
+    top: Top<'_>,
+    drafts: Vec<Draft<'_>>,
+    index: HashMap<String, usize>,
+    order: &Order,
+    kept: &HashSet<usize>,
+) -> Workflow {
+    let plain = |variables: &[Variable<'_>]| -> Vec<(String, Template)> {
+        variables.iter().map(|(name, template, _)| (name.clone(), template.clone())).collect()
+    };
+    let (env, defaults_env) = (plain(&top.env), plain(&top.defaults_env));
+    let steps: Vec<Step> = drafts
+        .into_iter()
+        .enumerate()
+        .map(|(position, draft)| {
+            let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
+            Step {
+                fingerprint: fingerprint(&draft, &[&env, &defaults_env]),
+                index: position,
+                line: checker.source.position(draft.node.span.start).0,
+                keeps_stdout: kept.contains(&position),
+                run: draft.run.expect("a step without a command was reported").0,
+                needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
+                condition: draft.condition.map(|(condition, _)| condition),
+                dir: draft.dir.map(|(dir, _)| dir),
+                outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),
+                stdin: draft.stdin.map(|(stdin, _)| stdin),
+                report: draft.report.map(|(report, _)| report),
+                id: draft.id,
+                name: draft.name,
+                shell: draft.shell,
+                timeout: draft.timeout,
+                retry: draft.retry,
+                capture: draft.capture,
+                continue_on_error: draft.tolerance,
+                idempotent: draft.idempotent,
+                grace: draft.grace,
+                env: Arc::new(layers),
+            }
+        })
+        .collect();
+    let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    Workflow {
+        name: top.name.or_else(stem).unwrap_or_else(|| "workflow".to_owned()),
+        description: top.description,
+        path: checker.source.path.clone(),
+        text: Arc::clone(&checker.source.text),
+        mode: order.mode,
+        max_parallel: top.max_parallel.map(|(count, _)| count),
+        timeout: top.timeout,
+        params: top.params,
+        secrets: top.secrets,
+        labels: top.labels,
+        checkpoints: top.checkpoints,
+        steps,
+        index,
+        warnings: Vec::new(),
+    }
+}

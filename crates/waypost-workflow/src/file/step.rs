@@ -1,0 +1,300 @@
+//! One step of the file.
+
+use std::time::Duration;
+
+use super::checker::Checker;
+use super::fields::{Fields, Shape};
+use super::node::{Kind, Node};
+use super::settings::{self, Variable};
+use super::workflow::{OutputSource, Retry, Shell, Tolerance};
+use crate::expr::{Condition, Template};
+use crate::output::{Capture, JsonPath, OUTPUT_NAME_BYTES_MAX, is_output_name};
+
+/// Length of an id; it is part of file names and of what people type.
+pub const STEP_ID_BYTES_MAX: usize = 64;
+/// How long a stopped step has before it is killed, unless `grace` says otherwise: what people expect of
+/// `docker stop` and systemd units is 10 to 90 s, and an interactive Ctrl-C should not feel stuck.
+const GRACE: Duration = Duration::from_secs(10);
+/// The name under which `capture` keeps standard output.
+pub(super) const CAPTURED: &str = "result";
+
+/// Kinds of steps that the language has and this version has not.
+const KINDS_LATER: [&str; 8] =
+    ["agent", "service", "foreach", "workflow", "approve", "sleep", "wait", "steps"];
+
+static STEP: Shape = Shape {
+    what: "a step",
+    keys: &[
+        "id",
+        "name",
+        "run",
+        "needs",
+        "if",
+        "env",
+        "dir",
+        "shell",
+        "timeout",
+        "retry",
+        "outputs",
+        "capture",
+        "stdin",
+        "continue_on_error",
+        "idempotent",
+        "grace",
+        "report",
+    ],
+    later: &[
+        "agent",
+        "prompt",
+        "service",
+        "foreach",
+        "workflow",
+        "approve",
+        "sleep",
+        "wait",
+        "steps",
+        "repeat",
+        "evidence",
+        "undo",
+        "on_failure",
+        "on_success",
+        "on_exit_code",
+        "budget",
+        "interrupt_before",
+        "interrupt_after",
+    ],
+    elsewhere: &[
+        ("params", "the workflow, beside `steps`"),
+        ("secrets", "the workflow, beside `steps`"),
+        ("checkpoints", "the workflow, beside `steps`"),
+        ("defaults", "the workflow, beside `steps`"),
+        ("max_parallel", "the workflow, beside `steps`"),
+        ("allow_paths", "the workflow, beside `steps`"),
+    ],
+};
+
+static OUTPUT: Shape = Shape { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
+
+/// What `defaults` gives to every step.
+#[derive(Debug)]
+pub(super) struct Defaults {
+    pub(super) shell: Shell,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry: Retry,
+    pub(super) dir: Option<Template>,
+}
+
+/// A step as it stands in the file, defaults applied; not yet checked against the other steps.
+#[derive(Debug)]
+pub(super) struct Draft<'n> {
+    pub(super) node: &'n Node,
+    /// Where its id stands, or else the step.
+    pub(super) id_node: &'n Node,
+    pub(super) id: String,
+    pub(super) has_own_id: bool,
+    pub(super) name: Option<String>,
+    /// The command; `None` if the step is of a kind that is not built yet, or wrong.
+    pub(super) run: Option<(Template, &'n Node)>,
+    pub(super) needs: Option<Vec<(String, &'n Node)>>,
+    pub(super) condition: Option<(Condition, &'n Node)>,
+    pub(super) env: Vec<Variable<'n>>,
+    pub(super) dir: Option<(Template, Option<&'n Node>)>,
+    pub(super) shell: Shell,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry: Retry,
+    pub(super) outputs: Vec<(String, OutputSource, &'n Node)>,
+    pub(super) capture: Option<Capture>,
+    pub(super) stdin: Option<(Template, &'n Node)>,
+    pub(super) tolerance: Tolerance,
+    pub(super) idempotent: bool,
+    pub(super) grace: Duration,
+    pub(super) report: Option<(Template, &'n Node)>,
+}
+
+impl Draft<'_> {
+    /// The names of its outputs, if it is sure that it has no others.
+    pub(super) fn declared_outputs(&self) -> Option<Vec<&str>> {
+        let (run, _) = self.run.as_ref()?;
+        let mut names: Vec<&str> = self.outputs.iter().map(|(name, ..)| name.as_str()).collect();
+        names.extend(self.capture.map(|_| CAPTURED));
+        (!names.is_empty() && !run.as_str().contains("WAYPOST_OUTPUT")).then_some(names)
+    }
+}
+
+/// Reads the step at `position`, from 1.
+pub(super) fn step<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    position: usize,
+    defaults: &Defaults,
+) -> Option<Draft<'n>> {
+    if let Kind::Text(text) = &node.kind {
+        let help = format!("write `- run: {}`", crate::expr::shown(text));
+        checker.wrong(node, "a step is a map, not a text", &help);
+        return None;
+    }
+    let fields = Fields::of(checker, node, &STEP)?;
+    let template = |checker: &mut Checker<'_>, key: &str| {
+        let value = fields.get(key)?;
+        checker.template(value, key).map(|template| (template, value))
+    };
+    let id = fields.get("id").and_then(|node| id(checker, node).map(|id| (id, node)));
+    let own_dir = template(checker, "dir").map(|(dir, node)| (dir, Some(node)));
+    let draft = Draft {
+        node,
+        id_node: id.as_ref().map_or(node, |(_, node)| node),
+        has_own_id: fields.get("id").is_some(),
+        id: id.map_or_else(|| format!("step-{position}"), |(id, _)| id),
+        name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
+        run: run(checker, node, &fields),
+        needs: fields.get("needs").map(|node| checker.texts(node, "needs")),
+        condition: fields
+            .get("if")
+            .and_then(|node| checker.condition(node).map(|condition| (condition, node))),
+        env: fields.get("env").map(|node| settings::env(checker, node)).unwrap_or_default(),
+        dir: own_dir.or_else(|| defaults.dir.clone().map(|dir| (dir, None))),
+        shell: fields
+            .get("shell")
+            .and_then(|node| settings::shell(checker, node))
+            .unwrap_or_else(|| defaults.shell.clone()),
+        timeout: fields
+            .get("timeout")
+            .and_then(|node| checker.duration(node, "timeout"))
+            .or(defaults.timeout),
+        retry: fields
+            .get("retry")
+            .and_then(|node| settings::retry(checker, node, &defaults.retry))
+            .unwrap_or_else(|| defaults.retry.clone()),
+        outputs: fields.get("outputs").map(|node| outputs(checker, node)).unwrap_or_default(),
+        capture: fields.get("capture").and_then(|node| capture(checker, node)),
+        stdin: template(checker, "stdin"),
+        tolerance: fields
+            .get("continue_on_error")
+            .and_then(|node| settings::tolerance(checker, node))
+            .unwrap_or(Tolerance::Nothing),
+        idempotent: fields
+            .get("idempotent")
+            .and_then(|node| checker.truth(node, "idempotent"))
+            .unwrap_or(true),
+        grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
+        report: template(checker, "report"),
+    };
+    if draft.capture.is_some()
+        && let Some((_, _, node)) = draft.outputs.iter().find(|(name, ..)| name == CAPTURED)
+    {
+        let message = format!("`{CAPTURED}` is also the name under which `capture` keeps standard output");
+        checker.wrong(node, message, "choose another name");
+    }
+    Some(draft)
+}
+
+/// An id, checked.
+fn id(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
+    let id = match &node.kind {
+        Kind::Text(id) => id.as_str(),
+        _ => {
+            checker.mismatch(node, "id", "text", "begin it with a letter, or `_`");
+            return None;
+        }
+    };
+    if is_step_id(id) {
+        return Some(id.to_owned());
+    }
+    let message = format!("`{}` cannot be the id of a step", crate::expr::shown(id));
+    let help = format!(
+        "an id begins with a letter or `_`, goes on with letters, digits, `_` or `-`, and has at most {STEP_ID_BYTES_MAX} characters"
+    );
+    checker.wrong(node, message, &help);
+    None
+}
+
+/// Whether `id` may be the id of a step.
+#[must_use]
+pub fn is_step_id(id: &str) -> bool {
+    let mut letters = id.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-')
+        && id.len() <= STEP_ID_BYTES_MAX
+}
+
+fn run<'n>(checker: &mut Checker<'_>, node: &'n Node, fields: &Fields<'n>) -> Option<(Template, &'n Node)> {
+    let Some(command) = fields.get("run") else {
+        // A kind that is not built yet was reported at its key.
+        if !fields.has_any(&KINDS_LATER) && !fields.has_any(&["run"]) {
+            checker.wrong(node, "the step has nothing to do", "add `run:` with a command");
+        }
+        return None;
+    };
+    if let Kind::List(_) = command.kind {
+        checker.mismatch(command, "run", "text", "write several commands as lines under `run: |`");
+        return None;
+    }
+    let template = checker.template(command, "run")?;
+    if template.as_str().trim().is_empty() {
+        checker.wrong(command, "`run` is empty", "write a command; `true` does nothing");
+        return None;
+    }
+    if template.as_str().contains('\0') {
+        checker.wrong(command, "`run` holds a NUL, which no command can", "remove it");
+        return None;
+    }
+    Some((template, command))
+}
+
+fn capture(checker: &mut Checker<'_>, node: &Node) -> Option<Capture> {
+    let word = checker.word(node, "capture", &Capture::ALL.map(Capture::as_str))?;
+    Capture::ALL.into_iter().find(|capture| capture.as_str() == word)
+}
+
+fn outputs<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<(String, OutputSource, &'n Node)> {
+    let help = "write `outputs: { rows: { from: data.json, json: $.count } }`";
+    let Kind::Map(entries) = &node.kind else {
+        checker.mismatch(node, "outputs", "a map", help);
+        return Vec::new();
+    };
+    let mut outputs: Vec<(String, OutputSource, &'n Node)> = Vec::new();
+    for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
+        let name = key.key_text();
+        if !is_output_name(name) {
+            let message = format!("`{}` cannot be the name of an output", crate::expr::shown(name));
+            let help = format!(
+                "a name begins with a letter or `_`, goes on with letters, digits, `_` or `-`, and has at most {OUTPUT_NAME_BYTES_MAX} characters"
+            );
+            checker.wrong(key, message, &help);
+        }
+        let Some(fields) = Fields::of(checker, value, &OUTPUT) else { continue };
+        let from = match fields.get("from") {
+            Some(from) => checker.template(from, "from"),
+            None if fields.has_any(&["from"]) => None,
+            None => {
+                checker.wrong(
+                    value,
+                    format!("output `{name}` does not say where it comes from"),
+                    "add `from:` with a file",
+                );
+                None
+            }
+        };
+        let json = fields.get("json").and_then(|node| json_path(checker, node));
+        if let Some(from) = from
+            && !outputs.iter().any(|(known, ..)| known == name)
+        {
+            let from_node = fields.get("from").expect("a template was read from it");
+            outputs.push((name.to_owned(), OutputSource { from, json }, from_node));
+        }
+    }
+    outputs
+}
+
+fn json_path(checker: &mut Checker<'_>, node: &Node) -> Option<JsonPath> {
+    let text = checker.text(node, "json")?;
+    match JsonPath::parse(&text) {
+        Ok(path) => Some(path),
+        Err(error) => {
+            let span = checker.inside(node, &text, &error.range);
+            let help = "a path looks like `$.meta.count`, `$.items[0].name`, `$['a b']` or `$.items[*]`";
+            checker.problems.push(checker.source.problem(&span, error.message).help(help));
+            None
+        }
+    }
+}

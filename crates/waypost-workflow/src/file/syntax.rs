@@ -1,0 +1,126 @@
+//! What the YAML parser says, in words for people who write workflow files.
+
+use serde_saphyr::Error;
+use serde_saphyr::budget::BudgetBreach;
+
+use super::node::span_of;
+use super::problem::{Problem, Source};
+
+/// Turns the parser's error into a problem with its place, and a help where the usual cause is known.
+pub(super) fn explain(source: &Source, error: &Error) -> Problem {
+    let error = error.without_snippet();
+    let mut span = error.location().map_or(0..0, |location| span_of(source, &location));
+    let error = match error {
+        Error::AliasError { error, .. } => error,
+        other => other,
+    };
+    let line = line_text(source, span.start);
+    let before =
+        &source.text[source.text.len().min(span.start) - column_bytes(source, span.start)..span.start];
+    let (message, help) = match error {
+        Error::MultipleDocuments { .. } => {
+            if let Some(marker) = source.text[..span.start].rfind("\n---") {
+                span = marker + 1..marker + 4;
+            }
+            ("the file holds more than one YAML document".to_owned(), Some("remove the `---`"))
+        }
+        Error::MergeKeyNotAllowed { .. } => (
+            "merge keys (`<<`) are not understood".to_owned(),
+            Some("write the keys out, or put shared settings in `defaults`"),
+        ),
+        Error::UnknownAnchor { .. } => (
+            "this alias has no anchor".to_owned(),
+            Some("`*` begins an alias: to write a text that begins with `*`, put it in quotes"),
+        ),
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            ("this alias stands inside the value that it repeats".to_owned(), None)
+        }
+        Error::AliasReplayLimitExceeded { .. } | Error::AliasExpansionLimitExceeded { .. } => {
+            ("aliases repeat too much".to_owned(), Some("write the values out"))
+        }
+        Error::Budget { breach: BudgetBreach::Depth { depth }, .. } => {
+            (format!("lists and maps are nested {depth} deep, which is too deep"), None)
+        }
+        Error::Budget { breach, .. } => {
+            (format!("the file is beyond a limit: {}", words(&format!("{breach:?}"))), None)
+        }
+        Error::NonFiniteFloat { value, .. } => {
+            (format!("`{value}` is not a number that can be kept"), Some("put it in quotes if it is a text"))
+        }
+        other if other.to_string().contains("recursion limit") => {
+            ("lists and maps are nested too deep".to_owned(), None)
+        }
+        other => {
+            let message = plain_message(other);
+            let help = usual_cause(&message, line, before);
+            if message.contains("tag")
+                && let Some(mark) = before.rfind('!')
+            {
+                span = span.start - before.len() + mark..span.start;
+            }
+            (message, help)
+        }
+    };
+    let problem = source.problem(&span, message);
+    match help {
+        Some(help) => problem.help(help),
+        None => problem,
+    }
+}
+
+/// The parser's message without the place that it adds at the end.
+fn plain_message(error: &Error) -> String {
+    let message = error.to_string();
+    let end = message.rfind(" at line ").unwrap_or(message.len());
+    message[..end]
+        .trim()
+        .replace("while parsing a ", "in a ")
+        .replace(", did not find expected", ": expected")
+}
+
+/// `Depth { depth: 65 }` as `depth: 65`.
+fn words(debug: &str) -> String {
+    debug.split_once('{').map_or(debug, |(_, fields)| fields).trim_matches([' ', '}']).replace('_', " ")
+}
+
+fn line_text(source: &Source, at: usize) -> &str {
+    let start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = source.text[at..].find('\n').map_or(source.text.len(), |newline| at + newline);
+    &source.text[start..end]
+}
+
+fn column_bytes(source: &Source, at: usize) -> usize {
+    at - source.text[..at].rfind('\n').map_or(0, |newline| newline + 1)
+}
+
+/// What people usually did when the parser says `message`.
+fn usual_cause(message: &str, line: &str, before: &str) -> Option<&'static str> {
+    if message.contains("tab") || before.contains('\t') {
+        return Some("indent with spaces");
+    }
+    if message.contains("tag") {
+        return Some("`!` begins a YAML tag: put the whole value in quotes");
+    }
+    if line.contains("${{") {
+        return Some("put the value in quotes: YAML gives `{`, `}` and `: ` a meaning of their own");
+    }
+    if message.contains("mapping values are not allowed") {
+        return Some("a value with `: ` in it must stand in quotes; also check the indentation");
+    }
+    if message.contains("simple key") {
+        return Some("a `:` is missing, or the space after `-`");
+    }
+    if message.contains("unexpected character") {
+        return Some("a value cannot begin with this character: put it in quotes");
+    }
+    if message.contains("indentation in multiline quoted") || message.contains("end of stream") {
+        return Some("a quote that was opened before is never closed");
+    }
+    if message.contains("block collection") || message.contains("block mapping") {
+        return Some("the indentation of this line fits none of the lines above");
+    }
+    if message.contains("escape") {
+        return Some("in double quotes `\\` begins an escape: use single quotes, or `\\\\`");
+    }
+    None
+}

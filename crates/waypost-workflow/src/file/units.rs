@@ -1,0 +1,137 @@
+//! Durations and sizes as people write them: `500ms`, `1h30m`, `10 KiB`.
+
+use std::time::Duration;
+
+use crate::expr::shown;
+
+/// The longest duration: ten years.
+///
+/// Far beyond any run, and far below where adding it to a time could overflow.
+pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// Units of time, the longer first, as a combined duration must have them.
+const TIME_UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+/// Units of size; one letter means the binary unit, as `ls -h` and `dd` mean it.
+const SIZE_UNITS: [(&str, u64); 12] = [
+    ("B", 1),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+];
+
+/// What is wrong with a duration or a size, and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct UnitError {
+    /// What is wrong.
+    pub message: String,
+    /// What would be right.
+    pub help: String,
+}
+
+fn fail<T>(message: impl Into<String>, help: impl Into<String>) -> Result<T, UnitError> {
+    Err(UnitError { message: message.into(), help: help.into() })
+}
+
+/// Reads a duration: `500ms`, `2s`, `1.5h`, or several units, the longer first: `1h30m`.
+///
+/// # Errors
+/// A number without a unit, an unknown unit, units in the wrong order, more than [`DURATION_MAX`].
+pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
+    let help = "write a number and a unit: `500ms`, `30s`, `10m`, `6h`, `1d`, `1h30m`";
+    let text = text.trim();
+    let (mut rest, mut total_ms, mut last) = (text, 0f64, f64::INFINITY);
+    if rest.is_empty() {
+        return fail("the duration is empty", help);
+    }
+    while !rest.is_empty() {
+        let (number, after) = split_number(rest);
+        let Ok(count) = number.parse::<f64>() else {
+            return fail(format!("`{}` is not a duration", shown(text)), help);
+        };
+        let after = after.trim_start();
+        let unit_len = after.find(|letter: char| !letter.is_alphabetic()).unwrap_or(after.len());
+        let unit = &after[..unit_len];
+        if unit.is_empty() {
+            return fail(
+                format!("{} what?", shown(number)),
+                format!("a duration needs a unit: `{}s`, `{0}m`, `{0}h`", shown(number)),
+            );
+        }
+        let Some((_, unit_ms)) = TIME_UNITS.iter().find(|(name, _)| *name == unit) else {
+            return fail(format!("`{}` is not a unit of time", shown(unit)), unit_help(unit).unwrap_or(help));
+        };
+        let unit_ms = *unit_ms as f64;
+        if unit_ms >= last {
+            return fail(
+                format!("the units of `{}` are in the wrong order", shown(text)),
+                "write the longer unit first, each once: `1h30m`",
+            );
+        }
+        total_ms += count * unit_ms;
+        last = unit_ms;
+        rest = after[unit_len..].trim_start();
+    }
+    if total_ms > DURATION_MAX.as_millis() as f64 {
+        return fail(format!("`{}` is longer than ten years", shown(text)), "leave it out for no limit");
+    }
+    // Nanoseconds keep what a fraction of a millisecond says; below that nothing can be timed.
+    Ok(Duration::from_nanos((total_ms * 1e6).round() as u64))
+}
+
+/// Reads a size in bytes: `2B`, `10 KiB`, `2M`, `1.5 GB`.
+///
+/// # Errors
+/// A number without a unit, an unknown unit, more than 2^63 bytes.
+pub fn parse_size(text: &str) -> Result<u64, UnitError> {
+    let help = "write a number and a unit: `2B`, `10 KiB`, `2M`, `1 GB`";
+    let text = text.trim();
+    let (number, unit) = split_number(text);
+    let unit = unit.trim_start();
+    let Ok(count) = number.parse::<f64>() else {
+        return fail(format!("`{}` is not a size", shown(text)), help);
+    };
+    if unit.is_empty() {
+        return fail(
+            format!("{} what?", shown(number)),
+            format!("a size needs a unit: `{}B`, `{0}K`, `{0}M`", shown(number)),
+        );
+    }
+    let Some((_, factor)) = SIZE_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
+        return fail(format!("`{}` is not a unit of size", shown(unit)), help);
+    };
+    let bytes = (count * *factor as f64).round();
+    // 2^63: counts of bytes are signed 64-bit integers in every store.
+    if bytes >= 9_223_372_036_854_775_808.0 {
+        return fail(format!("`{}` is too large", shown(text)), help);
+    }
+    Ok(bytes as u64)
+}
+
+/// The digits at the start of `text`, with at most one point inside, and the rest.
+fn split_number(text: &str) -> (&str, &str) {
+    let len = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    text.split_at(len)
+}
+
+fn unit_help(unit: &str) -> Option<&'static str> {
+    match unit.to_lowercase().as_str() {
+        "sec" | "secs" | "second" | "seconds" => Some("write `s`"),
+        "min" | "mins" | "minute" | "minutes" => Some("write `m`"),
+        "hr" | "hrs" | "hour" | "hours" => Some("write `h`"),
+        "day" | "days" => Some("write `d`"),
+        "msec" | "millis" | "milliseconds" => Some("write `ms`"),
+        "w" | "week" | "weeks" => Some("the longest unit is `d`"),
+        "us" | "ns" => Some("the shortest unit is `ms`"),
+        _ => None,
+    }
+}

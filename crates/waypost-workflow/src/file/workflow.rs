@@ -1,0 +1,411 @@
+//! The checked form of a workflow file.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::params::Param;
+use super::problem::Problem;
+use crate::expr::{Condition, ExprError, Scope, Template};
+use crate::output::{Capture, JsonPath, PathError};
+
+/// A workflow whose file holds together: ids are unique, needs exist and make no circle, expressions read
+/// only what can be there.
+#[derive(Debug, Clone)]
+pub struct Workflow {
+    pub(super) name: String,
+    pub(super) description: Option<String>,
+    pub(super) path: PathBuf,
+    pub(super) text: Arc<str>,
+    pub(super) mode: Mode,
+    pub(super) max_parallel: Option<NonZeroUsize>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) params: Vec<Param>,
+    pub(super) secrets: Vec<String>,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) steps: Vec<Step>,
+    pub(super) index: HashMap<String, usize>,
+    pub(super) warnings: Vec<Problem>,
+}
+
+impl Workflow {
+    /// Its name; the file's name without its ending if the file gives none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is for.
+    #[must_use]
+    pub fn description(&self) -> Option<&str> {
+        self.description.as_deref()
+    }
+
+    /// The file that it was read from, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's text as it was read; a run keeps a copy of it.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the steps run in order or as their needs allow.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// How many steps may run at once on a machine with `cores`: one in a sequence; in a graph
+    /// `max_parallel`, or else as many as there are cores.
+    #[must_use]
+    pub fn max_parallel(&self, cores: NonZeroUsize) -> NonZeroUsize {
+        match self.mode {
+            Mode::Sequence => NonZeroUsize::MIN,
+            Mode::Graph => self.max_parallel.unwrap_or(cores),
+        }
+    }
+
+    /// How long the run may take.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// The declared params, in the order of the file.
+    #[must_use]
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// Names of environment variables whose values must not be stored or shown.
+    #[must_use]
+    pub fn secrets(&self) -> &[String] {
+        &self.secrets
+    }
+
+    /// The declared secrets for which `is_set` says no: a run must not begin without them.
+    pub fn missing_secrets(&self, is_set: impl Fn(&str) -> bool) -> Vec<&str> {
+        self.secrets.iter().map(String::as_str).filter(|name| !is_set(name)).collect()
+    }
+
+    /// Labels of every run of it.
+    #[must_use]
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        &self.labels
+    }
+
+    /// How runs are checkpointed.
+    #[must_use]
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// The steps in the order of the file; there is at least one.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The step with this id.
+    #[must_use]
+    pub fn step(&self, id: &str) -> Option<&Step> {
+        self.index.get(id).map(|index| &self.steps[*index])
+    }
+
+    /// The steps that must have ended before `step` begins: in a sequence the one before it, in a graph its needs.
+    pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
+        let before = match self.mode {
+            Mode::Sequence => step.index.checked_sub(1).map(|before| &self.steps[before]),
+            Mode::Graph => None,
+        };
+        before.into_iter().chain(step.needs.iter().map(|id| &self.steps[self.index[id]]))
+    }
+
+    /// The declared names of environment variables, of the workflow and all steps.
+    #[must_use]
+    pub fn env_names(&self) -> BTreeSet<&str> {
+        self.steps
+            .iter()
+            .flat_map(|step| step.env.iter())
+            .flat_map(|layer| layer.iter())
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+
+    /// What `check` says although the file can run, in the order of the file.
+    #[must_use]
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
+    }
+
+    /// The warnings with their snippets, without colour.
+    #[must_use]
+    pub fn render_warnings(&self) -> String {
+        let plain = annotate_snippets::Renderer::plain();
+        let render = |warning| {
+            super::problem::render(&plain, annotate_snippets::Level::WARNING, &self.path, &self.text, warning)
+        };
+        self.warnings.iter().map(render).collect::<Vec<_>>().join("\n\n")
+    }
+}
+
+/// In which order steps run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// One after another, as they stand: no step has `needs`.
+    Sequence,
+    /// As soon as their needs are met.
+    Graph,
+}
+
+/// One step with everything that holds for it, defaults included.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Step {
+    /// Its id; `step-N` by position if the file gives none.
+    pub id: String,
+    /// Its position in the file, from 0.
+    pub index: usize,
+    /// What people see instead of the id.
+    pub name: Option<String>,
+    /// The line in the file where it begins, from 1.
+    pub line: usize,
+    /// The command.
+    pub run: Template,
+    /// Ids of the steps that it names in `needs`, each once.
+    pub needs: Vec<String>,
+    /// Whether it runs; without one it runs if nothing before it failed.
+    pub condition: Option<Condition>,
+    /// Its folder, below the base folder.
+    pub dir: Option<Template>,
+    /// What runs the command.
+    pub shell: Shell,
+    /// How long one attempt may take.
+    pub timeout: Option<Duration>,
+    /// How often it is tried again.
+    pub retry: Retry,
+    /// Outputs read from files, by name.
+    pub outputs: Vec<(String, OutputSource)>,
+    /// How standard output becomes `outputs.result`.
+    pub capture: Option<Capture>,
+    /// What it reads from standard input; empty if absent.
+    pub stdin: Option<Template>,
+    /// Which failures the run goes on after.
+    pub continue_on_error: Tolerance,
+    /// Whether it may simply run again after it was cut.
+    pub idempotent: bool,
+    /// How long it has between being told to stop and being killed.
+    pub grace: Duration,
+    /// Markdown that it adds to the report.
+    pub report: Option<Template>,
+    /// Whether an expression reads its standard output, so that it must be kept.
+    pub keeps_stdout: bool,
+    /// SHA-256 over what the step means, in hex; the same after changes that touch nothing.
+    pub fingerprint: String,
+    /// `env` of the workflow, of `defaults` and of the step.
+    pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
+}
+
+impl Step {
+    /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
+    ///
+    /// Each may read what the ones before it set.
+    ///
+    /// # Errors
+    /// The expression that could not be worked out.
+    pub fn resolve_env(&self, scope: &Scope) -> Result<BTreeMap<String, String>, ExprError> {
+        self.resolve(scope, &self.env[..])
+    }
+
+    /// The `env` that its `if` may read: that of the workflow and of `defaults`.
+    ///
+    /// Its own may read outputs of steps that were skipped, which is for `if` to find out first.
+    ///
+    /// # Errors
+    /// The expression that could not be worked out.
+    pub fn resolve_shared_env(&self, scope: &Scope) -> Result<BTreeMap<String, String>, ExprError> {
+        self.resolve(scope, &self.env[..2])
+    }
+
+    fn resolve(
+        &self,
+        scope: &Scope,
+        layers: &[Vec<(String, Template)>],
+    ) -> Result<BTreeMap<String, String>, ExprError> {
+        let mut env = BTreeMap::new();
+        for layer in layers {
+            let scope = scope.for_step(&self.id, &env);
+            for (name, template) in layer {
+                env.insert(name.clone(), template.render(&scope)?);
+            }
+        }
+        Ok(env)
+    }
+}
+
+/// What runs a command: the command is its last argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shell {
+    /// `bash -euo pipefail -c` where there is a bash, else `sh -eu -c`; what it was is recorded in the run.
+    Default,
+    /// This program with these arguments; never empty.
+    Command(Vec<String>),
+}
+
+impl Shell {
+    /// [`Shell::Default`] where there is a bash.
+    pub const BASH: [&'static str; 4] = ["bash", "-euo", "pipefail", "-c"];
+    /// [`Shell::Default`] elsewhere.
+    pub const SH: [&'static str; 3] = ["sh", "-eu", "-c"];
+
+    /// Program and arguments, where `has_bash` says whether there is a bash.
+    #[must_use]
+    pub fn command(&self, has_bash: bool) -> Vec<String> {
+        let words: &[&str] = if has_bash { &Self::BASH } else { &Self::SH };
+        match self {
+            Self::Default => words.iter().map(|word| (*word).to_owned()).collect(),
+            Self::Command(command) => command.clone(),
+        }
+    }
+}
+
+/// How often and when a failed step is tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retry {
+    /// Tries after the first.
+    pub max: u32,
+    /// Wait before the second try.
+    pub delay: Duration,
+    /// How the wait grows.
+    pub backoff: Backoff,
+    /// The longest wait.
+    pub max_delay: Duration,
+    /// Whether waits are varied at random, so that many steps do not try at the same moment.
+    pub jitter: bool,
+    /// Which failures are tried again; empty means any.
+    pub when: Vec<RetryCause>,
+}
+
+impl Retry {
+    /// No second try.
+    pub const NONE: Self = Self {
+        max: 0,
+        delay: Duration::from_secs(1),
+        backoff: Backoff::Exponential,
+        max_delay: Duration::from_secs(60),
+        jitter: true,
+        when: Vec::new(),
+    };
+
+    /// Whether a failure of this kind is tried again, if tries are left.
+    #[must_use]
+    pub fn covers(&self, cause: RetryCause) -> bool {
+        self.when.is_empty() || self.when.contains(&cause)
+    }
+}
+
+/// How the wait between tries grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backoff {
+    /// Always `delay`.
+    Fixed,
+    /// `delay` longer each time.
+    Linear,
+    /// Twice as long each time.
+    Exponential,
+}
+
+/// A kind of failure that may be tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryCause {
+    /// It took longer than its `timeout`.
+    Timeout,
+    /// It ended with this exit code.
+    Exit(u8),
+}
+
+/// Which failures of a step the run goes on after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tolerance {
+    /// None.
+    Nothing,
+    /// Every one.
+    Everything,
+    /// Those with one of these exit codes.
+    ExitCodes(Vec<u8>),
+}
+
+impl Tolerance {
+    /// Whether the run goes on after this failure; `None` if it had no exit code.
+    #[must_use]
+    pub fn covers(&self, exit_code: Option<u8>) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Everything => true,
+            Self::ExitCodes(codes) => exit_code.is_some_and(|code| codes.contains(&code)),
+        }
+    }
+}
+
+/// Where an output comes from.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct OutputSource {
+    /// The file, below the base folder.
+    pub from: Template,
+    /// The place in it, if it is JSON; otherwise its text.
+    pub json: Option<JsonPath>,
+}
+
+impl OutputSource {
+    /// The output in the bytes of the file.
+    ///
+    /// # Errors
+    /// The file is not text or not JSON, or has no such place.
+    pub fn read(&self, bytes: &[u8]) -> Result<Value, PathError> {
+        match &self.json {
+            Some(path) => path.find_in(bytes),
+            None => crate::output::file_text(bytes),
+        }
+    }
+}
+
+/// How a run is checkpointed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// Step boundaries whose states are kept, at least 2; `None`: as the store does.
+    pub retention: Option<u32>,
+    /// When a checkpoint counts as written.
+    pub durability: Durability,
+    /// What a checkpoint that could not be written does to the run.
+    pub on_failure: OnCheckpointFailure,
+    /// How often a long step is checkpointed while it runs; `None`: not.
+    pub interval: Option<Duration>,
+}
+
+/// When a checkpoint counts as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When it is on the disk.
+    Sync,
+    /// When it is handed over; a crash may lose the last moments.
+    Async,
+}
+
+/// What a checkpoint that could not be written does to the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCheckpointFailure {
+    /// It stops.
+    Fail,
+    /// It goes on, with a warning.
+    Tolerate,
+}

@@ -1,0 +1,179 @@
+//! The file in `$WAYPOST_OUTPUT`: `name=value` lines and GitHub's form for values of several lines.
+
+use serde_json::{Map, Value};
+
+use crate::expr::shown;
+
+/// Size of an output file.
+///
+/// Outputs are kept in every checkpoint after the step; large results belong into files with an `outputs`
+/// entry or evidence that names them. GitHub's limit is the same 1 MiB.
+pub const OUTPUT_BYTES_MAX: usize = 1024 * 1024;
+/// Outputs of one step; more is a list, and a list is one JSON value.
+pub const OUTPUT_COUNT_MAX: usize = 1_000;
+/// Length of a name.
+pub const OUTPUT_NAME_BYTES_MAX: usize = 100;
+/// Names that begin with this are kept for usage events.
+const USAGE_PREFIX: &str = "usage.";
+
+/// Why an output file cannot be used; nothing of it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OutputError {
+    /// Larger than [`OUTPUT_BYTES_MAX`]: keep large results in files.
+    #[error("the output file has {bytes} bytes, the limit is {OUTPUT_BYTES_MAX}")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// More than [`OUTPUT_COUNT_MAX`] outputs: write one JSON value.
+    #[error("line {line}: more than {OUTPUT_COUNT_MAX} outputs")]
+    TooMany {
+        /// The line of the first output too many, from 1.
+        line: usize,
+    },
+    /// The line is not text.
+    #[error("line {line}: not valid UTF-8 after byte {column} of the line")]
+    NotText {
+        /// The line, from 1.
+        line: usize,
+        /// Sound bytes of the line.
+        column: usize,
+    },
+    /// The line is neither `name=value` nor `name<<END`.
+    #[error("line {line}: expected `name=value` or `name<<END`, found `{found}`")]
+    NotAnOutput {
+        /// The line, from 1.
+        line: usize,
+        /// Its beginning.
+        found: String,
+    },
+    /// The name is not one that expressions could read.
+    #[error(
+        "line {line}: `{name}` is not a name for an output: it must begin with a letter or `_`, and go on with letters, digits, `_` or `-`"
+    )]
+    BadName {
+        /// The line, from 1.
+        line: usize,
+        /// The name as written.
+        name: String,
+    },
+    /// The name is one of usage events, which are not built yet.
+    #[error("line {line}: `{name}`: usage outputs are not supported by this version")]
+    Usage {
+        /// The line, from 1.
+        line: usize,
+        /// The name as written.
+        name: String,
+    },
+    /// The value's last line never came.
+    #[error("line {line}: the value of `{name}` never ends: no line is `{delimiter}`")]
+    NeverEnds {
+        /// The line where the value begins, from 1.
+        line: usize,
+        /// The output.
+        name: String,
+        /// The line that should end it.
+        delimiter: String,
+    },
+}
+
+/// Whether `name` may name an output.
+#[must_use]
+pub fn is_output_name(name: &str) -> bool {
+    let mut letters = name.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-')
+        && name.len() <= OUTPUT_NAME_BYTES_MAX
+}
+
+/// Reads the outputs that a step wrote; of two with one name the later one counts.
+///
+/// All values are text. Lines may end in CRLF; empty lines are passed over.
+///
+/// # Errors
+/// The first line that is wrong, by its number.
+pub fn parse_output_file(bytes: &[u8]) -> Result<Map<String, Value>, OutputError> {
+    if bytes.len() > OUTPUT_BYTES_MAX {
+        return Err(OutputError::TooLarge { bytes: bytes.len() });
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| not_text(bytes, error.valid_up_to()))?;
+    let mut outputs = Map::new();
+    let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
+    while let Some((number, line)) = lines.next() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let (name, value) = match split(line) {
+            Some((name, Form::Inline(value))) => (name, value.to_owned()),
+            Some((name, Form::Until(delimiter))) => {
+                let value = block(&mut lines, delimiter).ok_or_else(|| OutputError::NeverEnds {
+                    line: number,
+                    name: shown(name),
+                    delimiter: shown(delimiter),
+                })?;
+                (name, value)
+            }
+            None => return Err(OutputError::NotAnOutput { line: number, found: shown(line) }),
+        };
+        check_name(name, number)?;
+        if outputs.len() == OUTPUT_COUNT_MAX && !outputs.contains_key(name) {
+            return Err(OutputError::TooMany { line: number });
+        }
+        outputs.insert(name.to_owned(), Value::String(value));
+    }
+    Ok(outputs)
+}
+
+fn not_text(bytes: &[u8], valid: usize) -> OutputError {
+    let before = &bytes[..valid];
+    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+    let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    OutputError::NotText { line, column: valid - start }
+}
+
+enum Form<'a> {
+    Inline(&'a str),
+    Until(&'a str),
+}
+
+/// Splits a line at whichever of `=` and `<<` comes first.
+fn split(line: &str) -> Option<(&str, Form<'_>)> {
+    let (equals, heredoc) = (line.find('='), line.find("<<"));
+    match (equals, heredoc) {
+        (Some(at), other) if other.is_none_or(|other| at < other) => {
+            Some((&line[..at], Form::Inline(&line[at + 1..])))
+        }
+        (_, Some(at)) => {
+            let delimiter = &line[at + 2..];
+            (!delimiter.trim().is_empty()).then_some((&line[..at], Form::Until(delimiter)))
+        }
+        _ => None,
+    }
+}
+
+fn block<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>, delimiter: &str) -> Option<String> {
+    let mut value: Option<String> = None;
+    for (_, line) in lines {
+        if line == delimiter {
+            return Some(value.unwrap_or_default());
+        }
+        match &mut value {
+            None => value = Some(line.to_owned()),
+            Some(value) => {
+                value.push('\n');
+                value.push_str(line);
+            }
+        }
+    }
+    None
+}
+
+fn check_name(name: &str, line: usize) -> Result<(), OutputError> {
+    if name.starts_with(USAGE_PREFIX) {
+        return Err(OutputError::Usage { line, name: shown(name) });
+    }
+    match is_output_name(name) {
+        true => Ok(()),
+        false => Err(OutputError::BadName { line, name: shown(name) }),
+    }
+}

@@ -1,0 +1,14 @@
+//! What a step gives back: the file in `$WAYPOST_OUTPUT`, its standard output, values of JSON files.
+//!
+//! Pure functions from bytes to values. Does not know: where the bytes came from, nor what is masked in them.
+
+mod capture;
+mod file;
+mod path;
+
+pub use self::capture::{CAPTURE_BYTES_MAX, Capture, CaptureError};
+pub use self::file::{
+    OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, OUTPUT_NAME_BYTES_MAX, OutputError, is_output_name, parse_output_file,
+};
+pub(crate) use self::path::file_text;
+pub use self::path::{JsonPath, PathError, PathSyntaxError};

@@ -1,0 +1,242 @@
+//! JSON paths: the part of the language that names one place, or every item of a list or map.
+//!
+//! `$`, `.name`, `['name']`, `[0]`, `[-1]`, `[*]` and `.*`. Filters, slices and `..` are left out: an output
+//! should say where it comes from, and a step can compute the rest.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::capture::{json_problem, without_last_newline};
+use crate::expr::{described, shown};
+use crate::suggest::{listed, nearest};
+
+/// Parts of a path; documents are parsed to a depth of 128.
+const PARTS_MAX: usize = 128;
+/// Names that an error lists.
+const LISTED_MAX: usize = 12;
+
+/// A checked JSON path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JsonPath {
+    text: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Name(String),
+    /// From 0; negative from the end.
+    Index(i64),
+    Every,
+}
+
+/// A path that is not well formed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct PathSyntaxError {
+    /// Where in the path, in bytes.
+    pub range: Range<usize>,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// A path that leads nowhere in a document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// The document is not JSON.
+    #[error("not JSON: {problem} at line {line}, column {column}")]
+    NotJson {
+        /// What the parser says.
+        problem: String,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+    },
+    /// The document is not text.
+    #[error("not valid UTF-8 after byte {valid_bytes}")]
+    NotText {
+        /// Sound bytes before.
+        valid_bytes: usize,
+    },
+    /// A part of the path does not exist.
+    #[error("`{path}`: {message}")]
+    Missing {
+        /// The path.
+        path: String,
+        /// What is missing and what there is.
+        message: String,
+        /// A name near to the missing one.
+        hint: Option<String>,
+    },
+}
+
+impl JsonPath {
+    /// Reads a path.
+    ///
+    /// # Errors
+    /// The place of what is not understood.
+    pub fn parse(text: &str) -> Result<Self, PathSyntaxError> {
+        let fail =
+            |range: Range<usize>, message: &str| PathSyntaxError { range, message: message.to_owned() };
+        if !text.starts_with('$') {
+            return Err(fail(0..text.len(), "a JSON path begins with `$`"));
+        }
+        let mut parts = Vec::new();
+        let mut at = 1;
+        while at < text.len() {
+            let rest = &text[at..];
+            let (part, len) = if rest.starts_with("..") {
+                return Err(fail(at..at + 2, "`..` is not understood; write every part of the path"));
+            } else if let Some(rest) = rest.strip_prefix('.') {
+                dotted(rest).map(|(part, len)| (part, len + 1))
+            } else if let Some(rest) = rest.strip_prefix('[') {
+                bracketed(rest).map(|(part, len)| (part, len + 1))
+            } else {
+                Err("expected `.name` or `[...]`")
+            }
+            .map_err(|message| fail(at..text.len(), message))?;
+            if parts.len() == PARTS_MAX {
+                return Err(fail(at..text.len(), "the path has too many parts"));
+            }
+            parts.push(part);
+            at += len;
+        }
+        Ok(Self { text: text.to_owned(), parts })
+    }
+
+    /// The value at the path; with `[*]` or `.*`, the list of all values there.
+    ///
+    /// # Errors
+    /// [`PathError::Missing`]: the first part that does not exist.
+    pub fn find(&self, document: &Value) -> Result<Value, PathError> {
+        let mut found = vec![document];
+        let mut is_list = false;
+        for (index, part) in self.parts.iter().enumerate() {
+            let mut next = Vec::new();
+            for value in found {
+                step(part, value, &mut next).map_err(|(message, hint)| PathError::Missing {
+                    path: self.text.clone(),
+                    message: format!("at `{}` {message}", self.prefix(index)),
+                    hint,
+                })?;
+            }
+            is_list |= *part == Part::Every;
+            found = next;
+        }
+        match (is_list, found.as_slice()) {
+            (false, [value]) => Ok((*value).clone()),
+            _ => Ok(found.into_iter().cloned().collect()),
+        }
+    }
+
+    /// As [`JsonPath::find`], in the bytes of a JSON document.
+    ///
+    /// # Errors
+    /// Also [`PathError::NotJson`].
+    pub fn find_in(&self, bytes: &[u8]) -> Result<Value, PathError> {
+        let document: Value = serde_json::from_slice(bytes).map_err(|error| PathError::NotJson {
+            problem: json_problem(&error),
+            line: error.line(),
+            column: error.column(),
+        })?;
+        self.find(&document)
+    }
+
+    fn prefix(&self, parts: usize) -> String {
+        let mut prefix = "$".to_owned();
+        for part in &self.parts[..parts] {
+            match part {
+                Part::Name(name) => prefix.push_str(&format!(".{name}")),
+                Part::Index(index) => prefix.push_str(&format!("[{index}]")),
+                Part::Every => prefix.push_str("[*]"),
+            }
+        }
+        prefix
+    }
+}
+
+/// The text of a file as an output: without its last newline.
+///
+/// # Errors
+/// [`PathError::NotText`].
+pub(crate) fn file_text(bytes: &[u8]) -> Result<Value, PathError> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| PathError::NotText { valid_bytes: error.valid_up_to() })?;
+    Ok(Value::String(without_last_newline(text).to_owned()))
+}
+
+impl fmt::Display for JsonPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn dotted(rest: &str) -> Result<(Part, usize), &'static str> {
+    if rest.starts_with('*') {
+        return Ok((Part::Every, 1));
+    }
+    let len = rest.find(['.', '[', ']', '\'', '"', ' ', '*', '?', '(']).unwrap_or(rest.len());
+    match len {
+        0 => Err("a name is missing after `.`; write names with special characters as `['name']`"),
+        _ => Ok((Part::Name(rest[..len].to_owned()), len)),
+    }
+}
+
+fn bracketed(rest: &str) -> Result<(Part, usize), &'static str> {
+    if let Some(quote @ ('\'' | '"')) = rest.chars().next() {
+        let end = rest[1..].find(quote).ok_or("the name in brackets is never closed")?;
+        let name = &rest[1..1 + end];
+        if name.contains('\\') {
+            return Err("a name in brackets has no escapes; use the other kind of quotes");
+        }
+        return match rest[end + 2..].starts_with(']') {
+            true => Ok((Part::Name(name.to_owned()), end + 3)),
+            false => Err("`]` is missing after the name"),
+        };
+    }
+    let end = rest.find(']').ok_or("`[` is never closed")?;
+    match &rest[..end] {
+        "*" => Ok((Part::Every, end + 1)),
+        index => {
+            let index = index.parse().map_err(|_| "in brackets stands a number, `*` or a name in quotes")?;
+            Ok((Part::Index(index), end + 1))
+        }
+    }
+}
+
+fn step<'a>(
+    part: &Part,
+    value: &'a Value,
+    found: &mut Vec<&'a Value>,
+) -> Result<(), (String, Option<String>)> {
+    match (part, value) {
+        (Part::Name(name), Value::Object(map)) => match map.get(name) {
+            Some(value) => found.push(value),
+            None => {
+                let names = map.keys().map(String::as_str);
+                let has = listed(names.clone().take(LISTED_MAX));
+                let message = format!("there is no `{}`; there is {has}", shown(name));
+                return Err((message, nearest(name, names).map(|name| format!("did you mean `{name}`?"))));
+            }
+        },
+        (Part::Index(index), Value::Array(items)) => {
+            let count = items.len() as i64;
+            let position = if *index < 0 { index.saturating_add(count) } else { *index };
+            let item = usize::try_from(position).ok().and_then(|position| items.get(position));
+            found
+                .push(item.ok_or_else(|| (format!("there is no item {index}; the list has {count}"), None))?);
+        }
+        (Part::Every, Value::Array(items)) => found.extend(items),
+        (Part::Every, Value::Object(map)) => found.extend(map.values()),
+        (Part::Name(name), other) => {
+            return Err((format!("there is no `{}`: it is {}", shown(name), described(other)), None));
+        }
+        (Part::Index(_) | Part::Every, other) => {
+            return Err((format!("there are no items: it is {}", described(other)), None));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! A workflow file as a program for the engine: its steps are processes below the run's supervisor.
+//!
+//! `prepare` renders everything that a step needs while the state is at hand; `perform` ([`attempt`]) only runs it. The
+//! state ([`state`]) keeps what expressions may read of finished steps, and nothing else.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+use waypost::engine::{Admission, Attempt, BeginError, OnFailure, Performed, Program, Settlement};
+use waypost::graph::{self, Graph, GraphError, Growth};
+use waypost::record::{Ending, Failure, FailureKind, SkipCause, Try};
+use waypost::store::{FIRST_TOKEN, Lease, Store};
+use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
+
+use crate::expr::{ExprError, Scope};
+use crate::file::{Backoff, Mode, RetryCause, Step, Workflow};
+use crate::mask::{Mask, MaskError};
+use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
+
+mod attempt;
+mod state;
+
+pub use attempt::Job;
+pub use state::{StepOutput, StepState, WorkflowState};
+
+/// The schema version of [`WorkflowState`].
+pub const STATE_SCHEMA: u32 = 1;
+/// Names the run's processes in their environment, so that a resume finds what a killed supervisor left.
+const MARK: &str = "WAYPOST_RUN_MARK";
+
+/// Is given what a step prints, masked, as it comes; for screens.
+pub trait Echo: fmt::Debug + Send + Sync {
+    /// Some bytes, not necessarily whole lines.
+    fn printed(&self, step: &StepId, bytes: &[u8]);
+}
+
+/// What a workflow needs of its surroundings to run.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// The run.
+    pub run: RunId,
+    /// The base folder.
+    pub base: PathBuf,
+    /// Where logs go.
+    pub store: Arc<dyn Store>,
+    /// What is run as the supervisor.
+    pub supervisor: SupervisorProgram,
+    /// The caller's environment, secrets included.
+    pub environment: Vec<(OsString, OsString)>,
+    /// There is a bash; decided when the run was made.
+    pub has_bash: bool,
+    /// Processors, where the file does not say how much runs at once.
+    pub cores: NonZeroUsize,
+    /// Is given what steps print.
+    pub echo: Option<Arc<dyn Echo>>,
+}
+
+/// Why a workflow cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// A step id or its graph is refused by the engine; the file was checked for this, so it is a bug.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// An id.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// A secret is not set.
+    #[error("secret `{}` is not set in the environment", .0.join("`, `"))]
+    MissingSecrets(Vec<String>),
+    /// A secret cannot be masked.
+    #[error(transparent)]
+    Mask(#[from] MaskError),
+    /// A parameter would put a secret into the records.
+    #[error("param `{param}` contains a secret; read it from the environment of the step instead")]
+    SecretParam {
+        /// The param.
+        param: String,
+    },
+}
+
+/// A workflow, ready for the engine.
+#[derive(Debug)]
+pub struct WorkflowProgram {
+    workflow: Workflow,
+    graph: Graph,
+    surroundings: Surroundings,
+    mask: Mask,
+    session: Mutex<Option<Session>>,
+}
+
+/// What lives from `begin` to `end`.
+#[derive(Debug)]
+struct Session {
+    supervisor: Arc<Supervisor>,
+    /// Files that steps write outputs and report text to.
+    scratch: Arc<TempDir>,
+    mark: String,
+}
+
+impl WorkflowProgram {
+    /// Makes a program of a checked workflow.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: nothing was started.
+    pub fn new(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+        let value =
+            |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        let missing = workflow.missing_secrets(|name| value(name).is_some_and(|value| !value.is_empty()));
+        if !missing.is_empty() {
+            return Err(ProgramError::MissingSecrets(missing.into_iter().map(str::to_owned).collect()));
+        }
+        let secret =
+            |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
+        let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
+        let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
+        let graph = graph_of(&workflow, surroundings.cores)?;
+        Ok(Self { workflow, graph, surroundings, mask, session: Mutex::new(None) })
+    }
+
+    /// Returns the workflow.
+    pub fn workflow(&self) -> &Workflow {
+        &self.workflow
+    }
+
+    /// Returns what hides the secrets of this run.
+    pub fn mask(&self) -> &Mask {
+        &self.mask
+    }
+
+    /// Returns the state of a run that begins with `params`.
+    ///
+    /// # Errors
+    /// [`ProgramError::SecretParam`].
+    pub fn initial_state(&self, params: Map<String, Value>) -> Result<WorkflowState, ProgramError> {
+        for (name, value) in &params {
+            if self.mask.contains(value.to_string().as_bytes()) || contains_secret(&self.mask, value) {
+                return Err(ProgramError::SecretParam { param: name.clone() });
+            }
+        }
+        Ok(WorkflowState::new(params))
+    }
+
+    fn step(&self, step: &graph::Step) -> &Step {
+        let place = self.graph.place(step.id.as_str()).expect("the step is of this graph");
+        &self.workflow.steps()[place]
+    }
+
+    fn scope(&self, state: &WorkflowState) -> Scope {
+        state.scope(&self.surroundings.run)
+    }
+}
+
+/// Makes the graph of a workflow: its `needs`, or each step after the one before.
+///
+/// # Errors
+/// [`ProgramError`], for what the reader of the file should have refused.
+pub fn graph_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Graph, ProgramError> {
+    let mut steps: Vec<graph::Step> = Vec::with_capacity(workflow.steps().len());
+    for step in workflow.steps() {
+        let needs = match workflow.mode() {
+            Mode::Sequence => steps.last().map(|before| before.id.clone()).into_iter().collect(),
+            Mode::Graph => step.needs.iter().map(|need| StepId::new(need)).collect::<Result<_, _>>()?,
+        };
+        let fingerprint: Digest = step.fingerprint.parse()?;
+        let mut node = graph::Step::new(StepId::new(&step.id)?, needs, fingerprint);
+        node.idempotent = step.idempotent;
+        node.timeout = step.timeout;
+        node.retry = graph::Retry {
+            max: step.retry.max,
+            delay: step.retry.delay,
+            growth: match step.retry.backoff {
+                Backoff::Fixed => Growth::Fixed,
+                Backoff::Linear => Growth::Linear,
+                Backoff::Exponential => Growth::Exponential,
+            },
+            delay_max: step.retry.max_delay,
+            jitter: step.retry.jitter,
+        };
+        steps.push(node);
+    }
+    Ok(Graph::new(steps, workflow.max_parallel(cores).get())?)
+}
+
+/// Names the log of one try of a step among the run's blobs.
+pub fn log_name(branch: &BranchPath, step: &StepId, at: &Try) -> String {
+    let folder = if branch.is_main() { String::new() } else { format!("{}/", branch.file_name()) };
+    let iteration: String = at.iteration.iter().map(|count| format!(".i{count}")).collect();
+    let epoch = if at.epoch == 0 { String::new() } else { format!(".e{}", at.epoch) };
+    format!("logs/{folder}{step}{iteration}{epoch}.{}.log", at.attempt)
+}
+
+/// Digests of declared environment variables, so that a resume can tell which differ; secrets only by name.
+pub fn declared_env(
+    workflow: &Workflow,
+    environment: &[(OsString, OsString)],
+) -> BTreeMap<String, Option<Digest>> {
+    let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    let is_secret = |name: &str| workflow.secrets().iter().any(|secret| secret == name);
+    let digest = |name: &str| {
+        let value = value(name).filter(|_| !is_secret(name))?;
+        Some(Digest::of(value.as_encoded_bytes()))
+    };
+    let names = workflow.env_names();
+    names
+        .into_iter()
+        .chain(workflow.secrets().iter().map(String::as_str))
+        .map(|n| (n.to_owned(), digest(n)))
+        .collect()
+}
+
+/// Looks for secrets in the text of a value, in the form it has there and not only in its JSON.
+fn contains_secret(mask: &Mask, value: &Value) -> bool {
+    match value {
+        Value::String(text) => mask.contains(text.as_bytes()),
+        Value::Array(items) => items.iter().any(|item| contains_secret(mask, item)),
+        Value::Object(map) => {
+            map.iter().any(|(key, item)| mask.contains(key.as_bytes()) || contains_secret(mask, item))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Makes a failure of a message and its causes.
+fn failure(kind: FailureKind, error: impl std::error::Error) -> Failure {
+    let mut chain = vec![error.to_string()];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        chain.push(cause.to_string());
+        source = cause.source();
+    }
+    Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
+}
+
+fn expression(error: ExprError) -> Failure {
+    failure(FailureKind::Expression, error)
+}
+
+#[async_trait]
+impl Program for WorkflowProgram {
+    type State = WorkflowState;
+    type Job = Job;
+    type Output = StepOutput;
+
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn schema(&self) -> u32 {
+        STATE_SCHEMA
+    }
+
+    fn admit(&self, step: &graph::Step, state: &WorkflowState) -> Result<Admission, Failure> {
+        let step = self.step(step);
+        let considers =
+            |need: &str| step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need));
+        let skipped = step.needs.iter().find(|need| state.is_skipped(need) && !considers(need));
+        if let Some(need) = skipped {
+            let need = StepId::new(need).expect("the reader checked the id");
+            return Ok(Admission::Skip(SkipCause::Need(need)));
+        }
+        let Some(condition) = &step.condition else { return Ok(Admission::Run) };
+        let scope = self.scope(state);
+        let env = step.resolve_shared_env(&scope).map_err(expression)?;
+        if condition.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
+            return Ok(Admission::Run);
+        }
+        Ok(Admission::Skip(SkipCause::Condition(self.mask.mask_str(condition.as_str()).into_owned())))
+    }
+
+    fn prepare(&self, step: &graph::Step, state: &WorkflowState) -> Result<Job, Failure> {
+        Job::render(self.step(step), &self.scope(state), &self.surroundings).map_err(expression)
+    }
+
+    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
+        self.run(job, attempt).await
+    }
+
+    fn on_failure(&self, step: &graph::Step, failure: &Failure) -> OnFailure {
+        let step = self.step(step);
+        let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
+        let retry = match (failure.kind, code) {
+            // The same expression over the same state gives the same error.
+            (FailureKind::Expression, _) => false,
+            (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
+            (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
+            _ => step.retry.when.is_empty(),
+        };
+        OnFailure { retry, tolerate: step.continue_on_error.covers(code) }
+    }
+
+    fn apply(&self, state: &mut WorkflowState, step: &graph::Step, settled: Settlement<'_, StepOutput>) {
+        let settled = match settled {
+            Settlement::Completed(output, ending) => StepState::completed(output, ending.exit_code),
+            Settlement::Tolerated(failure) => StepState::failed(failure.ending.exit_code),
+            Settlement::Skipped => StepState::skipped(),
+        };
+        state.settle(step.id.as_str(), settled);
+    }
+
+    async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
+        let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
+        // By its real path: the same store is named differently from different folders.
+        let home = self
+            .surroundings
+            .store
+            .home()
+            .map(|home| home.canonicalize().unwrap_or_else(|_| home.to_owned()));
+        let place = home.as_ref().map(|home| home.as_os_str().as_encoded_bytes()).unwrap_or_default();
+        let parts = [place, lease.run().as_str().as_bytes()];
+        let mark = Digest::of_parts(parts).to_string()[..32].to_owned();
+        // Who kills the supervisor together with the engine leaves steps behind; a store without a home dies with its
+        // process and has no run to resume.
+        if home.is_some() && lease.token() != FIRST_TOKEN {
+            kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
+        }
+        let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
+        let lock = lock.map_err(|error| begin_error(error.into()))?;
+        let supervisor = Supervisor::start(self.surroundings.supervisor.clone(), lock).await;
+        let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
+        let scratch = tempfile::Builder::new()
+            .prefix("waypost-")
+            .tempdir()
+            .map_err(|error| begin_error(error.into()))?;
+        let session = Session { supervisor: Arc::new(supervisor), scratch: Arc::new(scratch), mark };
+        *self.session.lock().expect("no code panics while it holds the session") = Some(session);
+        Ok(())
+    }
+
+    async fn end(&self) {
+        let session = self.session.lock().expect("no code panics while it holds the session").take();
+        let Some(Session { supervisor, .. }) = session else { return };
+        if let Ok(supervisor) = Arc::try_unwrap(supervisor) {
+            // An error means that it is gone already, and then its processes are, too.
+            let _ = supervisor.shutdown().await;
+        }
+    }
+}

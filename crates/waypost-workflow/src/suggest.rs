@@ -1,0 +1,31 @@
+//! "Did you mean": the known name nearest to one that is not known.
+
+/// Names further apart than this share of the longer one's letters are not suggested.
+///
+/// Two letters of five may differ; with more, suggestions were more often odd than right.
+const DISTANCE_SHARE_MAX: f64 = 0.4;
+
+/// The name of `known` nearest to `name`, if one is near enough; of equally near ones the first.
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let folded = name.to_lowercase();
+    let mut best: Option<(usize, &str)> = None;
+    for candidate in known {
+        let distance = strsim::damerau_levenshtein(&folded, &candidate.to_lowercase());
+        let longer = folded.chars().count().max(candidate.chars().count());
+        let near = distance as f64 <= longer as f64 * DISTANCE_SHARE_MAX;
+        if near && best.is_none_or(|(least, _)| distance < least) {
+            best = Some((distance, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate.to_owned())
+}
+
+/// `a`, `b` and `c`: names in backticks, the way a sentence lists them; `none` when there are none.
+pub(crate) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
+    match quoted.as_slice() {
+        [] => "none".to_owned(),
+        [only] => only.clone(),
+        [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
+    }
+}

@@ -1,0 +1,375 @@
+//! Mistakes in workflow files, and what is said about them: text in, rendered error out.
+//!
+//! Each topic is one snapshot: the file, indented, then the answer.
+
+use std::path::Path;
+
+use waypost_workflow::file::{FileError, Workflow};
+
+use crate::assert_text;
+
+fn problems_of(bytes: &[u8]) -> String {
+    match Workflow::parse_bytes(bytes, Path::new("waypost.yaml")) {
+        Ok(workflow) if workflow.warnings().is_empty() => "no problem".to_owned(),
+        Ok(workflow) => workflow.render_warnings(),
+        Err(error) => error.render(),
+    }
+}
+
+/// `line` with what an editor would not show.
+fn visible(line: &str) -> String {
+    line.replace('\t', "\\t").replace('\r', "\\r").replace('\u{feff}', "\\u{feff}")
+}
+
+/// Every file of `files` with its answer.
+fn answers(files: &[&str]) -> String {
+    let answer = |file: &&str| {
+        let shown: String =
+            file.split_terminator('\n').map(|line| format!("    {}\n", visible(line))).collect();
+        format!("{shown}\n{}\n\n", problems_of(file.as_bytes()))
+    };
+    files.iter().map(answer).collect::<Vec<_>>().join(&format!("{}\n", "-".repeat(80)))
+}
+
+fn error_of(text: &str) -> FileError {
+    Workflow::parse(text, Path::new("waypost.yaml")).expect_err("the file is wrong")
+}
+
+#[test]
+fn yaml_that_is_broken_is_shown_where_it_breaks() {
+    assert_text(
+        "yaml_broken",
+        &answers(&[
+            "steps: [\n",
+            "steps:\n  - run: echo a: b\n",
+            "steps:\n\t- run: a\n",
+            "steps:\n  - run: 'open\n  - run: b\n",
+            "steps:\n  - run: \"a\\qb\"\n",
+            "steps:\n  - run: @a\n",
+            "steps:\n  - run: *nope\n",
+            "steps:\n  - run: `ls`\n",
+            "steps:\n  - id: a\n    if: !done\n    run: b\n",
+            "steps:\n  - {id: a, run: ${{ params.x }}}\n",
+            "steps:\n- run: a\n-run: b\n",
+            "steps:\n  - run: a\n---\nsteps:\n  - run: b\n",
+            "base: &base {run: a}\nsteps:\n  - <<: *base\n    id: b\n",
+            "a: &a [*a]\n",
+            "steps:\n  - run: a\n    env: {A: .nan}\n",
+            "steps:\n  - run: a\n   id: b\n",
+            "steps:\n  - ? [a, b]\n    : c\n",
+            "steps:\n  - run: !include x\n",
+        ]),
+    );
+}
+
+#[test]
+fn files_that_are_no_workflow_are_refused() {
+    assert_text(
+        "file_no_workflow",
+        &answers(&[
+            "",
+            "# only a comment\n",
+            "---\n",
+            "hello\n",
+            "42\n",
+            "[]\n",
+            "{}\n",
+            "steps:\n",
+            "steps: []\n",
+            "steps: {a: {run: b}}\n",
+            "steps: run it\n",
+            "name: x\n",
+            "- echo hello\n",
+            "- [run, a]\n",
+            "-\n",
+        ]),
+    );
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused() {
+    let not_utf8 = problems_of(b"steps:\n  - run: caf\xe9\n");
+    let binary = problems_of(b"\x7fELF\0\0\0\x01steps:");
+    let utf16 = problems_of(b"\xff\xfes\0t\0e\0p\0s\0");
+    let large = problems_of(&vec![b'#'; waypost_workflow::file::FILE_BYTES_MAX + 1]);
+
+    assert_text("file_no_text", &[not_utf8, binary, utf16, large].join("\n\n"));
+}
+
+#[test]
+fn keys_that_do_not_exist_get_the_nearest_one() {
+    assert_text(
+        "keys_unknown",
+        &answers(&[
+            "stepz:\n  - run: a\n",
+            "Steps:\n  - run: a\n",
+            "steps:\n  - run: a\n    retires: 5\n    tiemout: 5s\n    xyzzy: 1\n",
+            "steps:\n  - command: a\n    depends_on: [b]\n    continue-on-error: true\n    working-directory: x\n",
+            "retry: 5\nrun: a\nsteps:\n  - run: a\n    params: {}\n",
+            "defaults: {grace: 5s, timeot: 5s}\nsteps: [{run: a}]\n",
+            "steps:\n  - run: a\n    retry: {max: 1, maxdelay: 5s}\n    outputs: {x: {form: a}}\n",
+            "params: {a: {typ: string, defualt: x}}\nsteps: [{run: a}]\n",
+            "steps:\n  - run: a\n    run: b\n    run: c\nsteps: []\n",
+            "on: push\njobs: {}\nsteps: [{run: a}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn words_that_are_not_built_yet_are_said_to_be_so() {
+    assert_text(
+        "keys_later",
+        &answers(&[
+            "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n  - workflow: x.yaml\n  - approve: ok?\n  - sleep: 5s\n  - wait: go\n",
+            "steps:\n  - run: a\n    evidence: [{file: x}]\n    undo: b\n    repeat: {max: 3}\n    on_failure: []\n    on_success: []\n    on_exit_code: {}\n",
+            "budget: {cost: 5.0}\nallow_paths: [/tmp]\non_failure: []\nstore: 'sqlite:x'\nsteps: [{run: a}]\n",
+            "steps: [{run: a, retry: {max: 2, when: [evidence]}}]\n",
+            "steps: [{run: a, if: item_index > 3}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn values_of_the_wrong_kind_say_what_is_wanted() {
+    assert_text(
+        "values_wrong",
+        &answers(&[
+            "version: 2\nsteps: [{run: a}]\n",
+            "version: '1'\nname: 5\ndescription: [x]\nsteps: [{run: a}]\n",
+            "name: ' '\nmax_parallel: 0\nlabels: [a]\nenv: [A=b]\nsecrets: {A: b}\nparams: [a]\nsteps: [{run: a}]\n",
+            "steps:\n  - run: a\n    idempotent: yes\n  - run: b\n    idempotent: 'true'\n  - run: c\n    idempotent: 1\n",
+            "steps:\n  - run: 5\n  - run:\n  - run: [a, b]\n  - run: ' '\n  - run: {a: b}\n  - {}\n",
+            "steps:\n  - run: a\n    if: 5\n  - run: b\n    if: [a]\n  - run: c\n    if:\n",
+            "steps:\n  - run: a\n    shell: fish\n  - run: b\n    shell: []\n  - run: c\n    shell: [sh, 5]\n  - run: d\n    shell: {a: b}\n",
+            "steps:\n  - run: a\n    capture: yaml\n  - run: b\n    capture: jsno\n  - run: c\n    capture: [text]\n",
+            "steps:\n  - run: a\n    continue_on_error: 0\n  - run: b\n    continue_on_error: [1, 300]\n  - run: c\n    continue_on_error: maybe\n  - run: d\n    continue_on_error: []\n",
+            "steps:\n  - run: a\n    stdin: [a]\n    report: {a: b}\n    dir:\n    name: [x]\n",
+            "labels: {'a b': c, d: [e], f: '${{ x }}'}\nsteps: [{run: a}]\n",
+            "checkpoints: {retention: 1, durability: never, on_failure: fial, interval: 60}\nsteps: [{run: a}]\n",
+            "defaults: 5\ncheckpoints: []\nsteps: [{run: a}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn durations_need_a_unit() {
+    assert_text(
+        "durations",
+        &answers(&[
+            "timeout: 5\nsteps: [{run: a}]\n",
+            "timeout: 1.5\nsteps: [{run: a}]\n",
+            "timeout: '10'\nsteps: [{run: a}]\n",
+            "timeout: 5 minutes\nsteps: [{run: a}]\n",
+            "timeout: 5x\nsteps: [{run: a}]\n",
+            "timeout: soon\nsteps: [{run: a}]\n",
+            "timeout: 0s\nsteps: [{run: a}]\n",
+            "timeout: -5s\nsteps: [{run: a}]\n",
+            "timeout: 30m1h\nsteps: [{run: a}]\n",
+            "timeout: 1h1h\nsteps: [{run: a}]\n",
+            "timeout: 20000d\nsteps: [{run: a}]\n",
+            "timeout:\nsteps: [{run: a}]\n",
+            "timeout: [5s]\nsteps: [{run: a}]\n",
+            "timeout: ${{ params.t }}\nsteps: [{run: a}]\n",
+            "steps: [{run: a, timeout: 5, grace: 3, retry: {max: 1, delay: 2}}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn retries_are_checked() {
+    assert_text(
+        "retries",
+        &answers(&[
+            "steps: [{run: a, retry: -1}]\n",
+            "steps: [{run: a, retry: 1.5}]\n",
+            "steps: [{run: a, retry: five}]\n",
+            "steps: [{run: a, retry: true}]\n",
+            "steps: [{run: a, retry: {delay: 5s}}]\n",
+            "steps: [{run: a, retry: {max: 2, backoff: expontial}}]\n",
+            "steps: [{run: a, retry: {max: 2, jitter: on}}]\n",
+            "steps: [{run: a, retry: {max: 2, delay: 2m, max_delay: 1m}}]\n",
+            "steps: [{run: a, retry: {max: 2, when: [75, exit 300, exit x, timout, exit 0]}}]\n",
+            "steps: [{run: a, retry: {max: 2, when: []}}]\n",
+            "steps: [{run: a, retry: 100000}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn ids_and_needs_are_checked() {
+    assert_text(
+        "ids_and_needs",
+        &answers(&[
+            "steps:\n  - {id: ../x, run: a}\n  - {id: a b, run: a}\n  - {id: 5, run: a}\n  - {id: '', run: a}\n  - {id: 9a, run: a}\n",
+            "steps:\n  - id: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n    run: a\n",
+            "steps:\n  - {id: a, run: x}\n  - {id: b, run: x}\n  - {id: a, run: y}\n",
+            "steps:\n  - {id: step-2, run: x}\n  - {run: y}\n",
+            "steps:\n  - {id: fetch, run: x}\n  - {id: load, run: x, needs: [fetsh, nothing]}\n",
+            "steps:\n  - {id: a, run: x, needs: [a]}\n",
+            "steps:\n  - {id: a, run: x}\n  - {id: b, run: x, needs: [a, a]}\n",
+            "steps:\n  - {id: a, run: x, needs: [c]}\n  - {id: b, run: x, needs: [a]}\n  - {id: c, run: x, needs: [b]}\n  - {id: d, run: x, needs: [a]}\n",
+            "steps:\n  - {id: a, run: x, needs: b}\n  - {id: b, run: x, needs: a}\n",
+            "steps:\n  - {id: a, run: x, needs: {b: c}}\n  - {id: b, run: x, needs: [5]}\n  - {id: c, run: x, needs:}\n",
+            "steps:\n  - &s {id: a, run: x}\n  - *s\n",
+        ]),
+    );
+}
+
+#[test]
+fn env_and_secrets_are_checked() {
+    assert_text(
+        "env_and_secrets",
+        &answers(&[
+            "env: {A-B: x, 9: y, '': z, WAYPOST_RUN_ID: q, OK: }\nsteps: [{run: a}]\n",
+            "env: {A: [x], B: {c: d}}\nsteps: [{run: a}]\n",
+            "secrets: [TOKEN, TOKEN, 'a b', WAYPOST_X, 5]\nsteps: [{run: a}]\n",
+            "env: {TOKEN: x}\nsecrets: [TOKEN]\nsteps: [{run: a}]\n",
+            "secrets: [TOKEN]\nsteps: [{run: a, env: {TOKEN: x}}]\n",
+            "secrets: [TOKEN]\nsteps: [{run: 'curl -H ${{ env.TOKEN }}'}]\n",
+            "env: {A: x}\nsteps: [{run: 'echo ${{ env.B }} ${{ env.PATH }}'}]\n",
+            "env: {A: x, B: '${{ env.A }}'}\nsteps: [{run: a, env: {C: x, D: '${{ env.C }}'}, if: env.C == 'x'}]\n",
+            "env: {A: '${{ steps.b.stdout }}'}\ndefaults: {dir: '${{ steps.b.stdout }}'}\nsteps: [{id: b, run: a}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn params_are_checked() {
+    assert_text(
+        "params",
+        &answers(&[
+            "params:\n  a: x\n  b: 5\n  c:\n  d: [x]\nsteps: [{run: a}]\n",
+            "params: {a: {type: int}, b: {type: text}, c: {type: boolean}}\nsteps: [{run: a}]\n",
+            "params: {a: {default: 5}, b: {type: integer, default: 1.5}, c: {type: bool, default: yes}}\nsteps: [{run: a}]\n",
+            "params: {a: {pattern: '('}, b: {type: integer, pattern: x}, c: {pattern: '^x', default: y}}\nsteps: [{run: a}]\n",
+            "params: {a: {required: true, default: x}, b: {required: 1}}\nsteps: [{run: a}]\n",
+            "params: {'a b': {}, 9: {}}\nsteps: [{run: a}]\n",
+            "params: {a: {}, a: {}}\nsteps: [{run: a}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn outputs_are_checked() {
+    assert_text(
+        "outputs",
+        &answers(&[
+            "steps: [{run: a, outputs: [x]}]\n",
+            "steps: [{run: a, outputs: {x: data.json}}]\n",
+            "steps: [{run: a, outputs: {x: {json: $.a}}}]\n",
+            "steps: [{run: a, outputs: {'a b': {from: x}}}]\n",
+            "steps:\n  - run: a\n    outputs: {x: {from: x, json: 'meta.count'}, y: {from: x, json: $.a..b}, z: {from: x, json: '$.a[x]'}}\n",
+            "steps: [{run: a, capture: text, outputs: {result: {from: x}}}]\n",
+            "steps: [{run: a, outputs: {x: {from: '${{ nope }}'}}}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn expressions_are_checked_where_they_stand() {
+    assert_text(
+        "expressions",
+        &answers(&[
+            "steps:\n  - run: |\n      echo one\n      echo ${{ parms.date }} ${{ params.date }}\n",
+            "steps:\n  - run: >-\n      echo one\n      two ${{ steps.x.status }}\n",
+            "steps:\n  - run: 'it''s ${{ params.x }}'\n",
+            "steps:\n  - run: \"a \\\"b\\\" ${{ params.x }}\"\n",
+            "params: {date: {}}\nsteps:\n  - run: echo ${{ params.dat }}\n",
+            "steps:\n  - run: echo ${{ params.x\n",
+            "steps:\n  - run: echo ${{ }}\n",
+            "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: steps.a.exit_code = 0\n",
+            "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: steps.a.exit_code == 0 &&\n",
+            "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: ${{ steps.a.exit_code == 0 }} && true\n",
+            "steps:\n  - id: a\n    run: x\n    if: steps.b.exit_code == 0\n  - {id: b, run: x}\n",
+            "steps:\n  - {id: a, run: x, needs: []}\n  - {id: b, run: x}\n  - id: c\n    needs: [a]\n    run: x\n    if: steps.a.exit_code == 0 || steps.b.exit_code == 0\n",
+            "steps:\n  - id: a\n    run: x\n    if: steps.a.exit_code == 0\n",
+            "steps:\n  - {id: fetch, run: x}\n  - id: b\n    run: x\n    if: steps.fetsh.exit_code == 0 && skipped(fetc) && steps.fetch.exitcode == 1\n",
+            "steps:\n  - {id: a, run: x, capture: json}\n  - id: b\n    run: x\n    env: {R: '${{ steps.a.outputs.rows }}', S: '${{ steps.a.outputs.resul }}'}\n",
+            "steps:\n  - run: x\n    env:\n      A: ${{ 5m }}\n      B: ${{ 'a }}\n      C: ${{ a | b }}\n",
+            "steps:\n  - id: ${{ params.x }}\n    run: x\n    name: ${{ params.x }}\n    capture: ${{ params.x }}\n",
+        ]),
+    );
+}
+
+#[test]
+fn what_is_doubtful_is_warned_of() {
+    assert_text(
+        "warnings",
+        &answers(&[
+            "params: {date: {}, n: {type: integer}}\nsteps:\n  - run: load ${{ params.date }} ${{ params.n }}\n",
+            "steps:\n  - {id: fetch-it, run: x}\n  - run: |\n      echo ${{ steps.fetch-it.outputs.row-count }} ${{ run.id }}\n      echo ${{ steps.fetch-it.stdout }} ${{ steps.fetch-it.status }}\n",
+            "max_parallel: 4\nsteps: [{run: a}]\n",
+            "steps:\n  - {id: a, run: x, capture: json}\n  - {run: b, env: {R: '${{ steps.a.outputs.something_else }}'}}\n",
+        ]),
+    );
+}
+
+#[test]
+fn odd_text_is_shown_as_it_is() {
+    let long = format!("steps:\n  - run: {} ${{{{ nope }}}} {}\n", "a".repeat(3_000), "b".repeat(3_000));
+    let longer =
+        format!("steps:\n  - run: {} ${{{{ nope }}}} {}\n", "a ".repeat(300_000), "b ".repeat(300_000));
+    let crlf = "steps:\r\n  - run: a\r\n    timeout: 5\r\n  - run: |\r\n      x\r\n      ${{ nope }}\r\n";
+    let bom = "\u{feff}steps:\n  - run: a\n    timeout: 5\n";
+    let wide = "steps:\n  - { name: \"\u{65e5}\u{672c}\u{8a9e}\u{306e}\u{30c6}\u{30ad}\u{30b9}\u{30c8}\", run: a, timeout: 5 }\n";
+    let tabs = "steps:\n  - run: \"a\t\tb\" # tabs\n    env: { A:\t\"\t${{ nope }}\" }\n";
+    let control = "steps:\n  - run: a\n    \"x\\e[31m\": 1\n";
+
+    assert_text(
+        "odd_text",
+        &answers(&[&long, crlf, bom, wide, tabs, control])
+            .replace(&"a".repeat(2_900), "[2900 a]")
+            .replace(&"b".repeat(2_900), "[2900 b]"),
+    );
+    let error = error_of(&longer);
+    assert_eq!((error.problems()[0].line, error.problems()[0].column), (2, 600_015));
+    assert!(error.render().len() < 2_000, "{} bytes", error.render().len());
+}
+
+#[test]
+fn limits_hold() {
+    let deep = format!("steps: {}{}\n", "[".repeat(100), "]".repeat(100));
+    let deeper = format!("steps: {}\n", "[".repeat(100_000));
+    let deep_block: String = (0..200).map(|level| format!("{}a:\n", " ".repeat(level))).collect();
+    let bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\n";
+    let aliases = format!("a: &a x\nb: [{}]\n", "*a,".repeat(2_000));
+    let steps = format!("steps:\n{}", "- {run: a}\n".repeat(10_001));
+
+    let first_lines = |text: &str| error_of(text).render().lines().take(2).collect::<Vec<_>>().join("\n");
+    let answers =
+        [&deep, &deeper, &deep_block, &bomb.to_owned(), &aliases, &steps].map(|text| first_lines(text));
+    assert_text("limits", &answers.join("\n"));
+}
+
+#[test]
+fn the_full_example_is_refused_for_what_is_not_built_yet_and_for_nothing_else() {
+    let error = error_of(include_str!("files/nightly-report.yaml"));
+
+    assert!(
+        error.problems().iter().all(|problem| problem.message.contains("is not supported by this version"))
+    );
+    assert_text("full_example", &error.render());
+}
+
+#[test]
+fn problems_beyond_the_limit_are_counted() {
+    let error = error_of(&format!("steps:\n{}", "- {run: a, timeout: 5}\n".repeat(150)));
+
+    assert_eq!(error.problems().len(), 100);
+    assert!(error.render().ends_with("and 50 more problems"));
+}
+
+#[test]
+fn hostile_files_are_refused_soon() {
+    // Each of these took minutes when every problem's place was worked out at once.
+    let one_line = format!("steps: [{{run: x, {}}}]\n", "zz: 1, ".repeat(100_000));
+    let holes = format!("steps:\n- run: |\n    {}\n", "${{ nope }} ".repeat(100_000));
+    let needs: String =
+        (0..9_000).map(|index| format!("- {{id: s{index}, run: x, needs: [n{index}]}}\n")).collect();
+    let open = format!("- run: {}\n", "${{ ".repeat(200_000));
+    let strings = format!("- run: {}\n", "${{ ' ".repeat(100_000));
+
+    for text in [one_line, holes, needs, open, strings] {
+        assert!(error_of(&text).problems().len() <= 100);
+    }
+}

@@ -1,0 +1,151 @@
+//! Outputs that steps write, captured output, and JSON paths.
+
+use serde_json::{Value, json};
+use waypost_workflow::output::{
+    CAPTURE_BYTES_MAX, Capture, JsonPath, OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, parse_output_file,
+};
+
+use crate::assert_text;
+
+fn outputs_of(bytes: &[u8]) -> String {
+    match parse_output_file(bytes) {
+        Ok(outputs) => Value::Object(outputs).to_string(),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+#[test]
+fn output_files_are_read_line_by_line() {
+    let files: [&[u8]; 24] = [
+        b"",
+        b"\n\n",
+        b"rows=12\n",
+        b"rows=12",
+        b"a=1\nb=2\na=3\n",
+        b"a=\n",
+        b"a=b=c\n",
+        b"a= padded \n",
+        b"a=<<EOF\n",
+        b"text<<EOF\none\n two\n\nEOF\nafter=1\n",
+        b"empty<<EOF\nEOF\n",
+        b"a<<X=Y\nb=c\nX=Y\n",
+        b"a=1\r\nb<<EOF\r\nx\r\ny\r\nEOF\r\n",
+        b"my-out=1\n_x=2\n",
+        "a=caf\u{e9} \u{65e5}\n".as_bytes(),
+        b"text<<EOF\none\n",
+        b"text<<\none\n",
+        b"just words\n",
+        b"=x\n",
+        b"a b=x\n",
+        b"9a=x\n",
+        b"ok=1\nbad=\xff\n",
+        b"usage.tokens_in=5\n",
+        b"a=1\n\x1b[31m\n",
+    ];
+
+    let answers = files.map(|file| format!("{:?}\n  -> {}", String::from_utf8_lossy(file), outputs_of(file)));
+    assert_text("output_files", &answers.join("\n"));
+}
+
+#[test]
+fn output_files_have_limits() {
+    let large = vec![b'a'; OUTPUT_BYTES_MAX + 1];
+    let many: String = (0..=OUTPUT_COUNT_MAX).map(|index| format!("a{index}=x\n")).collect();
+    let long_name = format!("{}=x\n", "a".repeat(101));
+    let most: String = (0..OUTPUT_COUNT_MAX).map(|index| format!("a{index}=x\n")).collect();
+
+    assert_eq!(outputs_of(&large), "error: the output file has 1048577 bytes, the limit is 1048576");
+    assert_eq!(outputs_of(many.as_bytes()), "error: line 1001: more than 1000 outputs");
+    assert!(outputs_of(long_name.as_bytes()).starts_with("error: line 1: `aaaa"));
+    assert_eq!(parse_output_file(format!("{most}a0=y\n").as_bytes()).unwrap().len(), OUTPUT_COUNT_MAX);
+}
+
+#[test]
+fn captured_output_is_converted() {
+    let capture = |kind: Capture, stdout: &[u8]| match kind.convert(stdout) {
+        Ok(value) => value.to_string(),
+        Err(error) => format!("error: {error}"),
+    };
+    let cases: [(Capture, &[u8]); 19] = [
+        (Capture::Text, b"hello\n"),
+        (Capture::Text, b"a\n\n"),
+        (Capture::Text, b"a\r\n"),
+        (Capture::Text, b""),
+        (Capture::Text, b"\xff"),
+        (Capture::Json, b"{\"b\": 1, \"a\": [1.50, null]}\n"),
+        (Capture::Json, b""),
+        (Capture::Json, b"{\n \"a\": }\n"),
+        (Capture::Json, b"1 2"),
+        (Capture::Lines, b"a\nb\n\nc"),
+        (Capture::Lines, b""),
+        (Capture::Lines, b"a\r\nb\r\n"),
+        (Capture::Number, b"42\n"),
+        (Capture::Number, b" -1.5e3 \n"),
+        (Capture::Number, b""),
+        (Capture::Number, b"NaN"),
+        (Capture::Number, b"1 2"),
+        (Capture::Number, b"inf"),
+        (Capture::Number, b"18446744073709551615\n"),
+    ];
+
+    let answers = cases.map(|(kind, stdout)| {
+        format!("{} {:?}\n  -> {}", kind.as_str(), String::from_utf8_lossy(stdout), capture(kind, stdout))
+    });
+    assert_text("captured", &answers.join("\n"));
+    assert!(Capture::Text.convert(&vec![b'a'; CAPTURE_BYTES_MAX + 1]).is_err());
+}
+
+#[test]
+fn json_paths_find_what_they_name() {
+    let document = json!({
+        "meta": {"count": 3, "a.b": true, "it's": 1}, "items": [{"id": "x"}, {"id": "y"}], "empty": [], "null": null,
+        "\u{65e5}": 1,
+    });
+    let find = |path: &str| match JsonPath::parse(path) {
+        Err(error) => format!("syntax: {error} at {:?}", &path[error.range.clone()]),
+        Ok(parsed) => match parsed.find(&document) {
+            Ok(value) => value.to_string(),
+            Err(error) => format!("error: {error}"),
+        },
+    };
+    let paths = [
+        "$.meta.count",
+        "$['meta']['count']",
+        "$.meta['a.b']",
+        "$.meta[\"it's\"]",
+        "$.items[0].id",
+        "$.items[-1].id",
+        "$.items[*].id",
+        "$.items[*]",
+        "$.empty[*]",
+        "$.meta.*",
+        "$.null",
+        "$.\u{65e5}",
+        "$.meta.cuont",
+        "$.nope.x",
+        "$.items[5]",
+        "$.items[-3]",
+        "$.items.id",
+        "$.meta[0]",
+        "$.null.x",
+        "$.items[*].name",
+        "meta",
+        "",
+        "$.",
+        "$..a",
+        "$.a b",
+        "$[",
+        "$['a",
+        "$['a'",
+        "$[a]",
+        "$[1:2]",
+        "$[?(@.a)]",
+        "$x",
+        "$[99999999999999999999]",
+        "$.items[*",
+    ];
+
+    let answers = paths.map(|path| format!("{path}\n  -> {}", find(path)));
+    assert_text("json_paths", &answers.join("\n"));
+    assert_eq!(JsonPath::parse("$").unwrap().find(&document).unwrap(), document);
+}

@@ -1,0 +1,247 @@
+//! How a session begins: a new run, a resume, a restart.
+
+use crate::change::{self, ready};
+use crate::graph::Graph;
+use crate::id::{BranchPath, RunId};
+use crate::lock::Holder;
+use crate::plan::{Verdicts, plan};
+use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
+use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
+
+use super::chain::Chain;
+use super::session::Session;
+use super::snapshot::{Snapshot, position_of};
+use super::{Adoption, Engine, Outcome, Program, ResumeOptions, RunError, SessionOptions};
+
+/// Makes a run and works on it.
+pub(super) async fn first<P: Program>(
+    engine: &Engine,
+    program: &P,
+    run: &SealedRun,
+    state: P::State,
+    options: SessionOptions,
+    holder: &Holder,
+) -> Result<Outcome, RunError> {
+    let graph = program.graph();
+    let frontier = graph.roots().into_iter().map(|place| ready(graph.steps()[place].id.clone())).collect();
+    let position = Position { frontier, ..Position::default() };
+    let chain = Chain {
+        run: run.record().run.clone(),
+        branch: BranchPath::main(),
+        token: FIRST_TOKEN,
+        next: 1,
+        prev: None,
+        basis: None,
+        repair: false,
+        root: Some(run.digest()),
+        resumed: false,
+    };
+    let mut session = Session::new(engine, program, chain, position, state, options)?;
+    session.reason = Reason::Start;
+    let status = session.create(run, holder).await?;
+    session.work(status).await
+}
+
+/// Takes a run up where it stood.
+pub(super) async fn resumed<P: Program>(
+    engine: &Engine,
+    program: &P,
+    run: &RunId,
+    options: ResumeOptions<P::State>,
+    holder: &Holder,
+) -> Result<Outcome, RunError> {
+    engine.store.wait_while_dying(run).await?;
+    // Read before the lease is held: a stop that is asked for from then on is meant for this session.
+    let overtaken = stop_requests(engine, run).await?;
+    let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+    match prepare_resume(engine, program, &lease, options).await {
+        Ok(Prepared::Session(mut session)) => {
+            session.consumed = overtaken;
+            session.continue_with(lease).await
+        }
+        Ok(Prepared::Idle(outcome)) => {
+            engine.store.release(lease, None).await?;
+            Ok(*outcome)
+        }
+        Err(error) => {
+            // The lease is given back as well as can be; the error that matters is the one above.
+            let _ = engine.store.release(lease, None).await;
+            Err(error)
+        }
+    }
+}
+
+/// Returns the ids of requests to stop that no session took in: the resume takes them back.
+async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunError> {
+    let signals = engine.store.signals(run).await?;
+    Ok(signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop).map(|signal| signal.id).collect())
+}
+
+enum Prepared<'a, P: Program> {
+    Session(Box<Session<'a, P>>),
+    Idle(Box<Outcome>),
+}
+
+async fn prepare_resume<'a, P: Program>(
+    engine: &'a Engine,
+    program: &'a P,
+    lease: &Lease,
+    options: ResumeOptions<P::State>,
+) -> Result<Prepared<'a, P>, RunError> {
+    if let Some(state) = options.restart {
+        let mut session = restart(engine, program, lease, state, options.session).await?;
+        session.adopt = options.adopt.map(|adoption| adoption.definition);
+        return Ok(Prepared::Session(Box::new(session)));
+    }
+    let snapshot = Snapshot::read(engine.store.as_ref(), lease.run()).await?;
+    if snapshot.ended.is_some() {
+        return idle(&snapshot, program.graph()).map(|outcome| Prepared::Idle(Box::new(outcome)));
+    }
+    let damaged: Vec<Damage> = snapshot.damaged().cloned().collect();
+    for damage in &damaged {
+        engine.store.quarantine(lease, damage).await?;
+    }
+    let newest = snapshot.newest();
+    let head =
+        snapshot.heads.iter().find(|head| head.record.header().branch.is_main()).expect("main is open");
+    let graph = program.graph();
+    let mut position = position_of(newest)?;
+    let mut effective = snapshot.effective(engine.store.as_ref(), graph).await?;
+    let adopted = adopt(&snapshot, graph, &position, options.adopt.as_ref())
+        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    if let Some(adopted) = adopted {
+        let main = effective.iter_mut().find(|branch| branch.branch.is_main()).expect("main is open");
+        main.position = adopted.clone();
+        position = adopted;
+    }
+    let planned = plan(graph, &effective, &Verdicts::new(), engine.clock.now());
+    let questions: Vec<_> = planned.questions().cloned().collect();
+    if !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
+    let state = decode_state::<P>(newest)?;
+    let header = newest.header();
+    let chain = Chain {
+        run: header.run.clone(),
+        branch: BranchPath::main(),
+        token: lease.token(),
+        next: head.next,
+        prev: Some(newest.digest()),
+        basis: (head.next != header.seq + 1).then_some(header.seq),
+        repair: !damaged.is_empty(),
+        root: None,
+        resumed: true,
+    };
+    reopen(&mut position);
+    let mut session = Session::new(engine, program, chain, position, state, options.session)?;
+    session.repaired = damaged;
+    session.lost = snapshot.entry.summary.summary.lost;
+    session.adopt = options.adopt.map(|adoption| adoption.definition);
+    Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Carries the position over to the graph in hand, where that is not the one of the run.
+fn adopt(
+    snapshot: &Snapshot,
+    graph: &Graph,
+    position: &Position,
+    adoption: Option<&Adoption>,
+) -> Result<Option<Position>, String> {
+    if let Some(adoption) = adoption {
+        let carried = change::carry_over(&adoption.before, position, &snapshot.definition, graph);
+        return carried.map(Some).map_err(|changes| {
+            let steps: Vec<_> = changes.iter().map(|change| format!("`{}`", change.step)).collect();
+            format!("it touches finished steps: {}", steps.join(", "))
+        });
+    }
+    if graph.definition(None).steps == snapshot.definition.steps {
+        return Ok(None);
+    }
+    Err("the steps differ from those it was made with, and nobody said to go on with them".to_owned())
+}
+
+/// Says that a branch that has ended needs nothing.
+fn idle(snapshot: &Snapshot, graph: &Graph) -> Result<Outcome, RunError> {
+    let newest = snapshot.newest();
+    if newest.header().end == Some(End::Cancelled) {
+        return Err(RunError::Cancelled(newest.header().run.clone()));
+    }
+    let total = graph.steps().len() as u64;
+    Ok(Outcome {
+        status: snapshot.entry.summary.summary.status,
+        failed: None,
+        stopped_by: None,
+        idle: true,
+        progress: Progress { done: total, total },
+        repaired: Vec::new(),
+        lost: 0,
+    })
+}
+
+/// What a user's resume changes before it plans: cut steps may start again, and retry budgets begin anew.
+fn reopen(position: &mut Position) {
+    for entry in &mut position.frontier {
+        match entry.status {
+            Status::Started => entry.status = Status::Ready,
+            Status::Failed => {
+                entry.status = Status::Ready;
+                entry.failures = 0;
+                entry.wake_at = None;
+            }
+            Status::Ready | Status::Waiting => {}
+        }
+    }
+}
+
+fn decode_state<P: Program>(record: &Record) -> Result<P::State, RunError> {
+    let at = || record.header().reference().to_string();
+    let bytes = record
+        .state_bytes()
+        .ok_or_else(|| RunError::Deserialize { at: at(), why: "retention dropped it".to_owned() })?;
+    serde_json::from_slice(bytes).map_err(|error| RunError::Deserialize { at: at(), why: error.to_string() })
+}
+
+/// Starts over on the same chain: nothing before counts, and nothing of it is removed.
+async fn restart<'a, P: Program>(
+    engine: &'a Engine,
+    program: &'a P,
+    lease: &Lease,
+    state: P::State,
+    options: SessionOptions,
+) -> Result<Session<'a, P>, RunError> {
+    let scan = Scan {
+        branch: Some(BranchPath::main()),
+        order: ScanOrder::NewestFirst,
+        limit: 1,
+        ..Scan::of(lease.run())
+    };
+    let found = engine.store.scan(&scan).await?;
+    for damage in &found.damaged {
+        engine.store.quarantine(lease, damage).await?;
+    }
+    let newest = found.records.first();
+    let seqs = found.damaged.iter().map(|damage| damage.seq).chain(newest.map(|record| record.header().seq));
+    let chain = Chain {
+        run: lease.run().clone(),
+        branch: BranchPath::main(),
+        token: lease.token(),
+        next: seqs.max().unwrap_or(0) + 1,
+        prev: newest.map(Record::digest),
+        basis: Some(0),
+        repair: !found.damaged.is_empty(),
+        root: None,
+        resumed: true,
+    };
+    let graph = program.graph();
+    let epoch = newest.map_or(0, |record| record.header().at.epoch) + 1;
+    let root = |place: usize| {
+        let at = Try { epoch, ..Try::default() };
+        FrontierEntry { at, ..ready(graph.steps()[place].id.clone()) }
+    };
+    let position =
+        Position { frontier: graph.roots().into_iter().map(root).collect(), ..Position::default() };
+    let mut session = Session::new(engine, program, chain, position, state, options)?;
+    session.reason = Reason::Redo;
+    session.repaired = found.damaged;
+    Ok(session)
+}

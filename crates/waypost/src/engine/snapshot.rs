@@ -1,0 +1,143 @@
+//! What is known of a run before anything is done: its record, its heads, its definition. Reading only.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use crate::graph::Graph;
+use crate::id::{BranchPath, RunId};
+use crate::plan::{Effective, Plan, Verdicts, plan};
+use crate::record::{Definition, Phase, Position, Record, RunStatus, Status};
+use crate::store::{Damage, Head, Page, RunEntry, Store, StoreError, StoreExt};
+
+/// A run as its newest sound records tell it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// The frozen record and the summary.
+    pub entry: RunEntry,
+    /// The newest sound record of each open branch.
+    pub heads: Vec<Head>,
+    /// The newest record of the main branch where that branch has ended.
+    pub ended: Option<Record>,
+    /// The definition in force.
+    pub definition: Definition,
+}
+
+impl Snapshot {
+    /// Reads it. Takes no lease and changes nothing.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::Damaged`]: the run record, or every record of a branch; then nothing can be planned.
+    pub async fn read(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
+        let entry = store.run(run).await?;
+        let mut heads = Vec::new();
+        let mut page = Page::default();
+        loop {
+            let found = store.heads(run, &page).await?;
+            heads.extend(found.heads);
+            match found.next {
+                Some(cursor) => page.cursor = Some(cursor),
+                None => break,
+            }
+        }
+        let main = BranchPath::main();
+        let open = heads.iter().find(|head| head.record.header().branch == main).map(|head| &head.record);
+        let ended = if open.is_none() { Some(store.newest(run, &main).await?) } else { None };
+        let newest = open.or(ended.as_ref()).expect("one of the two was just read");
+        let definition = Self::definition(store, &entry, newest).await?;
+        Ok(Self { entry, heads, ended, definition })
+    }
+
+    async fn definition(
+        store: &dyn Store,
+        entry: &RunEntry,
+        newest: &Record,
+    ) -> Result<Definition, StoreError> {
+        let frozen = || entry.record.record().definition.clone();
+        let Some(seq) = position_of(newest)?.definition else { return Ok(frozen()) };
+        let header = newest.header();
+        let record = store.load(&header.run, &header.branch, seq).await?;
+        Ok(record.header().definition.clone().unwrap_or_else(frozen))
+    }
+
+    /// Returns what stands on the main branch: its newest sound record.
+    pub fn newest(&self) -> &Record {
+        let main = self.heads.iter().map(|head| &head.record).find(|record| record.header().branch.is_main());
+        main.or(self.ended.as_ref()).expect("a run has a main branch, open or ended")
+    }
+
+    /// Returns the damaged records that were passed over.
+    pub fn damaged(&self) -> impl Iterator<Item = &Damage> {
+        self.heads.iter().flat_map(|head| &head.damaged)
+    }
+
+    /// Returns what the plan needs; reads the evidence of finished steps through the ledger.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    pub async fn effective(&self, store: &dyn Store, graph: &Graph) -> Result<Vec<Effective>, StoreError> {
+        let mut effective = Vec::new();
+        for record in self.heads.iter().map(|head| &head.record).chain(&self.ended) {
+            effective.push(effective_of(store, graph, record).await?);
+        }
+        Ok(effective)
+    }
+
+    /// Returns what a resume would do.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    pub async fn plan(
+        &self,
+        store: &dyn Store,
+        graph: &Graph,
+        verdicts: &Verdicts,
+        now: Timestamp,
+    ) -> Result<Plan, StoreError> {
+        Ok(plan(graph, &self.effective(store, graph).await?, verdicts, now))
+    }
+
+    /// Says how the run stands, as found out when this was read.
+    pub fn status(&self) -> RunStatus {
+        self.entry.summary.status
+    }
+}
+
+/// Reads the position of a sound record.
+pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
+    record.position().map_err(|flaw| {
+        let header = record.header();
+        let damage = Damage {
+            run: header.run.clone(),
+            branch: header.branch.clone(),
+            seq: header.seq,
+            place: "its position".into(),
+            flaw,
+        };
+        StoreError::of_damage(damage, None)
+    })
+}
+
+async fn effective_of(store: &dyn Store, graph: &Graph, record: &Record) -> Result<Effective, StoreError> {
+    let header = record.header();
+    let position = position_of(record)?;
+    let mut evidence = BTreeMap::new();
+    let steps = graph.of_branch(&header.branch).map(Graph::steps).unwrap_or_default();
+    for step in steps.iter().filter(|step| !step.subjects.is_empty()) {
+        let started =
+            |entry: &&crate::record::FrontierEntry| entry.step == step.id && entry.status == Status::Started;
+        let cut = || position.frontier.iter().find(started).map(|entry| entry.since);
+        let Some(seq) = position.ledger.get(&step.id).map(|settled| settled.seq()).or_else(cut) else {
+            continue;
+        };
+        if let Some(pack) = &store.load(&header.run, &header.branch, seq).await?.header().evidence {
+            evidence.insert(step.id.clone(), pack.clone());
+        }
+    }
+    let stopped_by = match &header.phase {
+        Phase::Interrupted { in_progress: true, by } => Some(by.clone()),
+        _ => None,
+    };
+    Ok(Effective { branch: header.branch.clone(), seq: header.seq, position, evidence, stopped_by })
+}

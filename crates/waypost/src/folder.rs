@@ -1,0 +1,226 @@
+//! What a local store keeps of a run for people: `events.jsonl`, `report.md`, `logs/`.
+//!
+//! ```text
+//! runs/RUN/            0700
+//!   events.jsonl       one line an event, in the order of the commits
+//!   report.md          a head, then a section a step
+//!   logs/...           blobs named `logs/...`: what steps printed
+//!   blobs/...          all other blobs
+//! ```
+//!
+//! Events and report are derived from records after their commit and never read back to decide anything. So a failure
+//! to write them never fails the commit: it is remembered ([`RunFolder::take_trouble`]) and nothing more is written to
+//! that file until the run is taken up again, when [`RunFolder::heal`] adds what is missing. What a commit costs here
+//! does not depend on how long the run is: one write to each file, neither of them synced.
+//!
+//! This module owns the names in the folder that are listed above. It knows no store: records are handed to it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::disk::{Disk, DiskFile, write_whole};
+use crate::record::{Record, RunRecord};
+
+mod blobs;
+mod events;
+mod report;
+
+pub use blobs::{append_blob, read_blob};
+
+/// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
+pub const TEMP_PREFIX: &str = ".tmp-";
+
+/// How many names for an unfinished file are tried. Each one that is taken is a leftover of a process with our number.
+const TEMP_NAMES_MAX: u32 = 1_000;
+
+/// The folder of a run, as its one writer sees it.
+#[derive(Debug)]
+pub struct RunFolder {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    events: events::EventFile,
+    report: report::ReportFile,
+    made: bool,
+    trouble: Option<Trouble>,
+}
+
+/// A file for people that could not be written. What it lacks is added when the run is next taken up.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}", .path.display())]
+pub struct Trouble {
+    /// The file.
+    pub path: PathBuf,
+    /// The system's error.
+    pub source: io::Error,
+}
+
+impl RunFolder {
+    /// Stands for the folder at `path`. Nothing is touched before something is written; then the folder and the one
+    /// around it are made if need be.
+    pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
+        let events = events::EventFile::new(path.join("events.jsonl"));
+        let report = report::ReportFile::new(path.join("report.md"), run.clone());
+        Self { disk, path, events, report, made: false, trouble: None }
+    }
+
+    /// Returns where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes down what was committed: lines and sections of `records`, in their order.
+    ///
+    /// To be called once after each commit. It does not fail: see [`take_trouble`](Self::take_trouble).
+    pub fn committed(&mut self, records: &[Record]) {
+        if let Err(source) = self.make() {
+            self.trouble = Some(Trouble { path: self.path.clone(), source });
+            return;
+        }
+        // The report first: what has its events has its section, unless the power failed.
+        let disk = self.disk.as_ref();
+        let report = self.report.committed(disk, records);
+        self.note(report);
+        let events = self.events.committed(self.disk.as_ref(), records);
+        self.note(events);
+    }
+
+    /// Mends what a crash left behind, when the run is taken up by a new writer and before it appends.
+    ///
+    /// Takes away unfinished files and the torn last line of `events.jsonl`, and adds what is missing. `newest_first`
+    /// gives the records of all branches against the order of their commits, and is asked only until it gives one
+    /// that was written down before, or [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
+    ///
+    /// # Errors
+    /// Those of `newest_first`. Troubles of the files themselves are remembered as for
+    /// [`committed`](Self::committed).
+    pub fn heal<E>(&mut self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
+        if let Err(source) = remove_leftovers(self.disk.as_ref(), &self.path) {
+            self.trouble = Some(Trouble { path: self.path.clone(), source });
+            return Ok(());
+        }
+        let mark = match self.events.mend(self.disk.as_ref()) {
+            Ok(mark) => mark,
+            Err(trouble) => {
+                self.trouble = Some(trouble);
+                return Ok(());
+            }
+        };
+        let mut missing = Vec::new();
+        for record in newest_first.take(HEAL_RECORDS_MAX) {
+            let record = record?;
+            let known = mark.as_ref().is_some_and(|mark| mark.covers(record.header()));
+            if !known || mark.as_ref().is_some_and(|mark| mark.is_amid(record.header())) {
+                missing.push(record.without_body());
+            }
+            if known {
+                break;
+            }
+        }
+        missing.reverse();
+        if let Some(mark) = mark {
+            self.events.skip_to(mark);
+        }
+        if !missing.is_empty() {
+            self.committed(&missing);
+        }
+        Ok(())
+    }
+
+    /// Returns what went wrong since it was last asked, if anything did.
+    pub fn take_trouble(&mut self) -> Option<Trouble> {
+        self.trouble.take()
+    }
+
+    fn make(&mut self) -> io::Result<()> {
+        if !self.made {
+            make_folder(self.disk.as_ref(), &self.path)?;
+            self.made = true;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, answer: Result<(), Trouble>) {
+        if let Err(trouble) = answer {
+            self.trouble = Some(trouble);
+        }
+    }
+}
+
+/// Most records that [`RunFolder::heal`] writes down again: after a power cut the kernel had half a minute of them at
+/// most; a file that a person deleted comes back with its newest part.
+pub const HEAL_RECORDS_MAX: usize = 10_000;
+
+impl fmt::Display for RunFolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+/// Creates an unfinished file in `folder`, under a name that nobody else uses.
+///
+/// # Errors
+/// As [`Disk::create_new`].
+pub fn create_temp(disk: &dyn Disk, folder: &Path) -> io::Result<(PathBuf, Box<dyn DiskFile>)> {
+    let pid = std::process::id();
+    let mut count = 0;
+    loop {
+        let path = folder.join(format!("{TEMP_PREFIX}{pid}-{count}"));
+        match disk.create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && count < TEMP_NAMES_MAX => {
+                count += 1
+            }
+            answer => return Ok((path, answer?)),
+        }
+    }
+}
+
+/// Removes the unfinished files in a folder. For the holder of the run, when no other writer can be at work there.
+///
+/// # Errors
+/// As [`Disk::list`] and [`Disk::remove`]; a folder that is not there has none.
+pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+    let entries = match disk.list(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let unfinished = entry.name.to_str().is_some_and(|name| name.starts_with(TEMP_PREFIX));
+        if unfinished && entry.kind == crate::disk::Kind::File {
+            disk.remove(&folder.join(&entry.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the folder of a run, and the one around it.
+fn make_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            disk.create_dir(path.parent().ok_or(error)?)?;
+            disk.create_dir(path)
+        }
+        made => made,
+    }
+}
+
+/// Replaces a file as a whole. Not synced: a power cut may leave the old one, the new one or an empty one.
+fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().expect("a file of a run is in its folder");
+    let (temp, mut file) = create_temp(disk, folder)?;
+    let written = write_whole(file.as_mut(), bytes).and_then(|()| disk.rename(&temp, path));
+    if written.is_err() {
+        // As well as can be: what is left is removed by the next holder.
+        let _ = disk.remove(&temp);
+    }
+    written
+}
+
+/// Opens a file for appending, making it first if it is not there. Tells its length.
+fn open_or_create(disk: &dyn Disk, path: &Path) -> io::Result<(Box<dyn DiskFile>, u64)> {
+    match disk.open_append(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((disk.create_new(path)?, 0)),
+        file => Ok((file?, disk.metadata(path)?.len)),
+    }
+}

@@ -1,0 +1,153 @@
+//! `events.jsonl`: one line an event, appended after each commit.
+
+use std::io;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::{Trouble, open_or_create};
+use crate::disk::{Disk, DiskFile, write_whole};
+use crate::events::{self, Cursor};
+use crate::record::{HEADER_BYTES_MAX, Header, Record};
+
+/// How much of the end of the file is read to find its last line: most lines are below 1 KB.
+const TAIL_BYTES: usize = 64 << 10;
+/// How far the search goes: no line is longer than a header, whatever escapes JSON needs.
+const TAIL_BYTES_MAX: usize = 8 * HEADER_BYTES_MAX;
+
+/// The event last written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mark(Cursor);
+
+impl Mark {
+    /// Says whether a record was written down, at least in part, when this was the last line.
+    pub(super) fn covers(&self, header: &Header) -> bool {
+        header.branch == self.0.branch && header.seq <= self.0.seq
+    }
+
+    /// Says whether the event is of this record, and not the last of it.
+    pub(super) fn is_amid(&self, header: &Header) -> bool {
+        self.names(header) && events::of(header).last().is_some_and(|last| last.cursor.index > self.0.index)
+    }
+
+    fn names(&self, header: &Header) -> bool {
+        header.branch == self.0.branch && header.seq == self.0.seq
+    }
+}
+
+/// The file, open for appending once something was written.
+#[derive(Debug)]
+pub(super) struct EventFile {
+    path: PathBuf,
+    file: Option<Box<dyn DiskFile>>,
+    /// The last event of an earlier writer: it and those before it in its record are not written again.
+    after: Option<Mark>,
+    /// A write failed: a line behind a missing one would hide the gap.
+    given_up: bool,
+}
+
+/// What every line has, of whatever version.
+#[derive(Deserialize)]
+struct Line {
+    cursor: Cursor,
+}
+
+impl EventFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, file: None, after: None, given_up: false }
+    }
+
+    /// Cuts off what is behind the last whole line, and returns which event that line is.
+    pub(super) fn mend(&mut self, disk: &dyn Disk) -> Result<Option<Mark>, Trouble> {
+        let mended = self.cut_tail(disk);
+        mended.map_err(|source| self.give_up(source))
+    }
+
+    /// From now on, leaves out what was written down up to `mark`.
+    pub(super) fn skip_to(&mut self, mark: Mark) {
+        self.after = Some(mark);
+    }
+
+    pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
+        if self.given_up {
+            return Ok(());
+        }
+        let mut lines = Vec::with_capacity(1024);
+        for record in records {
+            self.push_lines(&mut lines, record);
+        }
+        self.append(disk, &lines).map_err(|source| self.give_up(source))
+    }
+
+    fn push_lines(&self, lines: &mut Vec<u8>, record: &Record) {
+        let header = record.header();
+        let last = self.after.as_ref().filter(|mark| mark.names(header)).map(|mark| mark.0.index);
+        for event in events::of(header) {
+            if last.is_none_or(|last| event.cursor.index > last) {
+                serde_json::to_writer(&mut *lines, &event).expect("an event is plain JSON");
+                lines.push(b'\n');
+            }
+        }
+    }
+
+    fn append(&mut self, disk: &dyn Disk, lines: &[u8]) -> io::Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(open_or_create(disk, &self.path)?.0),
+        };
+        write_whole(file.as_mut(), lines)
+    }
+
+    fn cut_tail(&mut self, disk: &dyn Disk) -> io::Result<Option<Mark>> {
+        let len = match disk.metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            metadata => metadata?.len,
+        };
+        let mut window = TAIL_BYTES;
+        loop {
+            let from = len.saturating_sub(window as u64);
+            let tail = disk.read_at(&self.path, from, window)?;
+            let found = last_line(&tail, from == 0);
+            if found.is_none() && from > 0 && window < TAIL_BYTES_MAX {
+                window *= 4;
+                continue;
+            }
+            let (end, mark) = found.map_or((0, None), |(end, mark)| (from + end as u64, Some(mark)));
+            if end < len {
+                let mut file = disk.open_append(&self.path)?;
+                file.truncate(end)?;
+            }
+            return Ok(mark);
+        }
+    }
+
+    fn give_up(&mut self, source: io::Error) -> Trouble {
+        self.given_up = true;
+        self.file = None;
+        Trouble { path: self.path.clone(), source }
+    }
+}
+
+/// Returns where the last whole line that is an event ends, and which event it is.
+fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
+    let mut end = tail.iter().rposition(|byte| *byte == b'\n')? + 1;
+    loop {
+        let before = tail[..end - 1].iter().rposition(|byte| *byte == b'\n');
+        let begin = match before {
+            Some(at) => at + 1,
+            None if from_start => 0,
+            // The line begins before the part that was read.
+            None => return None,
+        };
+        if let Ok(Line { cursor }) = serde_json::from_slice(&tail[begin..end - 1]) {
+            return Some((end, Mark(cursor)));
+        }
+        if begin == 0 {
+            return None;
+        }
+        end = begin;
+    }
+}

@@ -1,0 +1,152 @@
+//! `report.md`: a head, then a section a step, none of them twice.
+//!
+//! A new section is appended. One that takes the place of an older section costs a rewrite of the file, except where
+//! the older one is the last, as it is when a failed step is tried again. The sections that an earlier writer left are
+//! looked up once, when the first section is to be written.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::PathBuf;
+
+use super::{Trouble, open_or_create, replace};
+use crate::disk::{Disk, DiskFile, write_whole};
+use crate::record::{Record, RunRecord, RunStatus};
+use crate::report::{self, Section};
+
+/// Largest report that sections are replaced in: far beyond what a person reads. A larger one is left as it is.
+const REPORT_BYTES_MAX: u64 = 256 << 20;
+
+#[derive(Debug)]
+pub(super) struct ReportFile {
+    path: PathBuf,
+    run: RunRecord,
+    /// What is known of the file since it was read or made.
+    known: Option<Known>,
+    given_up: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    file: Box<dyn DiskFile>,
+    len: u64,
+    status: RunStatus,
+    markers: HashSet<String>,
+    /// The last section: its marker, and where it begins.
+    last: Option<(String, u64)>,
+}
+
+impl ReportFile {
+    pub(super) fn new(path: PathBuf, run: RunRecord) -> Self {
+        Self { path, run, known: None, given_up: false }
+    }
+
+    pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
+        if self.given_up {
+            return Ok(());
+        }
+        let written = self.write(disk, records);
+        written.map_err(|source| {
+            self.given_up = true;
+            self.known = None;
+            Trouble { path: self.path.clone(), source }
+        })
+    }
+
+    fn write(&mut self, disk: &dyn Disk, records: &[Record]) -> io::Result<()> {
+        let sections: Vec<Section> = records.iter().filter_map(report::section).collect();
+        let mut status = None;
+        for header in records.iter().map(Record::header).filter(|header| header.branch.is_main()) {
+            status = Some(header.status.unwrap_or(RunStatus::Running));
+        }
+        let begins = records.iter().any(|record| record.header().root.is_some());
+        if sections.is_empty() && !begins && status.is_none_or(|status| status == RunStatus::Running) {
+            // The head may say how the last session ended until the first step of this one came to something.
+            return Ok(());
+        }
+        if self.known.is_none() {
+            self.known = Some(self.read(disk, status.unwrap_or(RunStatus::Running))?);
+        }
+        let mut appended = String::new();
+        for section in sections {
+            self.put(disk, section, &mut appended)?;
+        }
+        self.append(&appended)?;
+        let known = self.known.as_ref().expect("it was read above");
+        match status {
+            Some(status) if status != known.status => self.rewrite(disk, status, |text| text),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a section to what is to be appended, or puts it in the place of its older self.
+    fn put(&mut self, disk: &dyn Disk, section: Section, appended: &mut String) -> io::Result<()> {
+        let marker = section.key.marker();
+        let known = self.known.as_mut().expect("it was read before");
+        if !known.markers.contains(&marker) {
+            known.last = Some((marker.clone(), known.len + appended.len() as u64));
+            known.markers.insert(marker);
+            appended.push_str(&section.text);
+            return Ok(());
+        }
+        let begin = known.last.as_ref().filter(|(last, _)| *last == marker).map(|(_, begin)| *begin);
+        if let Some(unwritten) = begin.and_then(|begin| begin.checked_sub(known.len)) {
+            appended.truncate(usize::try_from(unwritten).expect("it is an offset into a text in memory"));
+            appended.push_str(&section.text);
+            return Ok(());
+        }
+        self.append(&std::mem::take(appended))?;
+        let known = self.known.as_mut().expect("it was read before");
+        if let Some(begin) = begin {
+            known.file.truncate(begin)?;
+            known.len = begin;
+            appended.push_str(&section.text);
+            return Ok(());
+        }
+        let status = known.status;
+        self.rewrite(disk, status, |text| report::put(&text, &section))
+    }
+
+    fn append(&mut self, text: &str) -> io::Result<()> {
+        let known = self.known.as_mut().expect("it was read before");
+        write_whole(known.file.as_mut(), text.as_bytes())?;
+        known.len += text.len() as u64;
+        Ok(())
+    }
+
+    fn rewrite(
+        &mut self,
+        disk: &dyn Disk,
+        status: RunStatus,
+        change: impl FnOnce(String) -> String,
+    ) -> io::Result<()> {
+        let bytes = disk.read(&self.path, REPORT_BYTES_MAX)?;
+        let text = change(String::from_utf8_lossy(&bytes).into_owned());
+        let text = report::put_head(&text, &report::head(&self.run, status));
+        replace(disk, &self.path, text.as_bytes())?;
+        self.known = Some(self.knowledge(disk, &text, status)?);
+        Ok(())
+    }
+
+    /// Finds out which sections an earlier writer left, or makes the file; its head says `status` then.
+    fn read(&self, disk: &dyn Disk, status: RunStatus) -> io::Result<Known> {
+        let bytes = match disk.read(&self.path, REPORT_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            bytes => bytes?,
+        };
+        let mut text = String::from_utf8_lossy(&bytes).into_owned();
+        // A torn last line may be half a marker, which would hide what follows.
+        text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+        let text = report::put_head(&text, &report::head(&self.run, status));
+        if text.as_bytes() != bytes {
+            replace(disk, &self.path, text.as_bytes())?;
+        }
+        self.knowledge(disk, &text, status)
+    }
+
+    fn knowledge(&self, disk: &dyn Disk, text: &str, status: RunStatus) -> io::Result<Known> {
+        let (file, len) = open_or_create(disk, &self.path)?;
+        let markers = report::markers(text).map(|(_, marker)| marker.to_owned()).collect();
+        let last = report::markers(text).last().map(|(begin, marker)| (marker.to_owned(), begin as u64));
+        Ok(Known { file, len, status, markers, last })
+    }
+}

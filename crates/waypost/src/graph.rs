@@ -1,0 +1,363 @@
+//! The shape of a workflow: steps, what they need, and what follows from that.
+//!
+//! A graph knows no state and runs nothing. It is checked once, when built; afterwards every question about it has an
+//! answer. Steps are asked for by place (an index into [`Graph::steps`]) where speed counts, by id elsewhere.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use crate::id::{BranchPath, Digest, StepId};
+use crate::record::{Definition, Position, StepPrint};
+
+/// Most steps of one graph: bounds what a mistaken generator can ask for; a fan-out has its own, larger limit.
+pub const STEPS_MAX: usize = 100_000;
+
+/// One step of a graph: what the plan and the engine must know of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Its id.
+    pub id: StepId,
+    /// Steps that must be finished before it starts.
+    pub needs: Vec<StepId>,
+    /// Steps that it may lead to by choice, back edges of loops included.
+    pub routes: Vec<StepId>,
+    /// It may be repeated after it was cut.
+    pub idempotent: bool,
+    /// How often and when it is tried again.
+    pub retry: Retry,
+    /// How long one try may take.
+    pub timeout: Option<Duration>,
+    /// Subjects of its evidence, by resolved path: what it is about to write.
+    pub subjects: Vec<String>,
+    /// The steps of its children, if it fans out.
+    pub children: Option<Box<Graph>>,
+    /// SHA-256 over what it does.
+    pub fingerprint: Digest,
+}
+
+impl Step {
+    /// Makes a step that needs `needs`, may be repeated, and is tried once.
+    pub fn new(id: StepId, needs: Vec<StepId>, fingerprint: Digest) -> Self {
+        Self {
+            id,
+            needs,
+            routes: Vec::new(),
+            idempotent: true,
+            retry: Retry::default(),
+            timeout: None,
+            subjects: Vec::new(),
+            children: None,
+            fingerprint,
+        }
+    }
+}
+
+/// How often and when a failed step is tried again by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Retry {
+    /// Tries after the first.
+    pub max: u32,
+    /// Pause before the first of them.
+    pub delay: Duration,
+    /// How the pause grows.
+    pub growth: Growth,
+    /// Longest pause.
+    pub delay_max: Duration,
+    /// Shorten each pause by a random part of up to a half, so that many runs do not try at the same moment.
+    pub jitter: bool,
+}
+
+/// How the pause between tries grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// It stays.
+    Fixed,
+    /// By itself each time.
+    Linear,
+    /// To twice itself each time.
+    Exponential,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            max: 0,
+            delay: Duration::ZERO,
+            growth: Growth::Fixed,
+            delay_max: Duration::from_secs(300),
+            jitter: false,
+        }
+    }
+}
+
+impl Retry {
+    /// Returns the pause after the `failures`-th failure (from 1), or `None` if the budget is used up.
+    ///
+    /// `random` is between 0 and 1.
+    pub fn pause(&self, failures: u32, random: f64) -> Option<Duration> {
+        if failures > self.max {
+            return None;
+        }
+        let earlier = failures.saturating_sub(1).min(1_000);
+        let factor = match self.growth {
+            Growth::Fixed => 1.0,
+            Growth::Linear => f64::from(earlier + 1),
+            Growth::Exponential => 2_f64.powi(earlier as i32),
+        };
+        let grown = self.delay.as_secs_f64() * factor;
+        let capped = grown.min(self.delay_max.as_secs_f64());
+        let pause = if self.jitter { capped * (1.0 - random.clamp(0.0, 1.0) / 2.0) } else { capped };
+        Some(Duration::try_from_secs_f64(pause).unwrap_or(self.delay_max))
+    }
+}
+
+/// Why steps are not a graph.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// There is nothing to do.
+    #[error("the graph has no steps")]
+    Empty,
+    /// Too many steps.
+    #[error("the graph has {0} steps, {STEPS_MAX} are allowed")]
+    TooMany(usize),
+    /// Two steps of one id.
+    #[error("step `{0}` is there twice")]
+    Twice(StepId),
+    /// A need or route that is no step.
+    #[error("step `{step}` {names} `{target}`, which the graph does not have")]
+    Unknown {
+        /// The step that names it.
+        step: StepId,
+        /// `needs` or `leads to`.
+        names: &'static str,
+        /// What it names.
+        target: StepId,
+    },
+    /// Steps that wait for each other.
+    #[error("steps wait for each other: {}", .0.iter().map(StepId::as_str).collect::<Vec<_>>().join(" needs "))]
+    Cycle(Vec<StepId>),
+}
+
+/// Steps and their edges, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Graph {
+    steps: Vec<Step>,
+    places: HashMap<StepId, usize>,
+    needs: Vec<Vec<usize>>,
+    followers: Vec<Vec<usize>>,
+    routes: Vec<Vec<usize>>,
+    parallel_max: usize,
+}
+
+impl Graph {
+    /// Checks `steps` and makes them a graph in which at most `parallel_max` steps run at once.
+    ///
+    /// # Errors
+    /// [`GraphError`] names the steps.
+    pub fn new(steps: Vec<Step>, parallel_max: usize) -> Result<Self, GraphError> {
+        if steps.is_empty() {
+            return Err(GraphError::Empty);
+        }
+        if steps.len() > STEPS_MAX {
+            return Err(GraphError::TooMany(steps.len()));
+        }
+        let mut places = HashMap::with_capacity(steps.len());
+        for (place, step) in steps.iter().enumerate() {
+            if places.insert(step.id.clone(), place).is_some() {
+                return Err(GraphError::Twice(step.id.clone()));
+            }
+        }
+        let resolve = |step: &Step, names: &'static str, targets: &[StepId]| {
+            let find = |target: &StepId| {
+                let unknown = || GraphError::Unknown { step: step.id.clone(), names, target: target.clone() };
+                places.get(target).copied().ok_or_else(unknown)
+            };
+            targets.iter().map(find).collect::<Result<Vec<_>, _>>()
+        };
+        let needs = steps.iter().map(|s| resolve(s, "needs", &s.needs)).collect::<Result<Vec<_>, _>>()?;
+        let routes =
+            steps.iter().map(|s| resolve(s, "leads to", &s.routes)).collect::<Result<Vec<_>, _>>()?;
+        let mut followers = vec![Vec::new(); steps.len()];
+        for (place, needs) in needs.iter().enumerate() {
+            needs.iter().for_each(|need| followers[*need].push(place));
+        }
+        let graph = Self { steps, places, needs, followers, routes, parallel_max: parallel_max.max(1) };
+        graph.refuse_cycles()?;
+        Ok(graph)
+    }
+
+    fn refuse_cycles(&self) -> Result<(), GraphError> {
+        let mut missing: Vec<usize> = self.needs.iter().map(Vec::len).collect();
+        let mut free: Vec<usize> = (0..self.steps.len()).filter(|place| missing[*place] == 0).collect();
+        let mut settled = vec![false; self.steps.len()];
+        while let Some(place) = free.pop() {
+            settled[place] = true;
+            for follower in &self.followers[place] {
+                missing[*follower] -= 1;
+                if missing[*follower] == 0 {
+                    free.push(*follower);
+                }
+            }
+        }
+        let Some(first) = settled.iter().position(|done| !done) else { return Ok(()) };
+        // Every step left needs another one left: walking needs must come back to where it was.
+        let mut walk = vec![first];
+        loop {
+            let last = *walk.last().expect("the walk begins with a step");
+            let next = *self.needs[last]
+                .iter()
+                .find(|need| !settled[**need])
+                .expect("a step left needs a step left");
+            if let Some(from) = walk.iter().position(|place| *place == next) {
+                let mut cycle: Vec<_> =
+                    walk[from..].iter().map(|place| self.steps[*place].id.clone()).collect();
+                cycle.push(self.steps[next].id.clone());
+                return Err(GraphError::Cycle(cycle));
+            }
+            walk.push(next);
+        }
+    }
+
+    /// Returns the steps in the order in which they were given.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Returns the place of a step.
+    pub fn place(&self, id: &str) -> Option<usize> {
+        self.places.get(id).copied()
+    }
+
+    /// Returns the step of this id.
+    pub fn step(&self, id: &str) -> Option<&Step> {
+        self.place(id).map(|place| &self.steps[place])
+    }
+
+    /// Returns how many steps may run at once.
+    pub fn parallel_max(&self) -> usize {
+        self.parallel_max
+    }
+
+    /// Returns the graph that a branch walks: this one for `main`, a step's children for a branch that it opened.
+    pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
+        let Some((step, _)) = branch.opened_by() else { return Some(self) };
+        let parent = self.of_branch(&branch.parent()?)?;
+        parent.step(step.as_str())?.children.as_deref()
+    }
+
+    /// Returns what each step means, for the run record.
+    pub fn definition(&self, text: Option<String>) -> Definition {
+        let print = |step: &Step| StepPrint { id: step.id.clone(), fingerprint: step.fingerprint };
+        Definition { text, steps: self.steps.iter().map(print).collect() }
+    }
+
+    /// Returns the places of the steps that a step waits for.
+    pub fn needs(&self, place: usize) -> &[usize] {
+        &self.needs[place]
+    }
+
+    /// Says, by place, which steps a step needs, directly or not; itself included.
+    pub fn with_needs(&self, place: usize) -> Vec<bool> {
+        let mut wanted = vec![false; self.steps.len()];
+        let mut walk = vec![place];
+        while let Some(place) = walk.pop() {
+            if !std::mem::replace(&mut wanted[place], true) {
+                walk.extend(&self.needs[place]);
+            }
+        }
+        wanted
+    }
+
+    /// Returns the places of the steps that wait for a step.
+    pub fn followers(&self, place: usize) -> &[usize] {
+        &self.followers[place]
+    }
+
+    /// Returns all places in an order in which every step comes after what it needs; steps that are free of each other
+    /// stay in the order in which they were given.
+    pub fn order(&self) -> Vec<usize> {
+        let mut missing: Vec<usize> = self.needs.iter().map(Vec::len).collect();
+        let free = |(place, missing): (usize, &usize)| (*missing == 0).then_some(Reverse(place));
+        let mut heap: BinaryHeap<Reverse<usize>> = missing.iter().enumerate().filter_map(free).collect();
+        let mut order = Vec::with_capacity(self.steps.len());
+        while let Some(Reverse(place)) = heap.pop() {
+            order.push(place);
+            for follower in &self.followers[place] {
+                missing[*follower] -= 1;
+                if missing[*follower] == 0 {
+                    heap.push(Reverse(*follower));
+                }
+            }
+        }
+        order
+    }
+
+    /// Returns the steps that can start when nothing is finished: those without needs that no route leads to; if all
+    /// are led to, the first.
+    pub fn roots(&self) -> Vec<usize> {
+        let mut led_to = vec![false; self.steps.len()];
+        self.routes.iter().flatten().for_each(|place| led_to[*place] = true);
+        let free = |place: &usize| self.needs[*place].is_empty() && !led_to[*place];
+        let roots: Vec<usize> = (0..self.steps.len()).filter(free).collect();
+        if roots.is_empty() { vec![0] } else { roots }
+    }
+}
+
+/// Which steps are unfinished: those in the frontier, and all that come after them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    open: Vec<bool>,
+    missing: Vec<usize>,
+    count: usize,
+}
+
+impl Unfinished {
+    /// Derives it from a position. Costs one walk over the graph.
+    pub fn of(graph: &Graph, position: &Position) -> Self {
+        let places = position.frontier.iter().filter_map(|entry| graph.place(entry.step.as_str()));
+        Self::from_places(graph, places)
+    }
+
+    /// Derives it from the steps that are minimal among the unfinished.
+    pub fn from_places(graph: &Graph, places: impl Iterator<Item = usize>) -> Self {
+        let mut open = vec![false; graph.steps.len()];
+        let mut walk: Vec<usize> = places.collect();
+        while let Some(place) = walk.pop() {
+            if !std::mem::replace(&mut open[place], true) {
+                walk.extend(&graph.followers[place]);
+                walk.extend(&graph.routes[place]);
+            }
+        }
+        let still_open = |needs: &Vec<usize>| needs.iter().filter(|need| open[**need]).count();
+        let missing = graph.needs.iter().map(still_open).collect();
+        let count = open.iter().filter(|open| **open).count();
+        Self { open, missing, count }
+    }
+
+    /// Says whether a step is unfinished.
+    pub fn has(&self, place: usize) -> bool {
+        self.open[place]
+    }
+
+    /// Returns how many steps are unfinished.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Marks a step as finished, and returns the steps that nothing holds back any more.
+    pub fn settle(&mut self, graph: &Graph, place: usize) -> Vec<usize> {
+        if !std::mem::replace(&mut self.open[place], false) {
+            return Vec::new();
+        }
+        self.count -= 1;
+        let mut freed = Vec::new();
+        for follower in &graph.followers[place] {
+            self.missing[*follower] -= 1;
+            if self.missing[*follower] == 0 && self.open[*follower] {
+                freed.push(*follower);
+            }
+        }
+        freed
+    }
+}

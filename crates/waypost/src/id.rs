@@ -1,0 +1,353 @@
+//! Names of things: runs, steps, branches, and the digest that names bytes.
+//!
+//! Every name is checked once, here, when it is made; the rest of the library relies on it. None of them is ever
+//! used as a path unescaped: [`BranchPath::file_name`] is the only form that reaches a folder.
+
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Longest run id: fits a file name with room for suffixes on every file system we know (255 bytes).
+pub const RUN_ID_BYTES_MAX: usize = 128;
+/// Longest step id: long enough for a sentence, short enough for a terminal line.
+pub const STEP_ID_BYTES_MAX: usize = 64;
+/// Longest branch key before encoding: a URL or a path fits; a document does not.
+pub const BRANCH_KEY_BYTES_MAX: usize = 1024;
+/// Deepest nesting of branches: forks in forks, far beyond what a person can follow.
+pub const BRANCH_DEPTH_MAX: usize = 16;
+
+/// Why a name was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} `{name}` is not allowed: {rule}")]
+pub struct InvalidName {
+    /// What was to be named: `run id`, `step id` or `branch`.
+    pub kind: &'static str,
+    /// The name as given, clipped.
+    pub name: String,
+    /// What would be right.
+    pub rule: &'static str,
+}
+
+fn refuse(kind: &'static str, name: &str, rule: &'static str) -> InvalidName {
+    InvalidName { kind, name: name.chars().take(80).collect(), rule }
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $check:path) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks `text` and makes it a name.
+            ///
+            /// # Errors
+            /// [`InvalidName`] says what would be right.
+            pub fn new(text: &str) -> Result<Self, InvalidName> {
+                $check(text)?;
+                Ok(Self(text.into()))
+            }
+
+            /// Returns the name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "`{}`", self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidName;
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                Self::new(text)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidName;
+            fn try_from(text: String) -> Result<Self, InvalidName> {
+                Self::new(&text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0.as_ref().to_owned()
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        // Equal text, equal hash, equal order: a map keyed by the id can be asked with plain text.
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+text_id! {
+    /// The name of a run: letters, digits, `.`, `_`, `-`; starts with a letter or digit.
+    RunId, check_run_id
+}
+text_id! {
+    /// The name of a step: letters, digits, `_`, `-`; starts with a letter or `_`.
+    StepId, check_step_id
+}
+text_id! {
+    /// A line of execution in a run, as it is shown: `main`, or `summarise:eu`, nested with `/`.
+    ///
+    /// A key may hold anything; in this form every byte of it but letters, digits, `.`, `_`, `-` is percent-encoded.
+    BranchPath, check_branch
+}
+
+fn check_run_id(text: &str) -> Result<(), InvalidName> {
+    let mut bytes = text.bytes();
+    let sound = bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+        && text.len() <= RUN_ID_BYTES_MAX;
+    if sound {
+        return Ok(());
+    }
+    Err(refuse("run id", text, "1 to 128 letters, digits, `.`, `_` or `-`, the first a letter or digit"))
+}
+
+fn check_step_id(text: &str) -> Result<(), InvalidName> {
+    let mut bytes = text.bytes();
+    let sound = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'))
+        && text.len() <= STEP_ID_BYTES_MAX;
+    if sound {
+        return Ok(());
+    }
+    Err(refuse("step id", text, "1 to 64 letters, digits, `_` or `-`, the first a letter or `_`"))
+}
+
+fn check_branch(text: &str) -> Result<(), InvalidName> {
+    if text == MAIN {
+        return Ok(());
+    }
+    let mut depth = 0;
+    for segment in text.split('/') {
+        depth += 1;
+        let Some((step, key)) = segment.split_once(':') else {
+            return Err(refuse("branch", text, "`main`, or `STEP:KEY` nested with `/`"));
+        };
+        check_step_id(step)?;
+        let decoded = decode_key(key)
+            .ok_or_else(|| refuse("branch", text, "keys are percent-encoded UTF-8, as they are shown"))?;
+        if encode_key(&decoded) != key || decoded.len() > BRANCH_KEY_BYTES_MAX {
+            return Err(refuse(
+                "branch",
+                text,
+                "keys are percent-encoded as they are shown, up to 1024 bytes",
+            ));
+        }
+    }
+    if depth > BRANCH_DEPTH_MAX {
+        return Err(refuse("branch", text, "branches nest at most 16 deep"));
+    }
+    Ok(())
+}
+
+const MAIN: &str = "main";
+
+impl BranchPath {
+    /// Returns the main branch, which every run has.
+    pub fn main() -> Self {
+        Self(MAIN.into())
+    }
+
+    /// Says whether this is the main branch.
+    pub fn is_main(&self) -> bool {
+        &*self.0 == MAIN
+    }
+
+    /// Names the child that `step` opens for `key` on this branch.
+    ///
+    /// # Errors
+    /// [`InvalidName`] if the key is too long or the nesting too deep.
+    pub fn child(&self, step: &StepId, key: &str) -> Result<Self, InvalidName> {
+        let segment = format!("{step}:{}", encode_key(key));
+        if self.is_main() { Self::new(&segment) } else { Self::new(&format!("{}/{segment}", self.0)) }
+    }
+
+    /// Returns the branch that opened this one, or `None` for the main branch.
+    pub fn parent(&self) -> Option<Self> {
+        if self.is_main() {
+            return None;
+        }
+        Some(self.0.rsplit_once('/').map_or_else(Self::main, |(parent, _)| Self(parent.into())))
+    }
+
+    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch.
+    pub fn opened_by(&self) -> Option<(StepId, String)> {
+        if self.is_main() {
+            return None;
+        }
+        let last = self.0.rsplit('/').next().unwrap_or(&self.0);
+        let (step, key) = last.split_once(':')?;
+        Some((StepId::new(step).ok()?, decode_key(key)?))
+    }
+
+    /// Returns a name that is safe in a folder: `main`, or a hash, since keys may be longer than a file name.
+    pub fn file_name(&self) -> String {
+        if self.is_main() {
+            return MAIN.to_owned();
+        }
+        Digest::of(self.0.as_bytes()).to_string()[..32].to_owned()
+    }
+}
+
+fn encode_key(key: &str) -> String {
+    let mut text = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
+            text.push(char::from(byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+fn decode_key(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let pair = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&pair).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The SHA-256 of some exact bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// Hashes `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// Hashes several pieces, each preceded by its length, so that no two lists collide by concatenation.
+    pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Self(hash.finalize().into())
+    }
+
+    /// Takes a digest as a store keeps it.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0_u8; 64];
+        for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
+            pair[0] = HEX[usize::from(byte >> 4)];
+            pair[1] = HEX[usize::from(byte & 15)];
+        }
+        f.write_str(std::str::from_utf8(&text).expect("hexadecimal digits are ASCII"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl FromStr for Digest {
+    type Err = InvalidName;
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let wrong = || refuse("digest", text, "64 lower-case hexadecimal digits");
+        let mut bytes = [0_u8; 32];
+        if text.len() != 64 {
+            return Err(wrong());
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte =
+                nibble(pair[0]).zip(nibble(pair[1])).map(|(high, low)| high << 4 | low).ok_or_else(wrong)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+fn nibble(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = InvalidName;
+    fn try_from(text: String) -> Result<Self, InvalidName> {
+        text.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.to_string()
+    }
+}
+
+/// Where a checkpoint stands: `RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CheckpointRef {
+    /// The run.
+    pub run: RunId,
+    /// The branch of the run.
+    pub branch: BranchPath,
+    /// The 1-based position on the branch.
+    pub seq: u64,
+}
+
+impl fmt::Display for CheckpointRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.branch.is_main() {
+            write!(f, "{}@{}", self.run, self.seq)
+        } else {
+            write!(f, "{}/{}@{}", self.run, self.branch, self.seq)
+        }
+    }
+}

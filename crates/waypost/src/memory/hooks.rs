@@ -1,0 +1,55 @@
+//! What tests do to the store in memory: let it crash, damage it, look into its quarantine.
+
+use std::sync::Arc;
+
+use super::MemoryStore;
+use super::run::Stored;
+use crate::id::{BranchPath, RunId};
+
+/// What of a run is damaged by [`MemoryStore::damage`].
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Run,
+    Header,
+    Body,
+}
+
+impl MemoryStore {
+    /// Lets every holder die and opens a closed store again, as another process would after a crash.
+    #[doc(hidden)]
+    pub fn reopen(&self) -> Self {
+        let mut kept = self.lock();
+        kept.closed = false;
+        kept.runs.values_mut().for_each(|run| run.holder = None);
+        drop(kept);
+        self.clone()
+    }
+
+    /// Flips one bit in the middle of what is kept of a record; for tests.
+    #[doc(hidden)]
+    pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64, part: Part) {
+        let mut kept = self.lock();
+        let run = kept.runs.get_mut(run).expect("a test damages what is there");
+        let record = run.branches.iter_mut().find(|found| found.path == *branch);
+        let bytes = match (part, record.and_then(|branch| branch.records.get_mut(&seq))) {
+            (Part::Run, _) => &mut run.bytes,
+            (Part::Header, Some(stored)) => &mut stored.header,
+            (Part::Body, Some(Stored { body: Some(body), .. })) => body,
+            _ => panic!("a test damages what is there"),
+        };
+        let bytes = Arc::make_mut(bytes);
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+    }
+
+    /// Returns the bytes of what was moved to quarantine; for tests.
+    #[doc(hidden)]
+    pub fn quarantined(&self, run: &RunId) -> Vec<Vec<u8>> {
+        let kept = self.lock();
+        let stored = kept.runs.get(run).into_iter().flat_map(|run| &run.quarantine);
+        stored
+            .map(|stored| [stored.header.as_slice(), stored.body.as_ref().map_or(&[], |b| b)].concat())
+            .collect()
+    }
+}

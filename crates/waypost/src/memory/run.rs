@@ -1,0 +1,233 @@
+//! What the store in memory keeps of one run, and the rules of its chain.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use crate::id::{BranchPath, Digest, RunId};
+use crate::lock::Holder;
+use crate::record::{Bytes, Flaw, Header, Reason, Record, SealedRun};
+use crate::store::{
+    Batch, BatchId, Damage, FIRST_TOKEN, Lease, RunSummary, Scan, ScanOrder, Signal, StoreError, Summary,
+};
+
+pub(super) struct Run {
+    /// Which run of the store it is, counted from 1.
+    pub(super) made: u64,
+    pub(super) sealed: SealedRun,
+    pub(super) bytes: Bytes,
+    pub(super) token: u64,
+    pub(super) holder: Option<Holder>,
+    pub(super) last: BatchId,
+    pub(super) summary: Summary,
+    pub(super) updated_at: Timestamp,
+    /// In the order in which they were opened.
+    pub(super) branches: Vec<Branch>,
+    /// With whether they are consumed.
+    pub(super) signals: Vec<(Signal, bool)>,
+    pub(super) quarantine: Vec<Stored>,
+    pub(super) blobs: BTreeMap<String, Vec<u8>>,
+}
+
+pub(super) struct Branch {
+    pub(super) path: BranchPath,
+    pub(super) records: BTreeMap<u64, Stored>,
+    /// One more than the highest seq it ever had, quarantine included.
+    pub(super) next: u64,
+}
+
+#[derive(Clone)]
+pub(super) struct Stored {
+    pub(super) digest: Digest,
+    pub(super) header: Bytes,
+    pub(super) body: Option<Bytes>,
+}
+
+impl Stored {
+    pub(super) fn open(&self) -> Result<Record, Flaw> {
+        Record::open(self.digest, self.header.to_vec(), self.body.as_ref().map(|body| body.to_vec()))
+    }
+
+    pub(super) fn open_header(&self) -> Result<Record, Flaw> {
+        Record::open(self.digest, self.header.to_vec(), None)
+    }
+}
+
+impl Branch {
+    pub(super) fn damage(&self, run: &RunId, seq: u64, flaw: Flaw) -> Damage {
+        let place = format!("memory, branch {} record {seq}", self.path);
+        Damage { run: run.clone(), branch: self.path.clone(), seq, place, flaw }
+    }
+
+    pub(super) fn newest_sound_below(&self, seq: u64) -> Option<u64> {
+        self.records.range(..seq).rev().find(|(_, stored)| stored.open().is_ok()).map(|(seq, _)| *seq)
+    }
+
+    /// Returns the newest sound record that has a body, and the damage passed over.
+    pub(super) fn newest(&self, run: &RunId) -> (Option<Record>, Vec<Damage>) {
+        let mut damaged = Vec::new();
+        for (seq, stored) in self.records.iter().rev() {
+            match stored.open() {
+                Ok(record) if record.body_bytes().is_some() => return (Some(record), damaged),
+                Ok(_) => {}
+                Err(flaw) => damaged.push(self.damage(run, *seq, flaw)),
+            }
+        }
+        (None, damaged)
+    }
+
+    /// Returns why a record does not continue the branch, if it does not.
+    pub(super) fn refuses(&self, header: &Header) -> Option<String> {
+        let newest = self.records.last_key_value();
+        let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
+        if header.reason == Reason::Repair {
+            let sound = |digest: &Digest| {
+                let mut records = self.records.values().rev();
+                records.any(|stored| stored.digest == *digest && stored.open().is_ok())
+            };
+            let fits = header.seq > last && header.seq <= self.next;
+            let why = || format!("its branch ends at {last} and goes on at {} at most", self.next);
+            return if !fits {
+                Some(why())
+            } else {
+                (!header.prev.as_ref().is_none_or(sound)).then(|| "its `prev` is no sound record".to_owned())
+            };
+        }
+        if header.seq != self.next || last + 1 != self.next {
+            return Some(format!("its branch ends at {last} and goes on at {}", self.next));
+        }
+        (header.prev != digest)
+            .then(|| format!("its `prev` is {:?}, the record before is {digest:?}", header.prev))
+    }
+}
+
+impl Run {
+    pub(super) fn new(sealed: &SealedRun, made: u64, first: &Batch, holder: &Holder) -> Self {
+        Self {
+            made,
+            sealed: sealed.clone(),
+            bytes: sealed.bytes().clone(),
+            token: FIRST_TOKEN,
+            holder: Some(holder.clone()),
+            last: BatchId { token: 0, count: 0 },
+            summary: first.summary.clone(),
+            updated_at: sealed.record().created_at,
+            branches: Vec::new(),
+            signals: Vec::new(),
+            quarantine: Vec::new(),
+            blobs: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn id(&self) -> &RunId {
+        &self.sealed.record().run
+    }
+
+    pub(super) fn check(&self, lease: &Lease) -> Result<(), StoreError> {
+        if self.holder.is_some() && lease.token() == self.token {
+            return Ok(());
+        }
+        Err(StoreError::Fenced { run: self.id().clone(), token: lease.token(), newest: self.token })
+    }
+
+    /// Checks a whole batch, then applies it.
+    pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+        batch.check(self.id(), self.token)?;
+        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
+        for record in &batch.records {
+            let header = record.header();
+            let refused = match (tips.get(&header.branch), self.branch(&header.branch)) {
+                (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
+                    .then(|| format!("the batch has {seq} with digest {digest} before it")),
+                (None, Some(branch)) => branch.refuses(header),
+                (None, None) => (header.seq != 1 || header.prev.is_some())
+                    .then(|| "a branch begins with 1 and without `prev`".to_owned()),
+            };
+            if let Some(why) = refused {
+                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
+                return Err(StoreError::Conflict { run, branch, seq, why });
+            }
+            tips.insert(&header.branch, (header.seq, record.digest()));
+        }
+        for record in &batch.records {
+            self.insert(record);
+        }
+        for (signal, consumed) in &mut self.signals {
+            *consumed |= batch.consumed.contains(&signal.id);
+        }
+        self.last = batch.id;
+        self.summary = batch.summary;
+        if batch.release {
+            self.holder = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, record: &Record) {
+        let header = record.header();
+        self.updated_at = header.created_at;
+        let place =
+            self.branches.iter().position(|branch| branch.path == header.branch).unwrap_or_else(|| {
+                self.branches.push(Branch { path: header.branch.clone(), records: BTreeMap::new(), next: 1 });
+                self.branches.len() - 1
+            });
+        let (header_bytes, body) = (record.header_bytes().clone(), record.body_bytes().cloned());
+        let stored = Stored { digest: record.digest(), header: header_bytes, body };
+        self.branches[place].records.insert(header.seq, stored);
+        self.branches[place].next = header.seq + 1;
+    }
+
+    pub(super) fn branch(&self, path: &BranchPath) -> Option<&Branch> {
+        self.branches.iter().find(|branch| branch.path == *path)
+    }
+
+    /// Returns what a scan goes over, in its order, from `begin` on: the branch's place, the branch, seq and record.
+    pub(super) fn in_range(
+        &self,
+        scan: &Scan,
+        begin: Option<(usize, u64)>,
+    ) -> impl Iterator<Item = (usize, &Branch, u64, &Stored)> {
+        let newest_first = scan.order == ScanOrder::NewestFirst;
+        let asked = scan.branch.clone();
+        let branches = self.branches.iter().enumerate();
+        let branches =
+            branches.filter(move |(_, branch)| asked.as_ref().is_none_or(|path| branch.path == *path));
+        let (seq_min, seq_max) = (scan.seq_min.unwrap_or(0), scan.seq_max.unwrap_or(u64::MAX));
+        let reached = move |place: usize, seq: u64| match begin {
+            None => true,
+            Some((at, from)) => {
+                place > at || (place == at && if newest_first { seq <= from } else { seq >= from })
+            }
+        };
+        branches.flat_map(move |(place, branch)| {
+            let records = branch.records.iter();
+            let mut records: Vec<_> = records
+                .filter(|(seq, _)| (seq_min..=seq_max).contains(seq) && reached(place, **seq))
+                .map(|(seq, stored)| (place, branch, *seq, stored))
+                .collect();
+            if newest_first {
+                records.reverse();
+            }
+            records
+        })
+    }
+
+    pub(super) fn summary(&self) -> RunSummary {
+        let record = self.sealed.record();
+        let stored = || self.branches.iter().flat_map(|branch| branch.records.values());
+        let bytes = |stored: &Stored| stored.header.len() + stored.body.as_ref().map_or(0, |body| body.len());
+        RunSummary {
+            run: record.run.clone(),
+            workflow: record.workflow.clone(),
+            path: record.path.clone(),
+            status: RunSummary::true_status(&self.summary, self.holder.as_ref()),
+            summary: self.summary.clone(),
+            labels: record.labels.clone(),
+            created_at: record.created_at,
+            updated_at: self.updated_at,
+            checkpoints: stored().count() as u64,
+            bytes: stored().map(bytes).sum::<usize>() as u64,
+            holder: self.holder.clone(),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Evidence as it is committed: claims that can be checked, the rule over them, and what was found.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::is_default;
+
+/// Claims and the rule over them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pack {
+    /// How many of the claims must hold; none means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<u32>,
+    /// The claims; an empty list holds for nothing.
+    pub claims: Vec<Claim>,
+}
+
+/// One thing that can be checked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// Kind of evidence, such as `file_sha256`.
+    pub kind: String,
+    /// What it is about: a path beneath the base folder, a table, an address.
+    pub subject: String,
+    /// A name given by the user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What must be found, secrets masked.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub expect: Value,
+    /// The expectation was taken from the world when the step committed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pinned: bool,
+    /// It dies with the machine: a process, a port, a container.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub live: bool,
+    /// What came out when the step committed.
+    pub verdict: Verdict,
+    /// What was found, secrets masked.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub found: Value,
+    /// Why it could not be checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// When, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checked_at: Option<Timestamp>,
+}
+
+/// What came out of a check. Only `Ok` is trust.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It holds.
+    Ok,
+    /// It does not.
+    Failed,
+    /// It could not be checked.
+    Unknown,
+    /// It was not checked, on purpose.
+    Skipped,
+}

@@ -1,0 +1,398 @@
+//! The header of a checkpoint: what happened, and where in the chain.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::evidence::Pack;
+use super::is_default;
+use super::run::{Definition, RunStatus};
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+
+/// The fixed part of a checkpoint: it outlives its state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// Format version, [`FORMAT`].
+    pub v: u32,
+    /// The run.
+    pub run: RunId,
+    /// The branch.
+    pub branch: BranchPath,
+    /// 1-based position on the branch.
+    pub seq: u64,
+    /// Digest of the record before on this branch; on the first, none. After damage was moved to quarantine, the
+    /// newest sound one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prev: Option<Digest>,
+    /// The record whose state and position this one continues, where that is not the one before: after a rollback, or
+    /// after damage. 0 where it continues none: after a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<u64>,
+    /// Why this record was written.
+    pub reason: Reason,
+    /// The step the phase speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<StepId>,
+    /// Which try of the step.
+    #[serde(default, skip_serializing_if = "Try::is_none")]
+    pub at: Try,
+    /// What happened.
+    pub phase: Phase,
+    /// The tries whose start this record commits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub started: Vec<Start>,
+    /// The body, absent where a later record of the same batch carries it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<BodyRef>,
+    /// The branch ends with this record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+    /// The first record of a resume.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub resumed: bool,
+    /// How the run stands, on a record after which nothing goes on by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<RunStatus>,
+    /// Claims and their verdicts, as committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<Pack>,
+    /// Tokens and cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// What the step said: events, report text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<Note>,
+    /// Names for looking the record up.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// An id given by a foreign client; looked up by index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<String>,
+    /// The record of this branch that this one belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<u64>,
+    /// A changed workflow that the run goes on with from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<Definition>,
+    /// On a first record: digest of the frozen run record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Digest>,
+    /// On the record of a join: Merkle root of the children's last digests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub children: Option<Digest>,
+    /// The fencing token it was appended under.
+    pub token: u64,
+    /// When it was made, for people.
+    pub created_at: Timestamp,
+}
+
+impl Header {
+    /// Returns the record whose state this one continues; a first record continues none, nor does a restart.
+    pub fn basis(&self) -> Option<u64> {
+        self.basis.or_else(|| self.seq.checked_sub(1)).filter(|seq| *seq > 0)
+    }
+
+    /// Names the record as people write it.
+    pub fn reference(&self) -> CheckpointRef {
+        CheckpointRef { run: self.run.clone(), branch: self.branch.clone(), seq: self.seq }
+    }
+}
+
+/// Why a record was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The branch begins.
+    Start,
+    /// A step ended or began.
+    Step,
+    /// A failed step is tried again.
+    Retry,
+    /// A stop was asked for.
+    Stopped,
+    /// A long step was still running.
+    Interval,
+    /// The graph asked to stop here.
+    Interrupt,
+    /// An answer arrived.
+    Answer,
+    /// A person asked for it.
+    Manual,
+    /// An older position was restored.
+    Rollback,
+    /// Children were opened.
+    Fork,
+    /// Children were joined.
+    Join,
+    /// Evidence was pinned anew.
+    Accept,
+    /// The records before were damaged.
+    Repair,
+    /// A finished step is deliberately done again.
+    Redo,
+    /// The run or branch was cancelled.
+    Cancel,
+}
+
+/// Which try of a step: attempt within iteration within epoch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Try {
+    /// 1-based count of tries of this step in this iteration and epoch; 0 where no step is meant.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attempt: u32,
+    /// Place in the loops around the step, outermost first; empty outside loops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub iteration: Vec<u32>,
+    /// How often it was deliberately redone.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub epoch: u32,
+}
+
+impl Try {
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A step whose start a record commits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// The step.
+    pub step: StepId,
+    /// Which try of it.
+    #[serde(default, skip_serializing_if = "Try::is_none")]
+    pub at: Try,
+}
+
+/// What happened at a step boundary.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Steps were started, and nothing else happened.
+    Started,
+    /// The step is done.
+    Completed(Ending),
+    /// The step failed.
+    Failed(Failure),
+    /// The step was stopped before its end, or, if not `in_progress`, before its process existed.
+    Interrupted {
+        /// Something had run.
+        in_progress: bool,
+        /// Who asked: a signal's name or a person.
+        by: String,
+    },
+    /// The step waits.
+    Waiting(Vec<Wait>),
+    /// The step is passed over, decided now and never again.
+    Skipped(SkipCause),
+    /// A durable result inside a step.
+    Progress {
+        /// Its key.
+        key: String,
+        /// Its value.
+        value: Value,
+    },
+    /// The position of `basis` holds again.
+    Restored,
+}
+
+impl Phase {
+    /// Returns the word for the phase used in JSON and on screens.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::Completed(_) => "completed",
+            Self::Failed(_) => "failed",
+            Self::Interrupted { .. } => "interrupted",
+            Self::Waiting(_) => "waiting",
+            Self::Skipped(_) => "skipped",
+            Self::Progress { .. } => "progress",
+            Self::Restored => "restored",
+        }
+    }
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ending {
+    /// Exit code of its process, if it had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Its outputs, where small; [`OUTPUTS_INLINE_BYTES_MAX`]. All of them are in the state.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outputs: BTreeMap<String, Value>,
+    /// Size of the outputs in bytes where they are too large to stand here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outputs_bytes: Option<u64>,
+    /// The command as it was run, secrets masked, where it is not the text of the workflow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// What it printed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Printed>,
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// The kind of failure, by which `retry.when` and `continue_on_error` choose.
+    pub kind: FailureKind,
+    /// The error and its causes, outermost first.
+    pub error: Vec<String>,
+    /// The step runs again by itself.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub retried: bool,
+    /// The workflow goes on all the same: the step counts as finished.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tolerated: bool,
+    /// Exit code, outputs and log, as far as there are any.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ending: Ending,
+}
+
+/// What kind of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The process ended with a code other than 0.
+    Exit,
+    /// The process was ended by a signal that we did not send.
+    Signal,
+    /// The step took longer than it may.
+    Timeout,
+    /// The process could not be started.
+    Spawn,
+    /// An expression could not be evaluated.
+    Expression,
+    /// Declared outputs could not be read.
+    Outputs,
+    /// Evidence did not hold or could not be checked.
+    Evidence,
+    /// The step's own error.
+    Error,
+}
+
+/// What a step printed: the log is in the store's blobs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Printed {
+    /// Bytes printed, masked; the log may hold fewer.
+    pub bytes: u64,
+    /// SHA-256 of all bytes printed, masked.
+    pub digest: Digest,
+    /// The end of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tail: String,
+}
+
+/// Why a step was passed over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipCause {
+    /// Its `if` was false.
+    Condition(String),
+    /// A step that it needs was skipped.
+    Need(StepId),
+}
+
+/// What a branch waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wait {
+    /// Identifies the wait: hash of branch, step, iteration, epoch and key.
+    pub id: String,
+    /// The key given in the step.
+    pub key: String,
+    /// What is awaited.
+    pub on: WaitKind,
+    /// What a person is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<Value>,
+}
+
+/// The kinds of waiting.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitKind {
+    /// A person's answer.
+    Answer,
+    /// A signal of this name.
+    Signal(String),
+    /// A time.
+    Until(Timestamp),
+    /// All child branches.
+    Children,
+}
+
+/// How a branch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// Everything on it is done.
+    Completed,
+    /// It failed for good: a dead letter.
+    Failed,
+    /// It was passed over.
+    Skipped,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// Tokens and cost of a step, summed over a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    /// Tokens read.
+    #[serde(default)]
+    pub tokens_in: u64,
+    /// Tokens written.
+    #[serde(default)]
+    pub tokens_out: u64,
+    /// Cost, in the currency of the workflow.
+    #[serde(default)]
+    pub cost: f64,
+    /// The model that was used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+}
+
+/// What a step said beside its result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Note {
+    /// An event of the step's own.
+    Event {
+        /// Its name.
+        name: String,
+        /// Its data.
+        data: Value,
+    },
+    /// Markdown for the report.
+    Report(String),
+    /// Something a person should know, such as a checkpoint that was lost and tolerated.
+    Warning(String),
+}
+
+/// What the header says of its body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BodyRef {
+    /// SHA-256 of the body's bytes.
+    pub digest: Digest,
+    /// Size of the body in bytes.
+    pub bytes: u64,
+    /// Size of the position at its start; one newline follows, then the state.
+    pub position_bytes: u64,
+    /// How the state is encoded: `json`, or a name that a foreign client chose.
+    pub codec: String,
+    /// Version of the state's schema; a state without one is version 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub schema: u32,
+}

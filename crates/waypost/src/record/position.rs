@@ -1,0 +1,105 @@
+//! The position of a branch: its frontier and its ledger.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::header::{Try, Wait};
+use super::is_default;
+use crate::id::StepId;
+
+/// All that is unfinished on a branch, and where the results of what is finished stand.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Position {
+    /// The unfinished steps whose needs are met. What is neither here nor downstream of it is finished.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frontier: Vec<FrontierEntry>,
+    /// Finished steps that can still matter, with the record that counts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ledger: BTreeMap<StepId, Settled>,
+    /// The record that carries the definition in force, where that is not the one of the run record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<u64>,
+    /// Steps started so far on this branch, for the step limit; crashes do not reset it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub steps_started: u64,
+}
+
+/// How a finished step was settled, and by which record of the branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Settled {
+    /// It completed.
+    Completed(u64),
+    /// It was skipped.
+    Skipped(u64),
+    /// It failed, and that was tolerated.
+    Tolerated(u64),
+}
+
+impl Settled {
+    /// Returns the seq of the record that counts.
+    pub fn seq(self) -> u64 {
+        match self {
+            Self::Completed(seq) | Self::Skipped(seq) | Self::Tolerated(seq) => seq,
+        }
+    }
+}
+
+/// An unfinished step whose needs are met.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontierEntry {
+    /// The step.
+    pub step: StepId,
+    /// How far it is.
+    pub status: Status,
+    /// Which try: of `ready`, the last one made (0 if none); of the others, the one meant.
+    #[serde(default, skip_serializing_if = "Try::is_none")]
+    pub at: Try,
+    /// Failures counted against the retry budget; a user's resume starts it anew, a crash does not touch it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub failures: u32,
+    /// The record in which this status began.
+    pub since: u64,
+    /// When a delayed try or a sleep is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake_at: Option<Timestamp>,
+    /// What it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<Wait>,
+    /// The exit code, seen and recorded while evidence was still being checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exited: Option<i32>,
+    /// The fan-out it is in the middle of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fan: Option<Fan>,
+}
+
+/// How far an unfinished step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It may start.
+    Ready,
+    /// It was started; if nothing follows, it was cut.
+    Started,
+    /// It waits for an answer, a signal, a time or its children.
+    Waiting,
+    /// It failed and its retries are used up.
+    Failed,
+}
+
+/// How far a fan-out is: children are opened page by page.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fan {
+    /// The frozen items, in the store's blobs.
+    pub items: String,
+    /// How many items there are.
+    pub total: u64,
+    /// How many children are open or were.
+    pub opened: u64,
+}

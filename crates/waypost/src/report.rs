@@ -1,0 +1,398 @@
+//! The report: progressive Markdown that a person can read while the run goes on, and when its end is never reached.
+//!
+//! A report is a [`head`] and one [`Section`] for each step that came to something. Sections carry an invisible first
+//! line, their marker, by which [`put`] replaces the section of a step that ran again, so that none stands twice.
+//! Everything is derived from records: a report may be deleted, and is never read back to decide anything. This module
+//! makes text; where it is kept is the business of stores.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::id::{BranchPath, StepId};
+use crate::record::{
+    Ending, Failure, Header, Note, Pack, Phase, Record, RunRecord, RunStatus, SkipCause, Verdict,
+};
+
+/// Which section: one for each step, branch and place in loops. Attempts and redone steps share theirs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SectionKey {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// Place in the loops around the step.
+    pub iteration: Vec<u32>,
+}
+
+/// What the report says of one step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// Which step, where.
+    pub key: SectionKey,
+    /// Markdown: the marker, a heading, a table of facts, what the step said. Ends with an empty line.
+    pub text: String,
+}
+
+/// How every marker begins, at the start of a line. Text from steps never has it there.
+const MARKER: &str = "<!-- section ";
+/// Longest value in a table cell: a table stays readable, the whole value is in the checkpoint.
+const CELL_CHARS_MAX: usize = 300;
+
+impl SectionKey {
+    /// Returns the line that begins the section in a report, without its end of line.
+    pub fn marker(&self) -> String {
+        let iteration: String = self.iteration.iter().map(|count| format!(" {count}")).collect();
+        format!("{MARKER}{} {}{iteration} -->", self.branch, self.step)
+    }
+}
+
+/// Returns the top of a report: what run this is, and how it stands. It ends with an empty line.
+pub fn head(run: &RunRecord, status: RunStatus) -> String {
+    let mut text = format!("# {}\n\n", inline(&run.workflow));
+    let mut facts = vec![("run", code(run.run.as_str())), ("status", format!("**{}**", status.name()))];
+    if let Some(path) = &run.path {
+        facts.push(("workflow", code(path)));
+    }
+    if let Some(parent) = &run.parent {
+        let reference = crate::id::CheckpointRef {
+            run: parent.run.clone(),
+            branch: parent.branch.clone(),
+            seq: parent.seq,
+        };
+        facts.push(("forked from", code(&reference.to_string())));
+    }
+    facts.push(("made", run.created_at.to_string()));
+    table(&mut text, ["", ""], facts.into_iter().map(|(name, value)| [name.to_owned(), value]));
+    let params = run.params.iter().map(|(name, value)| [code(name), cell(value)]);
+    table(&mut text, ["param", "value"], params);
+    text
+}
+
+/// Returns what a record adds to the report; `None` if it is not about what a step came to.
+pub fn section(record: &Record) -> Option<Section> {
+    let header = record.header();
+    let step = header.step.clone()?;
+    let key = SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() };
+    let status = status_of(&header.phase)?;
+    let mut text = format!("{}\n## {}: {status}\n\n", key.marker(), title(&key));
+    let facts = facts(header).into_iter().map(|(name, value)| [name.to_owned(), value]);
+    table(&mut text, ["", ""], facts);
+    match &header.phase {
+        Phase::Completed(ending) => outputs(&mut text, ending),
+        Phase::Failed(failure) => failed(&mut text, failure),
+        Phase::Waiting(waits) => {
+            for wait in waits {
+                let question = wait.question.as_ref().map(|question| format!(": {}", cell(question)));
+                let _ = writeln!(text, "- {}{}", code(&wait.key), question.unwrap_or_default());
+            }
+            text.push('\n');
+        }
+        _ => {}
+    }
+    if let Some(pack) = &header.evidence {
+        evidence(&mut text, pack);
+    }
+    for note in &header.notes {
+        match note {
+            Note::Report(markdown) => text.push_str(&contained(markdown)),
+            Note::Warning(warning) => {
+                let _ = writeln!(text, "> **Warning:** {}\n", inline(warning));
+            }
+            Note::Event { .. } => {}
+        }
+    }
+    Some(Section { key, text })
+}
+
+/// Puts a section into a report: in the place of the one with the same key, else at the end.
+///
+/// Where nothing has to be replaced, the result is `report` with the section's text after it, so that a store may
+/// append to a file instead; [`contains`] tells.
+pub fn put(report: &str, section: &Section) -> String {
+    let Some((from, to)) = place(report, &section.key) else {
+        return format!("{report}{}", section.text);
+    };
+    format!("{}{}{}", &report[..from], section.text, &report[to..])
+}
+
+/// Says whether a report has a section of this key.
+pub fn contains(report: &str, key: &SectionKey) -> bool {
+    place(report, key).is_some()
+}
+
+/// Replaces the top of a report, up to its first section.
+pub fn put_head(report: &str, head: &str) -> String {
+    let from = starts(report).next().unwrap_or(report.len());
+    format!("{head}{}", &report[from..])
+}
+
+fn place(report: &str, key: &SectionKey) -> Option<(usize, usize)> {
+    let marker = key.marker();
+    let is_it = |start: &usize| report[*start..].lines().next() == Some(marker.as_str());
+    let from = starts(report).find(is_it)?;
+    let to = starts(report).find(|start| *start > from).unwrap_or(report.len());
+    Some((from, to))
+}
+
+/// Returns where each section of a report begins, with its marker.
+pub(crate) fn markers(report: &str) -> impl Iterator<Item = (usize, &str)> {
+    starts(report).map(|start| (start, report[start..].lines().next().unwrap_or_default()))
+}
+
+/// Returns where sections begin.
+fn starts(report: &str) -> impl Iterator<Item = usize> {
+    report.match_indices(MARKER).map(|(at, _)| at).filter(|at| *at == 0 || report.as_bytes()[at - 1] == b'\n')
+}
+
+fn title(key: &SectionKey) -> String {
+    let place: Vec<_> = key.iteration.iter().map(u32::to_string).collect();
+    let place = if place.is_empty() { String::new() } else { format!(" [{}]", place.join(".")) };
+    let branch = if key.branch.is_main() { String::new() } else { format!("{}/", key.branch) };
+    format!("{}{place}", code(&format!("{branch}{}", key.step)))
+}
+
+fn status_of(phase: &Phase) -> Option<&'static str> {
+    Some(match phase {
+        Phase::Completed(_) => "completed",
+        Phase::Failed(failure) if failure.retried => "failed, is tried again",
+        Phase::Failed(failure) if failure.tolerated => "failed, tolerated",
+        Phase::Failed(_) => "failed",
+        Phase::Skipped(_) => "skipped",
+        Phase::Waiting(_) => "waiting",
+        Phase::Interrupted { in_progress: true, .. } => "interrupted",
+        Phase::Interrupted { in_progress: false, .. }
+        | Phase::Started
+        | Phase::Progress { .. }
+        | Phase::Restored => return None,
+    })
+}
+
+fn facts(header: &Header) -> Vec<(&'static str, String)> {
+    let mut facts =
+        vec![("checkpoint", code(&header.reference().to_string())), ("at", header.created_at.to_string())];
+    if header.at.attempt > 1 {
+        facts.push(("attempt", header.at.attempt.to_string()));
+    }
+    if header.at.epoch > 0 {
+        facts.push(("redone", header.at.epoch.to_string()));
+    }
+    let ending = match &header.phase {
+        Phase::Completed(ending) => Some(ending),
+        Phase::Failed(failure) => Some(&failure.ending),
+        _ => None,
+    };
+    if let Some(command) = ending.and_then(|ending| ending.command.as_ref()) {
+        facts.push(("command", code(&clip(command))));
+    }
+    if let Some(exit_code) = ending.and_then(|ending| ending.exit_code) {
+        facts.push(("exit code", exit_code.to_string()));
+    }
+    if let Some(log) = ending.and_then(|ending| ending.log.as_ref()) {
+        facts.push(("printed", format!("{} bytes", log.bytes)));
+    }
+    match &header.phase {
+        Phase::Skipped(SkipCause::Condition(text)) => {
+            facts.push(("because", format!("{} is false", code(&clip(text)))))
+        }
+        Phase::Skipped(SkipCause::Need(step)) => {
+            facts.push(("because", format!("{} was skipped", code(step.as_str()))))
+        }
+        Phase::Interrupted { by, .. } => facts.push(("by", inline(by))),
+        _ => {}
+    }
+    if let Some(usage) = &header.usage {
+        let model = usage.model.as_ref().map(|model| format!(", {}", inline(model))).unwrap_or_default();
+        let (read, wrote, cost) = (usage.tokens_in, usage.tokens_out, usage.cost);
+        facts.push(("usage", format!("{read} tokens in, {wrote} out, cost {cost}{model}")));
+    }
+    facts
+}
+
+fn outputs(text: &mut String, ending: &Ending) {
+    table(text, ["output", "value"], ending.outputs.iter().map(|(name, value)| [code(name), cell(value)]));
+    if let Some(bytes) = ending.outputs_bytes {
+        let _ = writeln!(text, "Outputs: {bytes} bytes, in the checkpoint.\n");
+    }
+}
+
+fn failed(text: &mut String, failure: &Failure) {
+    for (depth, error) in failure.error.iter().enumerate() {
+        let _ = writeln!(text, "{}- {}", "  ".repeat(depth), inline(error));
+    }
+    text.push('\n');
+    outputs(text, &failure.ending);
+    if let Some(log) = failure.ending.log.as_ref().filter(|log| !log.tail.is_empty()) {
+        text.push_str("The end of its log:\n\n");
+        fenced(text, &log.tail);
+    }
+}
+
+fn evidence(text: &mut String, pack: &Pack) {
+    let rule = pack.at_least.map_or_else(|| "all of".to_owned(), |count| format!("at least {count} of"));
+    let ok = pack.claims.iter().filter(|claim| claim.verdict == Verdict::Ok).count();
+    let _ = writeln!(text, "Evidence: {ok} ok, {rule} {} needed.\n", pack.claims.len());
+    let rows = pack.claims.iter().map(|claim| {
+        let name = claim.name.as_ref().map(|name| format!("{}: ", inline(name))).unwrap_or_default();
+        let why = claim.error.as_ref().map(|error| inline(error)).unwrap_or_default();
+        [
+            verdict_name(claim.verdict).to_owned(),
+            format!("{name}{} {}", inline(&claim.kind), code(&clip(&claim.subject))),
+            cell(&claim.expect),
+            if why.is_empty() { cell(&claim.found) } else { why },
+        ]
+    });
+    table(text, ["verdict", "claim", "expected", "found"], rows);
+}
+
+fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Failed => "failed",
+        Verdict::Unknown => "unknown",
+        Verdict::Skipped => "skipped",
+    }
+}
+
+/// Writes a table, unless it has no rows. Cells are Markdown on one line.
+fn table<const N: usize>(text: &mut String, head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
+    let mut rows = rows.into_iter().peekable();
+    if rows.peek().is_none() {
+        return;
+    }
+    let _ = writeln!(text, "| {} |\n|{}", head.join(" | "), " --- |".repeat(N));
+    for row in rows {
+        // A bar ends a cell even inside of code, so it is escaped everywhere.
+        let cells = row.map(|cell| cell.replace('|', "\\|"));
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    }
+    text.push('\n');
+}
+
+/// Shows a value on one line.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) if !text.is_empty() && !text.contains(char::is_control) => code(&clip(text)),
+        value => code(&clip(&value.to_string())),
+    }
+}
+
+fn clip(text: &str) -> String {
+    match text.char_indices().nth(CELL_CHARS_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns the longest run of `mark` in a text.
+fn longest_run(text: &str, mark: char) -> usize {
+    let mut longest = 0;
+    let mut run = 0;
+    for found in text.chars() {
+        run = if found == mark { run + 1 } else { 0 };
+        longest = longest.max(run);
+    }
+    longest
+}
+
+/// Shows text as code on one line, whatever it holds.
+fn code(text: &str) -> String {
+    let text = printable(text).replace(['\n', '\t'], " ");
+    let fence = "`".repeat(longest_run(&text, '`') + 1);
+    // One space within each fence is taken off again by every reader of Markdown.
+    let pad = if text.starts_with('`') || text.ends_with('`') || text.is_empty() { " " } else { "" };
+    format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+/// Shows text as a paragraph on one line, with nothing in it taken for Markdown or HTML.
+fn inline(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for found in printable(text).replace(['\n', '\t'], " ").chars() {
+        if matches!(found, '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '#' | '&' | '~' | '!') {
+            escaped.push('\\');
+        }
+        escaped.push(found);
+    }
+    escaped
+}
+
+/// Shows text as a block of code, whatever it holds.
+fn fenced(text: &mut String, content: &str) {
+    let content = printable(content);
+    let fence = "`".repeat(longest_run(&content, '`').max(2) + 1);
+    let _ = writeln!(text, "{fence}text\n{}\n{fence}\n", content.trim_end_matches('\n'));
+}
+
+/// Returns the text without escape sequences of terminals and other control characters.
+fn printable(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(found) = rest.next() {
+        match found {
+            '\u{1b}' if rest.peek() == Some(&'[') => {
+                rest.next();
+                // A sequence goes on to its first letter or sign from `@` to `~`.
+                while rest.next_if(|part| (' '..='?').contains(part)).is_some() {}
+                rest.next_if(|end| ('@'..='~').contains(end));
+            }
+            '\r' if rest.peek() == Some(&'\n') => {}
+            '\r' => clean.push('\n'),
+            '\n' | '\t' => clean.push(found),
+            found if found.is_control() => clean.push('\u{fffd}'),
+            found => clean.push(found),
+        }
+    }
+    clean
+}
+
+/// Returns a step's own Markdown so that it ends where it ends: an open block of code or comment is closed, and no line
+/// of it is taken for a marker.
+fn contained(markdown: &str) -> String {
+    let mut text = String::with_capacity(markdown.len() + 8);
+    let mut fence: Option<(char, usize)> = None;
+    let mut comment = false;
+    for line in printable(markdown).lines() {
+        if line.starts_with(MARKER.trim_end()) {
+            text.push(' ');
+        }
+        text.push_str(line);
+        text.push('\n');
+        match fence {
+            Some((mark, length)) => {
+                let bare = line.trim();
+                if bare.len() >= length && bare.chars().all(|found| found == mark) && indent(line) < 4 {
+                    fence = None;
+                }
+            }
+            None if comment => comment = !line.contains("-->"),
+            None => {
+                fence = fence_of(line);
+                let open = line.rfind("<!--");
+                comment = fence.is_none() && open.is_some_and(|open| !line[open..].contains("-->"));
+            }
+        }
+    }
+    if let Some((mark, length)) = fence {
+        text.extend(std::iter::repeat_n(mark, length));
+        text.push('\n');
+    }
+    if comment {
+        text.push_str("-->\n");
+    }
+    text.push('\n');
+    text
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start_matches(' ').len()
+}
+
+/// Returns the mark and length of the fence that a line opens, if it does.
+fn fence_of(line: &str) -> Option<(char, usize)> {
+    let bare = line.trim_start_matches(' ');
+    let mark = bare.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
+    let length = bare.chars().take_while(|found| *found == mark).count();
+    let rest = &bare[length..];
+    (indent(line) < 4 && length >= 3 && !(mark == '`' && rest.contains('`'))).then_some((mark, length))
+}

@@ -1,0 +1,407 @@
+//! Where records live: the trait that every store fulfils, and its contract.
+//!
+//! A store keeps bytes and their order; it decides nothing. It knows headers, since it looks records up by them and
+//! keeps a summary of each run, and it never looks into a state. What to do next is the plan's business
+//! ([`crate::plan`]), doing it the engine's ([`crate::engine`]).
+
+use std::collections::BTreeSet;
+use std::fmt::{Debug, Display};
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::id::{BranchPath, RunId};
+use crate::lock::{Holder, RunLock};
+use crate::record::{Record, SealedRun};
+
+mod batch;
+mod error;
+mod query;
+
+pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
+pub use error::{Damage, StoreError};
+pub use query::{
+    Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,
+    Scanned, Trimmed,
+};
+
+/// Keeps runs and their records.
+///
+/// Object-safe, without default bodies: what a store must do is what stands here. Conveniences are in [`StoreExt`].
+///
+/// # Contract
+///
+/// Each clause has a test of the same name in `waypost-testing`, run against every store.
+///
+/// - `create_is_all_or_nothing`: after [`create`](Self::create) the run, its frozen record and its first batch are
+///   there, or nothing is.
+/// - `create_refuses_an_existing_run`: and changes nothing of it.
+/// - `acknowledged_is_durable`: what `create` or [`append`](Self::append) acknowledged is read back by a store opened
+///   afterwards.
+/// - `append_is_all_or_nothing`: of a batch that is refused, nothing is there.
+/// - `append_continues_the_chain`: a record whose `seq` is not the next of its branch, or whose `prev` is not the
+///   digest of the record before, is refused with [`StoreError::Conflict`]. Only a record with reason `repair` may
+///   leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
+/// - `append_is_answered_once`: a batch repeated with the same id is answered [`Appended::Before`] and not applied
+///   again, even if it gave the lease back.
+/// - `append_needs_the_lease`: a token that is not the newest of its run is refused with [`StoreError::Fenced`], for
+///   good.
+/// - `acquire_excludes`: while one holds the lease, another gets [`StoreError::Held`] that names the holder.
+/// - `acquire_raises_the_token`: every lease has a greater token than all before it.
+/// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease can be acquired at once,
+///   and the old one is refused.
+/// - `renew_tells_of_stop_requests`: a pending stop or cancel signal is answered by [`renew`](Self::renew) until it is
+///   consumed; a lost lease is told as lost.
+/// - `heads_are_the_newest_of_open_branches`: in the order in which the branches were opened; a branch whose newest
+///   header has `end` is not among them.
+/// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound one that has
+///   a body, and what was passed over is listed. No seq is given twice, not even that of a record in quarantine.
+/// - `run_returns_exact_bytes`: the frozen record is the one given to `create`, to the byte; a damaged one is
+///   [`StoreError::Damaged`] with seq 0, and hinders neither its own checkpoints nor other runs.
+/// - `load_returns_exact_bytes`: header and body are those appended, to the byte.
+/// - `load_names_the_older_sound_one`: a damaged record is [`StoreError::Damaged`], never returned.
+/// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in either
+///   direction; a page ends with a cursor from which the next one goes on; damaged headers are listed, not returned.
+/// - `runs_come_newest_first`: in order of creation, by count and not by clock.
+/// - `runs_tell_the_truth`: a run whose holder is dead is `interrupted`, or `in_doubt`, whatever was last written.
+/// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
+/// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
+///   only the holder may.
+/// - `trim_drops_states_never_headers`: the newest `keep` sound checkpoints with a body, never fewer than 2, keep it.
+/// - `delete_removes_everything`: and only while nobody holds the lease.
+/// - `reading_needs_no_lease`: and changes nothing.
+/// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is
+///   empty, not damage.
+/// - `closed_refuses`: after [`close`](Self::close) every call is [`StoreError::Closed`].
+#[async_trait]
+pub trait Store: Debug + Display + Send + Sync {
+    /// Makes a run and takes its lease: frozen record and first batch in one transaction.
+    ///
+    /// The records of `first` carry token [`FIRST_TOKEN`].
+    ///
+    /// # Errors
+    /// - [`StoreError::Exists`]: there is such a run. Nothing changed; resume it or choose another id.
+    /// - [`StoreError::Held`]: somebody is making or deleting it right now. Nothing changed.
+    /// - Others as for [`append`](Self::append).
+    async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError>;
+
+    /// Returns the frozen record of a run and its summary.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::Damaged`]: its frozen record is not what was written; its checkpoints may still be sound.
+    async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError>;
+
+    /// Takes the lease of a branch, unless another holds it. A local store leases the whole run at once.
+    ///
+    /// # Errors
+    /// - [`StoreError::Held`]: by whom and since when. Nothing changed; wait, or stop that run.
+    /// - [`StoreError::NotFound`]: no such run.
+    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError>;
+
+    /// Extends leases that run out, and answers what was asked of their runs meanwhile; one answer for each lease.
+    ///
+    /// # Errors
+    /// Those of the store's medium; the leases then hold until their time.
+    async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError>;
+
+    /// Gives a lease back. With `wake_at`, the run is due again at that time.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`]: it was lost before; nothing changed.
+    async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError>;
+
+    /// Appends a batch, all or nothing, and returns when it is as durable as the run asks.
+    ///
+    /// # Errors
+    /// - [`StoreError::Fenced`]: another took the lease. Nothing was written; stop all work of this run.
+    /// - [`StoreError::Conflict`]: not the next record. Nothing was written; a bug of the caller, or damage.
+    /// - [`StoreError::Full`], [`StoreError::Io`]: nothing of the batch is acknowledged, and what was acknowledged
+    ///   before is untouched. After a failed sync the store refuses further appends ([`StoreError::Poisoned`]) until
+    ///   it is opened again.
+    /// - [`StoreError::Unknown`]: the answer was lost; send the same batch again with the same id.
+    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError>;
+
+    /// Returns the newest sound record of each open branch, with its body, a page at a time.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::Damaged`]: a branch has records and none is sound; `older` is `None`.
+    async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError>;
+
+    /// Returns one record with its body, as far as retention kept it, verified.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: no such run, branch or seq.
+    /// - [`StoreError::Damaged`]: not what was written; names the next older sound record.
+    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError>;
+
+    /// Returns records without bodies, verified, as asked.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]: no such run.
+    async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError>;
+
+    /// Returns summaries of runs, newest first.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError>;
+
+    /// Leaves a durable message for a run; needs no lease.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]: no such run.
+    async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError>;
+
+    /// Returns the messages not yet consumed, oldest first.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]: no such run.
+    async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError>;
+
+    /// Moves a damaged record aside.
+    ///
+    /// # Errors
+    /// - [`StoreError::Fenced`]: the lease was lost.
+    /// - [`StoreError::Invalid`]: the record is sound; nothing changed.
+    async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError>;
+
+    /// Drops the bodies of all but the newest `keep` checkpoints of each branch that have one (at least 2 stay).
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`]: the lease was lost.
+    async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError>;
+
+    /// Removes a run with everything that belongs to it.
+    ///
+    /// # Errors
+    /// - [`StoreError::Held`]: it is running. Nothing changed.
+    /// - [`StoreError::NotFound`]: no such run.
+    async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
+
+    /// Closes the store; leases end.
+    ///
+    /// # Errors
+    /// Those of the store's medium, for what was acknowledged as `async`.
+    async fn close(&self) -> Result<(), StoreError>;
+
+    /// Returns the place for logs and other large things that are not records.
+    fn blobs(&self) -> &dyn Blobs;
+
+    /// Returns the folder in which a person finds `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
+    fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
+
+    /// Returns the folder that holds the store; paths in run records are relative to it.
+    fn home(&self) -> Option<&Path>;
+}
+
+/// How long [`StoreExt::wait_while_dying`] waits: killing every process of a run takes tens of milliseconds; beyond
+/// this one is stuck in the kernel, and a person must know.
+pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
+/// How often it looks.
+const LET_GO_POLL: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// The token of the lease that [`Store::create`] gives.
+pub const FIRST_TOKEN: u64 = 1;
+
+/// Keeps logs and large lists, in order, beside the records. Losing one is not damage to a run.
+#[async_trait]
+pub trait Blobs: Debug + Send + Sync {
+    /// Appends `bytes`, at most [`BLOB_CHUNK_BYTES`], to the blob `name` of the lease's run. Not synced.
+    ///
+    /// `name` is one or more path segments of letters, digits, `.`, `_`, `-`, joined by `/`, such as
+    /// `logs/fetch.1.log`.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`]: the lease was lost; nothing was written. [`StoreError::Invalid`]: not such a name.
+    async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; empty at the end and for a blob that is not there.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError>;
+}
+
+/// Checks the name of a blob, as [`Blobs::append`] says. No segment is `.` or `..`, so that none leaves its folder.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: it is no such name.
+pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let sound = |segment: &str| {
+        !matches!(segment, "" | "." | "..") && segment.len() <= 255 && segment.bytes().all(allowed)
+    };
+    if name.len() <= BLOB_NAME_BYTES_MAX && name.split('/').all(sound) {
+        return Ok(());
+    }
+    // The name may be anything: enough of it to recognise it.
+    let name: String = name.chars().take(80).collect();
+    Err(StoreError::Invalid(format!("`{name}` is not the name of a blob: it looks like `logs/fetch.1.log`")))
+}
+
+/// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
+pub const BLOB_NAME_BYTES_MAX: usize = 512;
+
+/// Size of a chunk: a log line arrives soon, and a row of a database stays small.
+pub const BLOB_CHUNK_BYTES: usize = 64 << 10;
+
+/// The right to append to a run.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    run: RunId,
+    token: u64,
+    lock: Option<Arc<RunLock>>,
+}
+
+impl Lease {
+    /// Makes a lease; for stores. Local stores pass the kernel lock that stands behind it.
+    pub fn new(run: RunId, token: u64, lock: Option<RunLock>) -> Self {
+        Self { run, token, lock: lock.map(Arc::new) }
+    }
+
+    /// Returns the run.
+    pub fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    /// Returns the fencing token; every record appended under this lease carries it.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Returns the kernel lock behind the lease, if the store is local.
+    pub fn lock(&self) -> Option<&RunLock> {
+        self.lock.as_deref()
+    }
+}
+
+/// The answer to a renewal.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Renewal {
+    /// The lease holds. With what was asked of the run and is not consumed yet, oldest first.
+    Held(Vec<Signal>),
+    /// Another has the lease: stop all work of this run.
+    Lost,
+}
+
+/// Whether a batch was applied now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Appended {
+    /// Applied by this call.
+    Now,
+    /// Applied before by the same batch id.
+    Before,
+}
+
+/// Whether a signal is new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signalled {
+    /// It is.
+    Now,
+    /// One with this id was left before; nothing changed.
+    Before,
+}
+
+/// Whether [`Store::trim`] does it or only says what it would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrimMode {
+    /// Drop the bodies.
+    Apply,
+    /// Only count.
+    DryRun,
+}
+
+/// Conveniences over any store.
+#[async_trait]
+pub trait StoreExt: Store {
+    /// Returns the newest sound record of a branch, whether it is open or not; with its body if it has one.
+    ///
+    /// # Errors
+    /// As [`Store::scan`] and [`Store::load`]; [`StoreError::NotFound`] if the branch has no record.
+    async fn newest(&self, run: &RunId, branch: &BranchPath) -> Result<Record, StoreError> {
+        let scan =
+            Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+        let found = self.scan(&scan).await?;
+        let record = found.records.first().ok_or_else(|| StoreError::no_branch(run, branch))?;
+        self.load(run, branch, record.header().seq).await
+    }
+
+    /// Returns the effective history of a branch from `seq` back: the walk of `basis`, newest first, without bodies.
+    ///
+    /// What a rollback undid is not on it. Reads the branch's headers once, a page at a time.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn history(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Vec<Record>, StoreError> {
+        let mut walk = Vec::new();
+        let mut next = Some(seq);
+        let mut scan = Scan {
+            branch: Some(branch.clone()),
+            order: ScanOrder::NewestFirst,
+            seq_max: Some(seq),
+            ..Scan::of(run)
+        };
+        loop {
+            let page = self.scan(&scan).await?;
+            for record in page.records {
+                if next == Some(record.header().seq) {
+                    next = record.header().basis();
+                    walk.push(record);
+                } else if next.is_some_and(|seq| seq > record.header().seq) {
+                    // The record meant is damaged or in quarantine: go on with the next sound one below.
+                    next = record.header().basis();
+                    walk.push(record);
+                }
+            }
+            match page.next {
+                Some(cursor) if next.is_some() => scan.cursor = Some(cursor),
+                _ => return Ok(walk),
+            }
+        }
+    }
+
+    /// Waits, at most [`LET_GO_MAX`], while the run's lock is held on behalf of a process that is gone: its supervisor
+    /// is ending what it left. Returns at once if it is free or its holder lives.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if it took too long.
+    async fn wait_while_dying(&self, run: &RunId) -> Result<(), StoreError> {
+        let begun = std::time::Instant::now();
+        loop {
+            // What is wrong with the run itself, the caller's next call says better.
+            let Ok(entry) = self.run(run).await else { return Ok(()) };
+            match entry.summary.holder {
+                Some(holder) if holder.is_gone() => {
+                    if begun.elapsed() > LET_GO_MAX {
+                        return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
+                    }
+                }
+                _ => return Ok(()),
+            }
+            tokio::time::sleep(LET_GO_POLL).await;
+        }
+    }
+
+    /// Returns the names of all branches of a run that have records, open or not.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
+        let mut names = BTreeSet::new();
+        let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
+        loop {
+            let page = self.scan(&scan).await?;
+            names.extend(page.records.iter().map(|record| record.header().branch.clone()));
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(names),
+            }
+        }
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}

@@ -1,0 +1,320 @@
+//! What a person finds in the folder of a run: every event once, every section once, whatever crashed in between.
+
+use std::convert::Infallible;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use waypost::disk::RealDisk;
+use waypost::events::{self, Event};
+use waypost::folder::{RunFolder, append_blob, read_blob};
+use waypost::record::{Record, RunStatus};
+use waypost::store::{BLOB_CHUNK_BYTES, StoreError};
+
+use crate::records::{Chain, run_record};
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("runs/r-1")
+    }
+
+    fn folder(&self) -> RunFolder {
+        RunFolder::new(Arc::new(RealDisk), self.path(), &run_record("r-1"))
+    }
+
+    /// Takes the folder up again, as the next writer does, with what the store has.
+    fn healed(&self, stored: &[Record]) -> RunFolder {
+        let mut folder = self.folder();
+        folder.heal(newest_first(stored)).unwrap();
+        assert!(folder.take_trouble().is_none());
+        folder
+    }
+
+    fn events(&self) -> String {
+        fs::read_to_string(self.path().join("events.jsonl")).unwrap()
+    }
+
+    fn report(&self) -> String {
+        fs::read_to_string(self.path().join("report.md")).unwrap()
+    }
+}
+
+fn newest_first(records: &[Record]) -> impl Iterator<Item = Result<Record, Infallible>> {
+    records.iter().rev().cloned().map(Ok)
+}
+
+fn lines_of(records: &[Record]) -> String {
+    let events = records.iter().flat_map(|record| events::of(record.header()));
+    events.map(|event| format!("{}\n", serde_json::to_string(&event).unwrap())).collect()
+}
+
+fn four(chain: &mut Chain) -> Vec<Record> {
+    vec![chain.started("fetch"), chain.completed("fetch"), chain.failed("load", 1), chain.completed("load")]
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn events_and_sections_follow_each_commit() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let mut folder = place.folder();
+
+    let mut records = four(&mut chain);
+    records.push(chain.ended("publish", RunStatus::Completed));
+    for record in &records {
+        folder.committed(std::slice::from_ref(record));
+    }
+
+    assert!(folder.take_trouble().is_none());
+    assert_eq!(place.events(), lines_of(&records));
+    for line in place.events().lines() {
+        serde_json::from_str::<Event>(line).unwrap();
+    }
+    let report = place.report();
+    assert!(report.starts_with("# nightly\n"), "{report}");
+    assert!(report.contains("**completed**"), "{report}");
+    for step in ["fetch", "load", "publish"] {
+        assert_eq!(report.matches(&format!("<!-- section main {step} -->")).count(), 1, "{report}");
+    }
+}
+
+#[test]
+fn files_are_for_their_owner_only() {
+    let place = Place::new();
+    let mut folder = place.folder();
+
+    folder.committed(&four(&mut Chain::new("r-1")));
+    append_blob(&RealDisk, &place.path(), "logs/fetch.1.log", b"x").unwrap();
+
+    for (name, expect) in [
+        ("", 0o700),
+        ("events.jsonl", 0o600),
+        ("report.md", 0o600),
+        ("logs", 0o700),
+        ("logs/fetch.1.log", 0o600),
+    ] {
+        assert_eq!(mode(&place.path().join(name)), expect, "{name}");
+    }
+}
+
+#[test]
+fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let mut folder = place.folder();
+
+    folder.committed(&[chain.failed("early", 1)]);
+    folder.committed(&[chain.completed("other")]);
+    folder.committed(&[chain.failed("early", 2), chain.failed("last", 1), chain.failed("last", 2)]);
+    folder.committed(&[chain.failed("last", 3)]);
+    // A new writer knows the sections of the one before.
+    let mut folder = place.folder();
+    folder.committed(&[chain.completed("last"), chain.completed("early")]);
+
+    let report = place.report();
+    assert_eq!(report.matches("<!-- section ").count(), 3, "{report}");
+    assert!(!report.contains("failed"), "{report}");
+    let order: Vec<usize> =
+        ["early", "other", "last"].map(|s| report.find(&format!("main {s} -->")).unwrap()).into();
+    assert!(order.is_sorted(), "{report}");
+}
+
+#[test]
+fn a_torn_last_line_is_cut_off_and_what_is_missing_is_added() {
+    let mut chain = Chain::new("r-1");
+    let records = four(&mut chain);
+    let whole = lines_of(&records);
+    let report = {
+        let place = Place::new();
+        place.folder().committed(&records);
+        place.report()
+    };
+
+    // A crash may leave any part of the file, with any part of the last line.
+    let ends = whole.match_indices('\n').flat_map(|(end, _)| [end, end + 1]);
+    for len in (0..=whole.len()).step_by(37).chain(ends) {
+        let place = Place::new();
+        place.folder().committed(&records);
+        let file = fs::OpenOptions::new().write(true).open(place.path().join("events.jsonl")).unwrap();
+        file.set_len(len as u64).unwrap();
+
+        place.healed(&records);
+
+        assert_eq!(place.events(), whole, "cut at {len}");
+        assert_eq!(place.report(), report, "cut at {len}");
+    }
+}
+
+#[test]
+fn the_next_event_after_a_torn_line_is_not_swallowed() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let mut records = four(&mut chain);
+    place.folder().committed(&records);
+    let torn = place.events().len() - 5;
+    let file = fs::OpenOptions::new().write(true).open(place.path().join("events.jsonl")).unwrap();
+    file.set_len(torn as u64).unwrap();
+
+    let mut folder = place.healed(&records);
+    records.push(chain.completed("publish"));
+    folder.committed(&records[4..]);
+
+    assert_eq!(place.events(), lines_of(&records));
+}
+
+#[test]
+fn healing_asks_for_no_more_than_is_missing() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let records: Vec<Record> = (0..50).map(|count| chain.completed(&format!("s{count}"))).collect();
+    place.folder().committed(&records[..48]);
+
+    let mut asked = 0;
+    let counted = newest_first(&records).inspect(|_| asked += 1);
+    place.folder().heal(counted).unwrap();
+
+    assert_eq!(asked, 3, "two that are missing, and the one that was last");
+    assert_eq!(place.events(), lines_of(&records));
+}
+
+#[test]
+fn nothing_is_written_when_nothing_is_missing() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let records = four(&mut chain);
+    place.folder().committed(&records);
+    let before = fs::metadata(place.path().join("report.md")).unwrap().modified().unwrap();
+
+    place.healed(&records);
+
+    assert_eq!(fs::metadata(place.path().join("report.md")).unwrap().modified().unwrap(), before);
+    assert_eq!(place.events(), lines_of(&records));
+}
+
+#[test]
+fn deleted_files_come_back() {
+    let place = Place::new();
+    let records = four(&mut Chain::new("r-1"));
+    place.folder().committed(&records);
+    let report = place.report();
+    fs::remove_file(place.path().join("events.jsonl")).unwrap();
+    fs::remove_file(place.path().join("report.md")).unwrap();
+
+    place.healed(&records);
+
+    assert_eq!(place.events(), lines_of(&records));
+    assert_eq!(place.report(), report);
+}
+
+#[test]
+fn a_torn_section_is_written_again() {
+    let records = four(&mut Chain::new("r-1"));
+    let place = Place::new();
+    place.folder().committed(&records);
+    let (report, events) = (place.report(), lines_of(&records[..3]));
+    let from = report.find("<!-- section main load").unwrap();
+
+    for len in (from..report.len()).step_by(5) {
+        fs::write(place.path().join("report.md"), &report[..len]).unwrap();
+        fs::write(place.path().join("events.jsonl"), &events).unwrap();
+
+        place.healed(&records);
+
+        assert_eq!(place.report(), report, "cut at {len}");
+    }
+}
+
+#[test]
+fn leftovers_of_a_crash_are_removed() {
+    let place = Place::new();
+    let records = four(&mut Chain::new("r-1"));
+    place.folder().committed(&records);
+    fs::write(place.path().join(".tmp-99-0"), "half").unwrap();
+
+    place.healed(&records);
+
+    assert!(!place.path().join(".tmp-99-0").exists());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_told_and_filled_in_later() {
+    let place = Place::new();
+    let mut chain = Chain::new("r-1");
+    let records = four(&mut chain);
+    let mut folder = place.folder();
+    folder.committed(&records[..1]);
+    // A folder in the place of the file cannot be opened by anybody, root included.
+    fs::remove_file(place.path().join("events.jsonl")).unwrap();
+    fs::create_dir(place.path().join("events.jsonl")).unwrap();
+    let mut folder = place.folder();
+
+    folder.committed(&records[1..2]);
+    let trouble = folder.take_trouble().unwrap();
+    folder.committed(&records[2..]);
+
+    assert!(trouble.path.ends_with("events.jsonl"), "{trouble}");
+    assert!(folder.take_trouble().is_none());
+    fs::remove_dir(place.path().join("events.jsonl")).unwrap();
+    place.healed(&records);
+    assert_eq!(place.events(), lines_of(&records));
+}
+
+#[test]
+fn blobs_are_read_back_at_their_place() {
+    let place = Place::new();
+    let path = place.path();
+
+    append_blob(&RealDisk, &path, "logs/a/b.log", b"one ").unwrap();
+    append_blob(&RealDisk, &path, "logs/a/b.log", b"two").unwrap();
+    append_blob(&RealDisk, &path, "items", b"[]").unwrap();
+
+    assert_eq!(read_blob(&RealDisk, &path, "logs/a/b.log", 0).unwrap(), b"one two");
+    assert_eq!(read_blob(&RealDisk, &path, "logs/a/b.log", 4).unwrap(), b"two");
+    assert_eq!(read_blob(&RealDisk, &path, "logs/a/b.log", 7).unwrap(), b"");
+    assert_eq!(read_blob(&RealDisk, &path, "logs/none", 0).unwrap(), b"");
+    assert_eq!(read_blob(&RealDisk, &path, "items", 0).unwrap(), b"[]");
+}
+
+#[test]
+fn blobs_come_in_chunks_and_stay_in_their_folder() {
+    let place = Place::new();
+    let path = place.path();
+    let large = vec![b'x'; BLOB_CHUNK_BYTES];
+
+    append_blob(&RealDisk, &path, "logs/l", &large).unwrap();
+    append_blob(&RealDisk, &path, "logs/l", &large).unwrap();
+
+    assert_eq!(read_blob(&RealDisk, &path, "logs/l", 1).unwrap().len(), BLOB_CHUNK_BYTES);
+    assert!(matches!(
+        append_blob(&RealDisk, &path, "l", &[0; BLOB_CHUNK_BYTES + 1]),
+        Err(StoreError::Invalid(_))
+    ));
+    assert!(matches!(append_blob(&RealDisk, &path, "../../x", b"x"), Err(StoreError::Invalid(_))));
+    assert!(matches!(read_blob(&RealDisk, &path, "../run.json", 0), Err(StoreError::Invalid(_))));
+    assert!(!place.dir.path().join("x").exists());
+}
+
+#[test]
+fn a_blob_is_not_written_through_a_symbolic_link() {
+    let place = Place::new();
+    append_blob(&RealDisk, &place.path(), "logs/a", b"x").unwrap();
+    let outside = place.dir.path().join("outside");
+    fs::write(&outside, "mine").unwrap();
+    std::os::unix::fs::symlink(&outside, place.path().join("logs/link")).unwrap();
+
+    assert!(append_blob(&RealDisk, &place.path(), "logs/link", b"x").is_err());
+
+    assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
+}

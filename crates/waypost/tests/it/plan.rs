@@ -1,0 +1,371 @@
+//! The pure plan, played through on the cases that break naive designs.
+//!
+//! A case is text in, text out; only [`plan_of`] calls the API. A graph is a line a step, `id: need need`, with marks:
+//! `!` not idempotent, `>target` a route, `~path` a subject of its evidence, `[a b]` the steps of its children. A
+//! position is a line a branch, `BRANCH@SEQ | frontier | ledger`; evidence is a line a claim,
+//! `BRANCH step path verdict-at-commit verdict-now [pinned] [live]`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use waypost::graph::{Graph, Step};
+use waypost::plan::{Effective, Verdicts, checks, plan};
+use waypost::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
+use waypost::{BranchPath, Digest, StepId};
+
+const NOW: &str = "2026-11-21T12:00:00Z";
+
+fn plan_of(graph: &str, positions: &str, evidence: &str) -> String {
+    let graph = graph_of(graph);
+    let (packs, verdicts) = evidence_of(evidence);
+    let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
+    for branch in &mut effective {
+        branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
+    }
+    let plan = plan(&graph, &effective, &verdicts, NOW.parse().unwrap());
+    let mut text = String::new();
+    for decision in &plan.decisions {
+        let branch = if decision.branch.is_main() { String::new() } else { format!("{}/", decision.branch) };
+        writeln!(text, "{} {branch}{}: {}", decision.action.name(), decision.step, decision.cause).unwrap();
+    }
+    text
+}
+
+fn checks_of(graph: &str, positions: &str, evidence: &str) -> String {
+    let (packs, _) = evidence_of(evidence);
+    let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
+    for branch in &mut effective {
+        branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
+    }
+    let found = checks(&graph_of(graph), &effective);
+    found.iter().map(|check| format!("{} {}", check.step, check.claim.subject)).collect::<Vec<_>>().join("\n")
+}
+
+fn graph_of(text: &str) -> Graph {
+    let mut steps = Vec::new();
+    for line in text.trim().lines() {
+        let (head, rest) = line.trim().split_once(':').unwrap_or((line.trim(), ""));
+        let (rest, children) = match rest.split_once('[') {
+            Some((rest, children)) => (rest, Some(children.trim_end_matches([']', ' ']).replace(", ", "\n"))),
+            None => (rest, None),
+        };
+        let id = StepId::new(head.trim_end_matches('!')).unwrap();
+        let marked = |mark: char| rest.split_whitespace().filter_map(move |word| word.strip_prefix(mark));
+        let needs = rest.split_whitespace().filter(|word| !word.starts_with(['>', '~']));
+        let needs = needs.map(|need| StepId::new(need).unwrap()).collect();
+        let mut step = Step::new(id, needs, Digest::of(line.as_bytes()));
+        step.idempotent = !head.ends_with('!');
+        step.routes = marked('>').map(|target| StepId::new(target).unwrap()).collect();
+        step.subjects = marked('~').map(str::to_owned).collect();
+        step.children = children.map(|text| Box::new(graph_of(&text)));
+        steps.push(step);
+    }
+    Graph::new(steps, 4).unwrap()
+}
+
+/// `main@5 | b started 2, c ready | a=3 x=skipped:4`
+fn position_of(line: &str) -> Effective {
+    let parts: Vec<&str> = line.trim().split('|').map(str::trim).collect();
+    let (branch, seq) = parts[0].split_once('@').unwrap();
+    let entries = parts[1].split(',').filter(|entry| !entry.trim().is_empty());
+    let settled = parts.get(2).into_iter().flat_map(|ledger| ledger.split_whitespace()).map(|entry| {
+        let (step, at) = entry.split_once('=').unwrap();
+        let settled = match at.split_once(':') {
+            Some(("skipped", seq)) => Settled::Skipped(seq.parse().unwrap()),
+            Some(("tolerated", seq)) => Settled::Tolerated(seq.parse().unwrap()),
+            _ => Settled::Completed(at.parse().unwrap()),
+        };
+        (StepId::new(step).unwrap(), settled)
+    });
+    Effective {
+        branch: BranchPath::new(branch).unwrap(),
+        seq: seq.parse().unwrap(),
+        position: Position {
+            frontier: entries.map(entry_of).collect(),
+            ledger: settled.collect(),
+            ..Position::default()
+        },
+        evidence: BTreeMap::new(),
+        stopped_by: None,
+    }
+}
+
+/// `step status [attempt] [iN] [eN] [f] [at TIME] [asks KEY]`
+fn entry_of(text: &str) -> FrontierEntry {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let after = |word: &str| words.iter().position(|w| *w == word).map(|at| words[at + 1]);
+    let marked =
+        |mark: char| words[2..].iter().filter_map(|w| w.strip_prefix(mark)).find_map(|n| n.parse().ok());
+    let status = match words[1] {
+        "ready" => Status::Ready,
+        "started" => Status::Started,
+        "waiting" => Status::Waiting,
+        "failed" => Status::Failed,
+        other => panic!("no status {other}"),
+    };
+    let wait =
+        |key: &str| Wait { id: key.to_owned(), key: key.to_owned(), on: WaitKind::Answer, question: None };
+    FrontierEntry {
+        step: StepId::new(words[0]).unwrap(),
+        status,
+        at: Try {
+            attempt: words.get(2).and_then(|n| n.parse().ok()).unwrap_or(1),
+            iteration: marked('i').into_iter().collect(),
+            epoch: marked('e').unwrap_or(0),
+        },
+        failures: u32::from(words.contains(&"f")),
+        since: 1,
+        wake_at: after("at").map(|time| time.parse::<Timestamp>().unwrap()),
+        waits: after("asks").map(wait).into_iter().collect(),
+        exited: None,
+        fan: None,
+    }
+}
+
+fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Verdicts) {
+    let mut packs: BTreeMap<BranchPath, BTreeMap<StepId, Pack>> = BTreeMap::new();
+    let mut verdicts = Verdicts::new();
+    for line in text.trim().lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let verdict = |word: &str| match word {
+            "ok" => Verdict::Ok,
+            "failed" => Verdict::Failed,
+            "unknown" => Verdict::Unknown,
+            other => panic!("no verdict {other}"),
+        };
+        let (branch, step) = (BranchPath::new(words[0]).unwrap(), StepId::new(words[1]).unwrap());
+        let empty = || Pack { at_least: None, claims: Vec::new() };
+        let pack = packs.entry(branch.clone()).or_default().entry(step.clone()).or_insert_with(empty);
+        verdicts.insert((branch, step, pack.claims.len()), verdict(words[4]));
+        pack.claims.push(Claim {
+            kind: "file_sha256".to_owned(),
+            subject: words[2].to_owned(),
+            name: None,
+            expect: Value::Null,
+            pinned: words.contains(&"pinned"),
+            live: words.contains(&"live"),
+            verdict: verdict(words[3]),
+            found: Value::Null,
+            error: None,
+            checked_at: None,
+        });
+    }
+    (packs, verdicts)
+}
+
+/// Shows a text as a block, so that a case reads like what a person would see.
+macro_rules! expect {
+    ($actual:expr, $expect:expr) => {
+        let expect: String = $expect.trim().lines().map(|line| format!("{}\n", line.trim())).collect();
+        assert_eq!($actual, expect);
+    };
+}
+
+const LINE: &str = "a\nb: a\nc: b";
+
+#[test]
+fn a_crash_between_steps_starts_the_next_one() {
+    expect!(
+        plan_of(LINE, "main@2 | b started | a=2", ""),
+        "reuse a: completed at @2
+         run b: attempt 1 was cut: it started and its end is not recorded
+         run c: after `b`"
+    );
+}
+
+#[test]
+fn a_failed_step_is_tried_again_and_nothing_after_it_is_skipped() {
+    expect!(
+        plan_of(LINE, "main@4 | b failed 2 f |", ""),
+        "reuse a: completed
+         retry b: attempt 2 failed
+         run c: after `b`"
+    );
+}
+
+#[test]
+fn a_graph_with_two_steps_in_flight_is_planned_from_one_record() {
+    expect!(
+        plan_of("a\nb\nc: a\nd: a b", "main@2 | b started, c started | a=2", ""),
+        "reuse a: completed at @2
+         run b: attempt 1 was cut: it started and its end is not recorded
+         run c: attempt 1 was cut: it started and its end is not recorded
+         run d: after `b`"
+    );
+}
+
+#[test]
+fn a_delayed_try_waits_until_it_is_due() {
+    let later = "main@3 | b ready 1 f at 2026-11-21T12:00:05Z |";
+    let earlier = "main@3 | b ready 1 f at 2026-11-21T11:59:59Z |";
+
+    expect!(
+        plan_of(LINE, later, ""),
+        "reuse a: completed
+         wait b: the next attempt is due at 2026-11-21T12:00:05Z
+         run c: after `b`"
+    );
+    expect!(
+        plan_of(LINE, earlier, ""),
+        "reuse a: completed
+         retry b: attempt 1 failed
+         run c: after `b`"
+    );
+}
+
+#[test]
+fn skipped_and_tolerated_steps_stay_decided() {
+    expect!(
+        plan_of("a\nb: a\nc: b\nd: c", "main@5 | d started | a=2 b=skipped:3 c=tolerated:4", ""),
+        "reuse a: completed at @2
+         skip b: skipped at @3
+         reuse c: failed at @4, which the workflow tolerates
+         run d: attempt 1 was cut: it started and its end is not recorded"
+    );
+}
+
+#[test]
+fn cut_is_known() {
+    expect!(
+        plan_of("a\nb!: a\nc: b", "main@3 | b started | a=2", ""),
+        "reuse a: completed at @2
+         ask b: attempt 1 was cut and the step is not idempotent: whether it took effect is not known
+         run c: after `b`"
+    );
+}
+
+#[test]
+fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
+    let graph = "a!: ~out\nb: a";
+    let cut = "main@1 | a started |";
+
+    let held = plan_of(graph, cut, "main a out unknown ok");
+    let pinned = plan_of(graph, cut, "main a out ok ok pinned");
+    let failed = plan_of(graph, cut, "main a out unknown failed");
+    let unknown = plan_of(graph, cut, "main a out unknown unknown");
+
+    assert!(held.starts_with("reuse a: it was cut, and its evidence shows that it is done"), "{held}");
+    for asked in [pinned, failed, unknown] {
+        assert!(asked.starts_with("ask a: attempt 1 was cut"), "{asked}");
+    }
+}
+
+#[test]
+fn a_foreach_is_planned_branch_by_branch() {
+    let graph = "list\nsummarise: list [ask, check: ask]\npublish: summarise";
+    let positions = "main@9 | summarise waiting asks branches | list=2
+        summarise:17@2 | ask started 2 |
+        summarise:eu%2Fwest@3 | check failed 1 f | ask=2";
+
+    expect!(
+        plan_of(graph, positions, ""),
+        "reuse list: completed at @2
+         wait summarise: it waits for an answer to `branches`
+         run publish: after `summarise`
+         run summarise:17/ask: attempt 2 was cut: it started and its end is not recorded
+         run summarise:17/check: after `ask`
+         reuse summarise:eu%2Fwest/ask: completed at @2
+         retry summarise:eu%2Fwest/check: attempt 1 failed"
+    );
+}
+
+#[test]
+fn in_a_loop_only_what_lies_before_it_is_finished() {
+    expect!(
+        plan_of("start\nx: start\ny: x >x >end\nend", "main@28 | y failed 1 i7 f | start=2", ""),
+        "reuse start: completed at @2
+         run x: after `y`
+         retry y: attempt 1 failed
+         run end: after `y`"
+    );
+}
+
+#[test]
+fn a_rollback_is_planned_from_the_restored_position_alone() {
+    // @34 restored @12: iteration 3 again, in a new epoch. Nothing of iterations 4 to 7 is looked at.
+    expect!(
+        plan_of("start\nx: start\ny: x >x >end\nend", "main@34 | x ready 0 i4 e1 | start=2 y=12", ""),
+        "reuse start: completed at @2
+         run x: all it needs is finished
+         run y: after `x`
+         run end: after `y`"
+    );
+}
+
+#[test]
+fn two_branches_ask_at_once_each_with_its_own_question() {
+    let graph = "split: [ask]\njoin: split";
+    let positions = "main@3 | split waiting asks children |
+        split:a@2 | ask waiting 1 asks first |
+        split:b@2 | ask waiting 1 asks second |";
+
+    expect!(
+        plan_of(graph, positions, ""),
+        "wait split: it waits for an answer to `children`
+         run join: after `split`
+         wait split:a/ask: it waits for an answer to `first`
+         wait split:b/ask: it waits for an answer to `second`"
+    );
+}
+
+#[test]
+fn a_claim_binds_to_the_newest_step_that_makes_it() {
+    let graph = "a: ~f\nb: a\nc: b ~f";
+    let position = "main@6 | | a=2 c=5";
+    let evidence = "main a f ok failed pinned\nmain c f ok ok pinned";
+
+    assert_eq!(checks_of(graph, position, evidence), "c f");
+    expect!(
+        plan_of(graph, position, evidence),
+        "reuse a: completed at @2
+         reuse b: completed
+         reuse c: completed at @5"
+    );
+}
+
+#[test]
+fn a_subject_that_a_cut_step_is_rewriting_is_not_judged() {
+    let graph = "a: ~f\nd: a ~f";
+    let cut = "main@3 | d started | a=2";
+
+    assert_eq!(checks_of(graph, cut, "main a f ok failed pinned"), "");
+    assert!(plan_of(graph, cut, "main a f ok failed pinned").starts_with("reuse a: completed at @2"));
+}
+
+#[test]
+fn failed_evidence_runs_the_step_again_and_rechecks_what_follows() {
+    expect!(
+        plan_of("a: ~f\nb: a\nc: b\nx", "main@5 | | a=2 b=3 c=4", "main a f ok failed"),
+        "run a: evidence no longer holds: file_sha256 f
+         recheck b: upstream changed: `a` runs again
+         recheck c: upstream changed: `a` runs again
+         reuse x: completed"
+    );
+}
+
+#[test]
+fn verdicts_are_earned() {
+    let graph = "a: ~f";
+    let done = "main@2 | | a=2";
+
+    let unknown = plan_of(graph, done, "main a f ok unknown");
+    let failed_not_idempotent = plan_of("a!: ~f", done, "main a f ok failed");
+    let live = plan_of(graph, done, "main a f ok failed live");
+
+    expect!(unknown, "ask a: evidence could not be checked: file_sha256 f");
+    expect!(failed_not_idempotent, "ask a: evidence no longer holds: file_sha256 f");
+    expect!(live, "restart a: evidence no longer holds: file_sha256 f");
+}
+
+#[test]
+fn a_check_without_a_verdict_counts_as_unknown() {
+    let graph = graph_of("a: ~f");
+    let mut done = position_of("main@2 | | a=2");
+    done.evidence = evidence_of("main a f ok ok").0.remove(&BranchPath::main()).unwrap();
+
+    let plan = plan(&graph, &[done], &Verdicts::new(), NOW.parse().unwrap());
+
+    assert_eq!(plan.questions().count(), 1);
+}

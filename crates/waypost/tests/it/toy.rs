@@ -1,0 +1,193 @@
+//! A program whose steps do as they are told, for tests of the engine.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use waypost::engine::{
+    Admission, Attempt, BeginError, Ended, OnFailure, Performed, Program, Settlement, Told,
+};
+use waypost::graph::{Graph, Retry, Step};
+use waypost::record::{Durability, Ending, Failure, FailureKind, RunRecord, SkipCause};
+use waypost::store::Lease;
+use waypost::{Digest, RunId, StepId};
+
+/// What a step does on an attempt.
+#[derive(Debug, Clone)]
+pub(crate) enum Does {
+    /// Completes with outputs.
+    Ok(Value),
+    /// Fails.
+    Fail,
+    /// Hangs until it is told to stop.
+    Hang,
+    /// Is skipped.
+    Skip,
+}
+
+/// Steps and what they do, by step and attempt; a step without an entry completes.
+#[derive(Debug)]
+pub(crate) struct Toy {
+    graph: Graph,
+    does: HashMap<(String, u32), Does>,
+    tolerated: Vec<String>,
+    pub(crate) trace: Arc<Mutex<Vec<String>>>,
+}
+
+impl Toy {
+    /// `a; b: a; c!: a b` — steps with their needs; `!` marks one that is not idempotent.
+    pub(crate) fn new(text: &str, parallel_max: usize) -> Self {
+        let step = |line: &str| {
+            let (id, needs) = line.trim().split_once(':').unwrap_or((line.trim(), ""));
+            let needs = needs.split_whitespace().map(|need| StepId::new(need).unwrap()).collect();
+            let mut step =
+                Step::new(StepId::new(id.trim_end_matches('!')).unwrap(), needs, Digest::of(id.as_bytes()));
+            step.idempotent = !id.ends_with('!');
+            step
+        };
+        let graph = Graph::new(text.split(';').map(step).collect(), parallel_max).unwrap();
+        Self { graph, does: HashMap::new(), tolerated: Vec::new(), trace: Arc::default() }
+    }
+
+    pub(crate) fn does(mut self, step: &str, attempt: u32, does: Does) -> Self {
+        self.does.insert((step.to_owned(), attempt), does);
+        self
+    }
+
+    pub(crate) fn retry(mut self, step: &str, max: u32, delay: Duration) -> Self {
+        let mut steps = self.graph.steps().to_vec();
+        let found = steps.iter_mut().find(|s| s.id.as_str() == step).unwrap();
+        found.retry = Retry { max, delay, ..Retry::default() };
+        self.graph = Graph::new(steps, self.graph.parallel_max()).unwrap();
+        self
+    }
+
+    pub(crate) fn timeout(mut self, step: &str, timeout: Duration) -> Self {
+        let mut steps = self.graph.steps().to_vec();
+        steps.iter_mut().find(|s| s.id.as_str() == step).unwrap().timeout = Some(timeout);
+        self.graph = Graph::new(steps, self.graph.parallel_max()).unwrap();
+        self
+    }
+
+    pub(crate) fn tolerate(mut self, step: &str) -> Self {
+        self.tolerated.push(step.to_owned());
+        self
+    }
+
+    /// The same steps for another session, with one trace for both.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            graph: self.graph.clone(),
+            does: self.does.clone(),
+            tolerated: self.tolerated.clone(),
+            trace: Arc::clone(&self.trace),
+        }
+    }
+
+    /// The same, but every step completes.
+    pub(crate) fn healed(&self) -> Self {
+        Self { does: HashMap::new(), ..self.again() }
+    }
+
+    pub(crate) fn trace(&self) -> String {
+        self.trace.lock().unwrap().join(" ")
+    }
+
+    pub(crate) fn record(&self, run: &str) -> RunRecord {
+        RunRecord {
+            v: 1,
+            run: RunId::new(run).unwrap(),
+            workflow: "toy".to_owned(),
+            definition: self.graph.definition(None),
+            path: None,
+            base: None,
+            params: serde_json::Map::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            settings: serde_json::Map::new(),
+            durability: Durability::Sync,
+            retention: None,
+            parent: None,
+            tool: "test".to_owned(),
+            actor: String::new(),
+            created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
+        }
+    }
+}
+
+pub(crate) fn failure(kind: FailureKind, error: &str) -> Failure {
+    let ending = Ending { exit_code: Some(1), ..Ending::default() };
+    Failure { kind, error: vec![error.to_owned()], retried: false, tolerated: false, ending }
+}
+
+#[async_trait]
+impl Program for Toy {
+    type State = BTreeMap<String, Value>;
+    type Job = Does;
+    type Output = Value;
+
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn schema(&self) -> u32 {
+        1
+    }
+
+    fn admit(&self, step: &Step, _: &Self::State) -> Result<Admission, Failure> {
+        match self.does.get(&(step.id.to_string(), 1)) {
+            Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
+            _ => Ok(Admission::Run),
+        }
+    }
+
+    fn prepare(&self, _: &Step, _: &Self::State) -> Result<Does, Failure> {
+        Ok(Does::Ok(Value::Null))
+    }
+
+    async fn perform(&self, _: Does, attempt: Attempt) -> Performed<Value> {
+        self.trace.lock().unwrap().push(attempt.step.to_string());
+        let key = (attempt.step.to_string(), attempt.at.attempt);
+        match self.does.get(&key).cloned().unwrap_or(Does::Ok(json!({ "n": attempt.at.attempt }))) {
+            Does::Ok(value) => {
+                let outputs =
+                    value.as_object().map(|map| map.clone().into_iter().collect()).unwrap_or_default();
+                let ending = Ending { exit_code: Some(0), outputs, ..Ending::default() };
+                Performed::Completed { output: value, ending, told: Told::default() }
+            }
+            Does::Fail => Performed::Failed {
+                failure: failure(FailureKind::Exit, "exit code 1"),
+                told: Told::default(),
+            },
+            Does::Hang => match attempt.stopped().await {
+                Ended::Stop(_) => Performed::Stopped { in_progress: true },
+                Ended::Timeout(_) => Performed::Failed {
+                    failure: failure(FailureKind::Timeout, "too slow"),
+                    told: Told::default(),
+                },
+            },
+            Does::Skip => unreachable!("a skipped step is not performed"),
+        }
+    }
+
+    fn on_failure(&self, step: &Step, _: &Failure) -> OnFailure {
+        OnFailure { retry: true, tolerate: self.tolerated.contains(&step.id.to_string()) }
+    }
+
+    fn apply(&self, state: &mut Self::State, step: &Step, settled: Settlement<'_, Value>) {
+        let value = match settled {
+            Settlement::Completed(value, _) => value,
+            Settlement::Tolerated(_) => json!("tolerated"),
+            Settlement::Skipped => json!("skipped"),
+        };
+        state.insert(step.id.to_string(), value);
+    }
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}

@@ -1,0 +1,50 @@
+//! Raw limit of everything that digests: SHA-256 over a large buffer, and over records of 1 KB.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use sha2::{Digest as _, Sha256};
+
+use super::append::RECORD_BYTES;
+use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+
+const LARGE: &str = "SHA-256, 8 MiB";
+const SMALL: &str = "SHA-256, 1 KB";
+
+/// Larger than the caches of a core, so that memory counts too.
+const BUFFER_BYTES: usize = 8 << 20;
+
+/// About a third of a second each.
+const COUNT_BUFFERS: u32 = 60;
+const COUNT_RECORDS: u32 = 400_000;
+
+/// SHA-256 of "abc": the one-block example of FIPS 180-2, appendix B.1.
+const ABC: [u8; 4] = [0xba, 0x78, 0x16, 0xbf];
+
+pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
+    let (buffers, records) = (bench.count(COUNT_BUFFERS), bench.count(COUNT_RECORDS));
+    let buffer = measure::noise(BUFFER_BYTES);
+    let record = measure::noise(RECORD_BYTES);
+    let subjects = vec![
+        Subject::new(LARGE, Unit::BytesPerSecond, move || round(&buffer, buffers)),
+        Subject::new(SMALL, Unit::BytesPerSecond, move || round(&record, records)),
+    ];
+    // Every record is digested by itself: were the start of a digest dear, records would have to be digested in
+    // batches.
+    let small = Demand {
+        claim: "digesting record by record costs little more",
+        ours: SMALL,
+        limit: Some(LARGE),
+        bound: Bound::AtLeast(0.5),
+    };
+    Ok(Topic { name: "hash", subjects, demands: vec![small] })
+}
+
+fn round(bytes: &[u8], count: u32) -> anyhow::Result<f64> {
+    ensure!(Sha256::digest(b"abc")[..4] == ABC, "SHA-256 is wrong");
+    let start = Instant::now();
+    for _ in 0..count {
+        std::hint::black_box(Sha256::digest(std::hint::black_box(bytes)));
+    }
+    Ok(measure::per_second(count, start) * bytes.len() as f64)
+}

@@ -1,0 +1,62 @@
+//! Raw limits of the command line: a loop that starts the shell of a step and waits for it, and does nothing else,
+//! once as a script and once by the cheapest call there is.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+
+use super::measure::{self, Bench, Subject, Topic, Unit};
+
+/// The subject's name, for demands of other topics.
+pub(super) const LOOP: &str = "loop of bash that starts the step's shell, `true`";
+const DIRECT: &str = "start of the step's shell, `true`, by posix_spawn";
+
+/// As many as the steps of the run that is measured against it.
+const COUNT: u32 = 1_000;
+
+/// The shell that a step has when the workflow names none.
+const SHELL: [&str; 4] = ["bash", "-euo", "pipefail", "-c"];
+
+pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
+    let count = bench.count(COUNT);
+    let subjects = vec![
+        Subject::new(LOOP, Unit::Milliseconds, move || script(count)),
+        Subject::new(DIRECT, Unit::Milliseconds, move || direct(count)),
+    ];
+    Ok(Topic { name: "spawn", subjects, demands: Vec::new() })
+}
+
+fn script(count: u32) -> anyhow::Result<f64> {
+    let shell = SHELL.join(" ");
+    let text = format!("for ((i = 0; i < $1; i++)); do {shell} true || exit 9; done");
+    let mut command = Command::new(SHELL[0]);
+    command.args(&SHELL[1..]).args([&text, "bash", &count.to_string()]);
+
+    let start = Instant::now();
+    let ended = succeeds(&mut command)?;
+    let figure = measure::milliseconds(count, start);
+
+    ensure!(ended, "the loop did not get to its end");
+    Ok(figure)
+}
+
+fn direct(count: u32) -> anyhow::Result<f64> {
+    ensure!(!succeeds(&mut step("false"))?, "a step that fails was not seen to fail");
+    let start = Instant::now();
+    for _ in 0..count {
+        ensure!(succeeds(&mut step("true"))?, "`true` failed");
+    }
+    Ok(measure::milliseconds(count, start))
+}
+
+fn step(script: &str) -> Command {
+    let mut command = Command::new(SHELL[0]);
+    command.args(&SHELL[1..]).arg(script);
+    command
+}
+
+fn succeeds(command: &mut Command) -> anyhow::Result<bool> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command.status().context("cannot start bash")?.success())
+}

@@ -1,0 +1,267 @@
+//! What the tests need from the machine beside Rust, and how to get it from the system's packages.
+//!
+//! Deciding is apart from doing: [`steps`] says which commands would install what is missing, [`prepare`] looks
+//! at the machine and runs them. Nothing is installed when that would need a password.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::bail;
+
+use crate::{output, repo};
+
+/// A program that tests call, why, and the package that has it for each [`Installer`].
+#[derive(Debug)]
+pub(crate) struct Need {
+    program: &'static str,
+    why: &'static str,
+    apt: &'static str,
+    dnf: &'static str,
+    brew: &'static str,
+}
+
+/// Everything that `cargo xtask test` needs. A test that needs more adds its row here.
+pub(crate) const NEEDS: &[Need] = &[
+    Need {
+        program: "cc",
+        why: "compiles the bundled SQLite",
+        apt: "gcc libc6-dev",
+        dnf: "gcc glibc-devel",
+        brew: "gcc",
+    },
+    Need {
+        program: "bash",
+        why: "is the shell of workflow steps and of the example",
+        apt: "bash",
+        dnf: "bash",
+        brew: "bash",
+    },
+    Need {
+        program: "awk",
+        why: "reads tables in the example's steps",
+        apt: "mawk",
+        dnf: "gawk",
+        brew: "gawk",
+    },
+    Need {
+        program: "tar",
+        why: "unpacks crates in the example's steps",
+        apt: "tar",
+        dnf: "tar",
+        brew: "gnu-tar",
+    },
+    Need {
+        program: "gzip",
+        why: "packs pieces of files in the example's steps",
+        apt: "gzip",
+        dnf: "gzip",
+        brew: "gzip",
+    },
+    Need {
+        program: "diff",
+        why: "compares sources in the example's steps",
+        apt: "diffutils",
+        dnf: "diffutils",
+        brew: "diffutils",
+    },
+    Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
+];
+
+/// The program that installs the system's packages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Installer {
+    Apt,
+    Dnf,
+    Brew,
+}
+
+/// What we may do without asking a person for a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rights {
+    Root,
+    Sudo,
+    User,
+}
+
+impl Installer {
+    /// In order of preference: a machine that has two of them has its system packages in the first.
+    const ALL: [Self; 3] = [Self::Apt, Self::Dnf, Self::Brew];
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Apt => "apt-get",
+            Self::Dnf => "dnf",
+            Self::Brew => "brew",
+        }
+    }
+
+    fn package(self, need: &Need) -> &'static str {
+        match self {
+            Self::Apt => need.apt,
+            Self::Dnf => need.dnf,
+            Self::Brew => need.brew,
+        }
+    }
+
+    /// Homebrew installs as the user and refuses root; the others need root.
+    fn may_install(self, rights: Rights) -> bool {
+        match self {
+            Self::Apt | Self::Dnf => rights != Rights::User,
+            Self::Brew => rights != Rights::Root,
+        }
+    }
+}
+
+/// Makes sure that every program of `needs` is there, installing what is missing where that needs no password.
+///
+/// # Errors
+/// When something is still missing: each program, why it is needed, and the command that installs it.
+pub(crate) fn prepare(needs: &[Need]) -> anyhow::Result<()> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let installer = Installer::ALL.into_iter().find(|i| find(i.program()).is_some());
+    if let Some(installer) = installer
+        && installer.may_install(rights())
+    {
+        for step in steps(installer, rights(), &missing) {
+            repo::run(Command::new(&step[0]).args(&step[1..]).env("DEBIAN_FRONTEND", "noninteractive"))
+                .unwrap_or_else(output::note);
+        }
+    }
+    let missing = self::missing(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!("{}", advice(installer, &missing))
+}
+
+fn missing(needs: &[Need]) -> Vec<&Need> {
+    needs.iter().filter(|need| find(need.program).is_none()).collect()
+}
+
+/// The commands that install what is missing, in order.
+fn steps(installer: Installer, rights: Rights, missing: &[&Need]) -> Vec<Vec<String>> {
+    let command = |args: &[&str]| -> Vec<String> {
+        let sudo: &[&str] =
+            if rights == Rights::Sudo && installer != Installer::Brew { &["sudo", "-n"] } else { &[] };
+        sudo.iter().chain([&installer.program()]).chain(args).map(ToString::to_string).collect()
+    };
+    let mut install = match installer {
+        Installer::Apt => command(&["install", "-y", "--no-install-recommends"]),
+        Installer::Dnf => command(&["install", "-y"]),
+        Installer::Brew => command(&["install"]),
+    };
+    for need in missing {
+        install.extend(installer.package(need).split(' ').map(ToString::to_string));
+    }
+    match installer {
+        // A fresh container image has no package lists.
+        Installer::Apt => vec![command(&["update"]), install],
+        Installer::Dnf | Installer::Brew => vec![install],
+    }
+}
+
+/// What a person has to do.
+fn advice(installer: Option<Installer>, missing: &[&Need]) -> String {
+    let mut text = String::from("the tests need programs that this machine does not have:");
+    for need in missing {
+        text.push_str(&format!("\n  {}: it {}", need.program, need.why));
+    }
+    match installer {
+        Some(installer) => {
+            text.push_str("\nhint: run");
+            for step in steps(installer, Rights::User, missing) {
+                let sudo = if installer == Installer::Brew { "" } else { "sudo " };
+                text.push_str(&format!("\n  {sudo}{}", step.join(" ")));
+            }
+        }
+        None => text.push_str(
+            "\nhint: install them with your system's package manager (no apt-get, dnf or brew found)",
+        ),
+    }
+    text
+}
+
+fn rights() -> Rights {
+    if rustix::process::geteuid().is_root() {
+        return Rights::Root;
+    }
+    let sudo = Command::new("sudo")
+        .args(["-n", "true"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match sudo {
+        Ok(status) if status.success() => Rights::Sudo,
+        Ok(_) | Err(_) => Rights::User,
+    }
+}
+
+/// The first file of that name on the `PATH` that may be executed.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.is_file() && rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(program: &'static str) -> Need {
+        Need { program, why: "does a thing", apt: "pack libpack-dev", dnf: "pack-devel", brew: "pack" }
+    }
+
+    fn lines(installer: Installer, rights: Rights) -> Vec<String> {
+        steps(installer, rights, &[&need("pack"), &need("other")]).iter().map(|s| s.join(" ")).collect()
+    }
+
+    #[test]
+    fn apt_refreshes_its_lists_and_installs_all_at_once() {
+        let expect = [
+            "apt-get update",
+            "apt-get install -y --no-install-recommends pack libpack-dev pack libpack-dev",
+        ];
+
+        assert_eq!(lines(Installer::Apt, Rights::Root), expect);
+    }
+
+    #[test]
+    fn sudo_is_asked_without_a_prompt_and_never_for_brew() {
+        assert_eq!(lines(Installer::Dnf, Rights::Sudo), ["sudo -n dnf install -y pack-devel pack-devel"]);
+        assert_eq!(lines(Installer::Brew, Rights::Sudo), ["brew install pack pack"]);
+    }
+
+    #[test]
+    fn nothing_is_installed_without_the_right_to() {
+        assert!(!Installer::Apt.may_install(Rights::User));
+        assert!(!Installer::Brew.may_install(Rights::Root));
+        assert!(Installer::Brew.may_install(Rights::User));
+    }
+
+    #[test]
+    fn advice_names_the_program_the_reason_and_the_command() {
+        let missing = need("pack");
+
+        let text = advice(Some(Installer::Dnf), &[&missing]);
+
+        assert_eq!(
+            text,
+            "the tests need programs that this machine does not have:\n  pack: it does a thing\nhint: run\n  sudo dnf install -y pack-devel"
+        );
+        assert!(advice(None, &[&missing]).contains("package manager"));
+    }
+
+    #[test]
+    fn a_program_is_found_on_the_path_only_if_it_can_be_run() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program-anywhere"), None);
+        assert!(!is_executable(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml").as_path()));
+    }
+}

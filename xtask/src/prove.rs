@@ -1,0 +1,376 @@
+//! `cargo xtask prove`: kills the real `waypost` before and after every system call, again while it recovers, and
+//! checks that nothing is lost, nothing repeated, nothing skipped and nothing left behind.
+//!
+//! The rig proves itself first: a toy with planted mistakes takes the place of `waypost`, and each mistake must be
+//! seen. What a kill cannot show (a missing sync) is the business of the simulated disk in `waypost-testing`.
+
+mod calls;
+mod promise;
+mod rig;
+mod sys;
+mod toy;
+mod tracer;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+
+use crate::output;
+use rig::{Played, Subject, Workflow, play};
+use tracer::{Kill, Victim, When};
+
+pub(crate) use toy::{Options as ToyOptions, run as toy};
+pub(crate) use tracer::trace_me;
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    /// A run from its creation to its end.
+    Save,
+    /// The same with a retention of 2: states are dropped on the way.
+    Rotation,
+    /// A resume of a run that was killed half-way.
+    Resume,
+    /// A run and then its resume.
+    Twice,
+}
+
+/// Which store is put to the proof.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Store {
+    Sqlite,
+    File,
+    /// That of the toy, which proves the rig.
+    Toy,
+}
+
+impl Store {
+    /// Those of `waypost`.
+    const REAL: [Self; 2] = [Self::Sqlite, Self::File];
+
+    /// What comes before a folder in its URL, and after it.
+    fn url(self) -> (String, String) {
+        let (scheme, rest) = match self {
+            Self::Sqlite => ("sqlite:", "waypost.db"),
+            Self::File => ("file:", "store"),
+            Self::Toy => ("toy:", ""),
+        };
+        (scheme.to_owned(), rest.to_owned())
+    }
+}
+
+/// Kill `waypost` at every system call and check its promises
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Kill at few calls, evenly spread: under three minutes [default]
+    #[arg(long, conflicts_with = "full")]
+    short: bool,
+    /// Kill before and after every call
+    #[arg(long)]
+    full: bool,
+    /// Only show that planted mistakes are seen
+    #[arg(long = "self")]
+    itself: bool,
+    /// Only that store
+    #[arg(long)]
+    store: Vec<Store>,
+    /// Only that operation
+    #[arg(long = "op")]
+    operation: Vec<Operation>,
+    /// Only kill there, such as `12:before` or `7:after` (calls are counted from 1); a second one kills the resume
+    #[arg(long, requires = "store", requires = "operation")]
+    kill: Vec<Moment>,
+    /// Who is killed
+    #[arg(long, default_value = "engine")]
+    victim: Victim,
+    /// What is wrong in the toy, of `--store toy`
+    #[arg(long, default_value = "none")]
+    mistake: toy::Mistake,
+    /// Another `waypost` than the one of this workspace
+    #[arg(long)]
+    program: Option<PathBuf>,
+}
+
+/// A moment of a run, as it is written on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    at: u64,
+    when: When,
+}
+
+impl FromStr for Moment {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (at, when) = text.split_once(':')?;
+            let at = at.parse().ok().filter(|at| *at > 0)?;
+            Some(Self { at, when: When::from_str(when, false).ok()? })
+        };
+        parse().ok_or_else(|| "a moment looks like `12:before` or `7:after`".to_owned())
+    }
+}
+
+/// How many calls of each start are killed at; the rest lies evenly between them.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    once: u64,
+    /// How many first kills are followed by a second one.
+    twice: u64,
+}
+
+/// Under three minutes on two cores, all stores and the rig's own proof together.
+const SHORT: Counts = Counts { once: 60, twice: 8 };
+
+/// A trace of the longest run has far fewer calls than that, so this is all of them.
+const FULL: Counts = Counts { once: u64::MAX, twice: 40 };
+
+/// An operation that acknowledges fewer checkpoints than this before all its kills together shows nothing.
+const ACKNOWLEDGED_MIN: usize = 10;
+
+/// The steps of a run: enough for an output to be handed on, and for something to come before and after it.
+const STEPS: usize = 4;
+
+/// With a retention of 2 some states must go.
+const STEPS_OF_ROTATION: usize = 6;
+
+/// Runs the proof.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let counts = if options.full { FULL } else { SHORT };
+    if options.kill.is_empty() {
+        prove_rig(counts)?;
+    }
+    if options.itself {
+        return Ok(());
+    }
+    let stores = if options.store.is_empty() { &Store::REAL[..] } else { &options.store };
+    let operations =
+        if options.operation.is_empty() { Operation::value_variants() } else { &options.operation };
+    for store in stores {
+        let program = match store {
+            Store::Sqlite | Store::File => waypost(options)?,
+            Store::Toy => toy::command(options.mistake)?,
+        };
+        for operation in operations {
+            let subject = Subject { program: program.clone(), store: store.url() };
+            let proof =
+                Proof { subject, operation: *operation, victim: options.victim, mistake: options.mistake };
+            if options.kill.is_empty() {
+                output::say(proof.run(counts)?);
+            } else {
+                proof.repeat(&options.kill)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The program to put to the proof, built if it is ours.
+fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
+    if let Some(program) = &options.program {
+        return Ok(vec![program.canonicalize().context("no such program")?.into()]);
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo).args(["build", "--quiet", "--package", "waypost-cli"]).status()?;
+    if !built.success() {
+        bail!("`waypost` could not be built");
+    }
+    let this = std::env::current_exe().context("cannot tell which program this is")?;
+    Ok(vec![this.with_file_name("waypost").into()])
+}
+
+/// Shows that the rig sees each planted mistake, and nothing where there is none.
+fn prove_rig(counts: Counts) -> anyhow::Result<()> {
+    let of = |mistake| -> anyhow::Result<Proof> {
+        let subject = Subject { program: toy::command(mistake)?, store: Store::Toy.url() };
+        Ok(Proof { subject, operation: Operation::Save, victim: Victim::Engine, mistake })
+    };
+    output::say(of(toy::Mistake::None)?.run(counts)?);
+    for mistake in toy::Mistake::ALL {
+        match of(mistake)?.run(FULL) {
+            Ok(tally) => bail!("the rig is blind: it lets the mistake {mistake:?} pass: {tally}"),
+            Err(error) => output::say(format!("planted, and seen: {mistake:?}: {error:#}")),
+        }
+    }
+    Ok(())
+}
+
+/// One operation of one program.
+struct Proof {
+    subject: Subject,
+    operation: Operation,
+    victim: Victim,
+    /// What is planted, if the subject is the toy.
+    mistake: toy::Mistake,
+}
+
+/// What a proof has looked at.
+#[derive(Debug, Default)]
+struct Tally {
+    what: String,
+    calls: usize,
+    kills: usize,
+    acknowledged: usize,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, calls, kills, acknowledged } = self;
+        write!(
+            f,
+            "{what}: {calls} calls, {kills} kills, {acknowledged} acknowledged checkpoints, nothing lost"
+        )
+    }
+}
+
+impl Proof {
+    fn workflow(&self) -> Workflow {
+        match self.operation {
+            Operation::Save | Operation::Resume | Operation::Twice => Workflow::new(STEPS, None),
+            Operation::Rotation => Workflow::new(STEPS_OF_ROTATION, Some(2)),
+        }
+    }
+
+    fn kill(&self, at: u64, when: When) -> Kill {
+        Kill { at, when, victim: self.victim }
+    }
+
+    /// Kills at as many calls as asked for.
+    fn run(&self, counts: Counts) -> anyhow::Result<Tally> {
+        let workflow = self.workflow();
+        let whole = play(&self.subject, &workflow, &[]).context("it does not even run unharmed")?;
+        if let Some(broken) = whole.broken.first() {
+            bail!("{broken}, without any kill");
+        }
+        let total = whole.calls[0].len() as u64;
+        let half = self.kill(total / 2, When::After);
+        let mut tally = Tally { what: self.to_string(), calls: whole.calls[0].len(), ..Tally::default() };
+        let firsts = match self.operation {
+            Operation::Save | Operation::Rotation => self.kills(total, counts.once),
+            Operation::Resume => vec![half],
+            Operation::Twice => self.kills(total, counts.twice),
+        };
+        let seconds = match self.operation {
+            Operation::Save | Operation::Rotation => 0,
+            Operation::Resume => counts.once,
+            Operation::Twice => counts.twice,
+        };
+        for first in firsts {
+            if seconds == 0 {
+                self.one(&workflow, &whole, &[first], &mut tally)?;
+                continue;
+            }
+            // A resume makes no more calls than the run: where it makes fewer, the last kills miss it.
+            let length =
+                self.one(&workflow, &whole, &[first, self.kill(u64::MAX, When::Before)], &mut tally)?;
+            for second in self.kills(length, seconds) {
+                self.one(&workflow, &whole, &[first, second], &mut tally)?;
+            }
+        }
+        if tally.acknowledged < ACKNOWLEDGED_MIN {
+            bail!("{tally}: that is too little to have shown anything");
+        }
+        Ok(tally)
+    }
+
+    /// Plays one run, and returns how many calls its last traced start made.
+    fn one(
+        &self,
+        workflow: &Workflow,
+        whole: &Played,
+        kills: &[Kill],
+        tally: &mut Tally,
+    ) -> anyhow::Result<u64> {
+        let played = play(&self.subject, workflow, kills).with_context(|| self.command(kills))?;
+        if let Some(broken) = played.broken.first() {
+            let at = played.kills.iter().map(ToString::to_string).collect::<Vec<_>>().join(", then ");
+            bail!("{broken} (killed at {at})\n  again: {}", self.command(kills));
+        }
+        if played.state != whole.state {
+            bail!(
+                "it ended with {} instead of {}\n  again: {}",
+                played.state,
+                whole.state,
+                self.command(kills)
+            );
+        }
+        tally.kills += played.kills.len();
+        tally.acknowledged += played.acknowledged;
+        Ok(played.calls.last().map_or(0, Vec::len) as u64)
+    }
+
+    /// Plays one run again that broke a promise, and prints all about it.
+    fn repeat(&self, moments: &[Moment]) -> anyhow::Result<()> {
+        let kills: Vec<Kill> = moments.iter().map(|moment| self.kill(moment.at, moment.when)).collect();
+        let whole = play(&self.subject, &self.workflow(), &[])?;
+        let played = play(&self.subject, &self.workflow(), &kills)?;
+        output::say(story(&played, &kills));
+        if !played.broken.is_empty() || played.state != whole.state {
+            bail!("promises were broken, or the state is not {}", whole.state);
+        }
+        Ok(())
+    }
+
+    /// So many kills, spread evenly over `total` calls, before and after in turn; all of them, both before and after,
+    /// if there are no more than that.
+    fn kills(&self, total: u64, count: u64) -> Vec<Kill> {
+        if total * 2 <= count {
+            return (1..=total)
+                .flat_map(|at| [self.kill(at, When::Before), self.kill(at, When::After)])
+                .collect();
+        }
+        let at = |index: u64| 1 + index * total.saturating_sub(1) / count.saturating_sub(1).max(1);
+        let when = |index: u64| if index.is_multiple_of(2) { When::Before } else { When::After };
+        (0..count).map(|index| self.kill(at(index), when(index))).collect()
+    }
+
+    /// The command line that plays that run again.
+    fn command(&self, kills: &[Kill]) -> String {
+        let name =
+            |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().to_owned());
+        let mut words = vec!["cargo xtask prove".to_owned()];
+        words.extend(self.subject.store.0.strip_suffix(':').map(|store| format!("--store {store}")));
+        words.extend(name(self.operation.to_possible_value()).map(|operation| format!("--op {operation}")));
+        words.extend(name(self.victim.to_possible_value()).map(|victim| format!("--victim {victim}")));
+        if self.mistake != toy::Mistake::None {
+            words
+                .extend(name(self.mistake.to_possible_value()).map(|mistake| format!("--mistake {mistake}")));
+        }
+        for kill in kills {
+            words
+                .extend(name(kill.when.to_possible_value()).map(|when| format!("--kill {}:{when}", kill.at)));
+        }
+        words.join(" ")
+    }
+}
+
+/// All about a run that was played again: every call that counted, where it was killed, and what was then there.
+fn story(played: &Played, kills: &[Kill]) -> String {
+    let mut text = String::new();
+    for (index, start) in played.starts.iter().enumerate() {
+        text.push_str(&format!("start {index}\n"));
+        for (number, call) in (1..).zip(played.calls.get(index).into_iter().flatten()) {
+            let kill = kills.get(index).filter(|kill| kill.at == number && played.kills.len() > index);
+            let mark = kill.map(|kill| format!("   <- killed {:?}", kill.when)).unwrap_or_default();
+            text.push_str(&format!("{number:>5} {call}{mark}\n"));
+        }
+        text.push_str(&format!("  acknowledged {:?}\n", start.acknowledged));
+        text.push_str(&format!("  printed as completed {:?}\n", start.completed));
+        text.push_str(&format!("  trace {:?}\n", start.trace));
+        for checkpoint in start.checkpoints.iter().flatten() {
+            text.push_str(&format!("  {checkpoint:?}\n"));
+        }
+    }
+    text.push_str(&format!("state {}\nbroken: {:#?}", played.state, played.broken));
+    text
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} (kills {:?})", self.subject.store.0, self.operation, self.victim)
+    }
+}

@@ -1,0 +1,84 @@
+//! `cargo xtask tidy`: the rules of the repository that a tool can check, so that no review has to.
+//!
+//! Each check is a pure function over the [`Tree`] of text files. What clippy or rustdoc can check is left to
+//! them.
+
+mod links;
+mod manifests;
+mod rust;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tree;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+use crate::output;
+use tree::Tree;
+
+/// One place that breaks a rule.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    path: String,
+    /// 1-based; 0 speaks of the file as a whole.
+    line: usize,
+    message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.message),
+            line => write!(f, "{}:{line}: {}", self.path, self.message),
+        }
+    }
+}
+
+/// A rule: what it finds in the files.
+type Check = fn(&Tree) -> Vec<Finding>;
+
+/// All rules.
+const CHECKS: &[Check] = &[
+    text::lengths,
+    text::machine_paths,
+    text::unnumbered_work,
+    rust::banned_names,
+    rust::bare_allows,
+    rust::unexplained_ignores,
+    manifests::workspace_lints,
+    manifests::workspace_dependencies,
+    manifests::reasons,
+    links::markdown_links,
+    links::named_pages,
+    links::decision_pages,
+];
+
+/// Checks the files beneath `root` and prints each finding as `path:line: message`.
+///
+/// # Errors
+/// When a rule is broken, or the files cannot be read.
+pub(crate) fn run(root: &Path) -> anyhow::Result<()> {
+    let tree = Tree::read(root).with_context(|| format!("cannot read {}", root.display()))?;
+    let findings = findings(&tree);
+    for finding in &findings {
+        output::say(finding);
+    }
+    match findings.len() {
+        0 => output::note(format!("{} files are tidy", tree.files().len())),
+        count => bail!("{count} places break the rules of the repository"),
+    }
+    Ok(())
+}
+
+fn findings(tree: &Tree) -> Vec<Finding> {
+    CHECKS.iter().flat_map(|check| check(tree)).collect()
+}

@@ -1,0 +1,61 @@
+//! Rules for `Cargo.toml`: lints, versions and reasons stand once, in the workspace's.
+
+use super::Finding;
+use super::tree::{File, Tree};
+
+/// Every crate takes the lints of the workspace.
+pub(super) fn workspace_lints(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in crates(tree) {
+        if !entries(file).any(|(table, _, entry)| table == "[lints]" && entry == "workspace = true") {
+            findings.push(Finding::new(&file.path, 0, "lacks `[lints]` with `workspace = true`"));
+        }
+    }
+    findings
+}
+
+/// No crate chooses a version of its own.
+pub(super) fn workspace_dependencies(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in crates(tree) {
+        for (table, number, entry) in entries(file) {
+            let depends = table.ends_with("dependencies]");
+            if depends && !entry.contains(".workspace = true") && !entry.contains("workspace = true") {
+                let message = "take the dependency from the workspace: `name.workspace = true`";
+                findings.push(Finding::new(&file.path, number, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Every dependency of the workspace says why we have it.
+pub(super) fn reasons(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let Some(root) = tree.file("Cargo.toml") else { return findings };
+    for (table, number, entry) in entries(root) {
+        let ours = entry.contains("path = \"crates/");
+        if table == "[workspace.dependencies]" && !ours && !entry.contains(" # ") {
+            findings.push(Finding::new(&root.path, number, "say why in a comment at the end of the line"));
+        }
+    }
+    findings
+}
+
+/// The manifests of crates, without the workspace's own.
+fn crates(tree: &Tree) -> impl Iterator<Item = &File> {
+    tree.files().iter().filter(|file| file.path.ends_with("/Cargo.toml"))
+}
+
+/// The lines `key = value` of a manifest, each with its table and number.
+fn entries(file: &File) -> impl Iterator<Item = (&str, usize, &str)> {
+    let mut table = "";
+    file.lines().filter_map(move |(number, line)| {
+        let line = line.trim();
+        if line.starts_with('[') && !line.contains('=') {
+            table = line;
+            return None;
+        }
+        (line.contains('=') && !line.starts_with('#')).then_some((table, number, line))
+    })
+}

@@ -1,0 +1,98 @@
+//! Rules for any text: how long files are, and what no file may say.
+
+use super::Finding;
+use super::tree::{File, Tree};
+
+/// A file above this is two topics.
+const LINES_MAX: usize = 600;
+
+/// A newcomer reads the architecture page in one sitting, or not at all.
+const ARCHITECTURE_LINES_MAX: usize = 150;
+
+/// Folders of a person's or a build machine, written so that this file does not hold them.
+const MACHINE_FOLDERS: &[&str] =
+    &[concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
+
+/// Whose folder an example may name.
+const INVENTED_USER: &str = "me/";
+
+/// Words that promise later work, written likewise.
+const LATER_WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+
+/// Sources and pages stay short enough to be read at once; tests may be longer.
+pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
+    let limit = |file: &File| match file.path.as_str() {
+        "ARCHITECTURE.md" => Some(ARCHITECTURE_LINES_MAX),
+        _ if file.is_test() => None,
+        _ => matches!(file.extension(), "rs" | "sh" | "awk" | "py" | "sql" | "md").then_some(LINES_MAX),
+    };
+    let mut findings = Vec::new();
+    for file in tree.files() {
+        let count = file.text.lines().count();
+        if let Some(limit) = limit(file)
+            && count > limit
+        {
+            findings.push(Finding::new(
+                &file.path,
+                0,
+                format!("{count} lines, the limit is {limit}: split it by topic"),
+            ));
+        }
+    }
+    findings
+}
+
+/// No file names a folder that exists on one machine only.
+pub(super) fn machine_paths(tree: &Tree) -> Vec<Finding> {
+    each_line(tree, |line| {
+        let folder = MACHINE_FOLDERS.iter().find(|folder| {
+            line.match_indices(*folder).any(|(at, _)| {
+                let invented = line[at + folder.len()..].starts_with(INVENTED_USER);
+                !line[..at].ends_with(is_path_character) && !invented
+            })
+        })?;
+        Some(format!("names the folder `{folder}` of one machine"))
+    })
+}
+
+/// Later work has a number, so that someone can find out what became of it.
+pub(super) fn unnumbered_work(tree: &Tree) -> Vec<Finding> {
+    each_line(tree, |line| {
+        let word = LATER_WORDS.iter().find(|word| {
+            line.match_indices(*word).any(|(at, _)| {
+                let rest = &line[at + word.len()..];
+                let whole = !line[..at].ends_with(is_word_character) && !rest.starts_with(is_word_character);
+                whole && !is_numbered(rest)
+            })
+        })?;
+        Some(format!("`{word}` without the number of an issue, as in `{word}(#12)`"))
+    })
+}
+
+fn each_line(tree: &Tree, finding: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files() {
+        for (number, line) in file.lines() {
+            if let Some(message) = finding(line) {
+                findings.push(Finding::new(&file.path, number, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether the text goes on as `(#12)`.
+fn is_numbered(rest: &str) -> bool {
+    let Some((number, _)) = rest.strip_prefix("(#").and_then(|rest| rest.split_once(')')) else {
+        return false;
+    };
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn is_word_character(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn is_path_character(c: char) -> bool {
+    is_word_character(c) || matches!(c, '.' | '-' | '/' | '~' | '}')
+}
