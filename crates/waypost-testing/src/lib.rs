@@ -7,6 +7,7 @@ pub mod differential;
 pub mod disk;
 pub mod memory;
 pub mod picture;
+pub mod random;
 pub mod records;
 pub mod seed;
 

@@ -3,21 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use waypost::record::{End, Phase, Reason, RunStatus, SkipCause};
+use waypost::record::{Reason, RunStatus};
 use waypost::store::{Batch, RunQuery, Scan, ScanOrder, SignalKind, TrimMode};
 use waypost::{BranchPath, Digest, RunId};
 
 use super::call::{Answer, Call, Who};
-use crate::records::{Links, branch, run_id, run_record, sealed, signal, step_id, time};
-use crate::seed::Seeded;
+use crate::random::{BRANCHES, Random, STEPS};
+use crate::records::{Links, branch, run_id, run_record, sealed, signal, time};
 
 /// Runs in a sequence: few, so that they meet.
 const RUNS: [&str; 3] = ["r-1", "r-2", "a"];
-/// Branches of a run.
-const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
 /// Ids of signals: few, so that they repeat.
 const SIGNALS: [&str; 5] = ["s", "b", "a/../x", "\u{e9}", "10"];
-const STEPS: [&str; 3] = ["work", "rest", "work-2"];
 const BLOBS: [&str; 3] = ["logs/a.log", "b", "../out"];
 
 /// What the script knows of a run.
@@ -42,9 +39,8 @@ struct Known {
 }
 
 pub(super) struct Script {
-    random: Seeded,
+    random: Random,
     runs: BTreeMap<RunId, Known>,
-    made: u64,
 }
 
 impl Known {
@@ -92,31 +88,27 @@ impl Known {
 
 impl Script {
     pub(super) fn new(seed: u64) -> Self {
-        Self { random: Seeded::new(seed), runs: BTreeMap::new(), made: 0 }
-    }
-
-    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
-        of[self.random.below(of.len() as u64) as usize].clone()
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.random.below(100) < percent
+        Self { random: Random::new(seed), runs: BTreeMap::new() }
     }
 
     /// Returns a run, more often one that is there.
     fn run(&mut self) -> RunId {
         let known: Vec<_> = self.runs.keys().cloned().collect();
-        if known.is_empty() || self.chance(5) { run_id(self.one_of(&RUNS)) } else { self.one_of(&known) }
+        if known.is_empty() || self.random.chance(5) {
+            run_id(self.random.one_of(&RUNS))
+        } else {
+            self.random.one_of(&known)
+        }
     }
 
     /// Returns whose lease is shown: nearly always that of the holder.
     fn who(&mut self, run: &RunId) -> Option<Who> {
-        let stale = self.chance(8);
+        let stale = self.random.chance(8);
         let known = self.runs.get(run)?;
         let lost = known.lost.clone();
         match known.held {
             Some(_) if !stale || lost.is_empty() => Some(Who::Holder),
-            _ if !lost.is_empty() => Some(Who::Stale(self.one_of(&lost))),
+            _ if !lost.is_empty() => Some(Who::Stale(self.random.one_of(&lost))),
             _ => None,
         }
     }
@@ -138,7 +130,7 @@ impl Script {
             50..54 => return self.wrong_append(run),
             54..57 => return self.repeated(&run),
             57..60 => {
-                let wake_at = self.chance(50).then(|| time(self.random.below(100) as i64));
+                let wake_at = self.random.chance(50).then(|| time(self.random.below(100) as i64));
                 Call::Release(run.clone(), self.who(&run)?, wake_at)
             }
             60..63 => {
@@ -155,7 +147,9 @@ impl Script {
             84..87 => return self.trim(run),
             87 => Call::Delete(run),
             88..91 => return self.blob(run),
-            91..93 => Call::BlobRead(run, self.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000)),
+            91..93 => {
+                Call::BlobRead(run, self.random.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000))
+            }
             93..97 => return self.damage(run),
             97..99 => Call::Crash,
             _ => Call::Close,
@@ -163,7 +157,7 @@ impl Script {
     }
 
     fn load(&mut self, run: RunId) -> Call {
-        let path = branch(self.one_of(&BRANCHES));
+        let path = branch(self.random.one_of(&BRANCHES));
         let known = self.runs.get(&run).and_then(|known| known.sound.get(&path));
         let newest = known.and_then(|sound| sound.last_key_value()).map_or(1, |(seq, _)| *seq);
         Call::Load(run, path, self.random.below(newest + 2))
@@ -173,102 +167,33 @@ impl Script {
         let who = self.who(&run)?;
         // One thing is wrong at a time: which of two is told first is the store's choice.
         let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
-        let (name, length) = (self.one_of(names).to_owned(), self.random.below(3_000));
+        let (name, length) = (self.random.one_of(names).to_owned(), self.random.below(3_000));
         Some(Call::BlobAppend(run, who, name, vec![length as u8; length as usize]))
     }
 
     fn create(&mut self) -> Call {
-        let run = run_id(self.one_of(&RUNS));
-        self.made += 1;
+        let run = run_id(self.random.one_of(&RUNS));
         let mut record = run_record(&run);
-        record.workflow = self.one_of(&["nightly", "hourly"]).to_owned();
+        record.workflow = self.random.one_of(&["nightly", "hourly"]).to_owned();
         record.created_at = time(self.random.below(50) as i64);
         let mut links = Links::of(&run);
-        let mut batch = self.batch(&mut links, &[branch("main")]);
-        if self.chance(15) {
-            self.spoil(&mut batch);
+        let mut batch = self.random.batch(&mut links, &[branch("main")]);
+        if self.random.chance(15) {
+            self.random.spoil(&mut batch);
         }
         Call::Create(Box::new(sealed(record)), batch)
     }
 
-    /// Makes a sound batch of one to four records on these branches.
-    fn batch(&mut self, links: &mut Links, branches: &[BranchPath]) -> Batch {
-        // Most batches are of one record: only what was alone in its batch can be damaged alone.
-        let count = if self.chance(70) { 1 } else { 2 + self.random.below(3) };
-        let mut records = Vec::new();
-        for place in 0..count {
-            let path = if place == 0 { branches[0].clone() } else { self.one_of(branches) };
-            let header = self.header(links, &path);
-            records.push(header);
-        }
-        let last_of = |path: &BranchPath| records.iter().rposition(|header| header.branch == *path);
-        let bare: Vec<_> =
-            records.iter().enumerate().map(|(at, header)| last_of(&header.branch) != Some(at)).collect();
-        let mut sealed = Vec::new();
-        for (mut header, bare) in records.into_iter().zip(bare) {
-            (header.seq, header.prev) = (links.next(&header.branch), links.tip(&header.branch));
-            let bare = bare && self.chance(70);
-            let state = json!({ "made": self.made, "seq": header.seq, "fill": "x".repeat(self.random.below(400) as usize) });
-            sealed.push(if bare { links.seal_bare(header) } else { links.seal(header, &state) });
-        }
-        let mut batch = links.batch(sealed);
-        batch.summary.status =
-            self.one_of(&[RunStatus::Running, RunStatus::Running, RunStatus::Failed, RunStatus::Completed]);
-        batch.summary.doubtful = self.chance(10);
-        batch.summary.progress.done = self.random.below(4);
-        batch.summary.wake_at = self.chance(10).then(|| time(7));
-        batch.release = self.chance(8);
-        batch
-    }
-
-    fn header(&mut self, links: &Links, path: &BranchPath) -> waypost::record::Header {
-        let mut header = links.header(path);
-        header.step = self.chance(90).then(|| step_id(self.one_of(&STEPS)));
-        header.created_at = time(self.random.below(1_000) as i64);
-        if self.chance(20) {
-            header.phase = Phase::Skipped(SkipCause::Condition("false".to_owned()));
-        }
-        if self.chance(20) {
-            header.labels.insert("color".to_owned(), self.one_of(&["red", "blue"]).to_owned());
-        }
-        if self.chance(15) {
-            header.external = Some(format!("client-{}", self.random.below(3)));
-        }
-        if self.chance(15) {
-            header.about = Some(self.random.below(4));
-        }
-        if self.chance(8) {
-            header.end = Some(self.one_of(&[End::Completed, End::Failed]));
-        }
-        header
-    }
-
-    /// Makes a batch wrong in one way.
-    fn spoil(&mut self, batch: &mut Batch) {
-        let place = self.random.below(batch.records.len() as u64) as usize;
-        let mut header = batch.records[place].header().clone();
-        match self.random.below(4) {
-            0 => header.seq += 1,
-            1 => header.seq = header.seq.saturating_sub(1).max(1),
-            2 => header.prev = Some(Digest::of(b"something else")),
-            _ => header.prev = if header.prev.is_some() { None } else { Some(Digest::of(b"nothing")) },
-        }
-        let state = json!("spoilt");
-        let mut links = Links::of(&header.run);
-        let bare = batch.records[place].body_bytes().is_none();
-        batch.records[place] = if bare { links.seal_bare(header) } else { links.seal(header, &state) };
-    }
-
     fn append(&mut self, run: RunId) -> Option<Call> {
         let who = self.who(&run)?;
-        if who != Who::Holder && self.chance(80) {
+        if who != Who::Holder && self.random.chance(80) {
             return Some(Call::Acquire(run));
         }
         let known = self.runs.get(&run)?;
         let mut links = known.links.clone();
         if let Who::Stale(token) = who {
             links.go_on_under(token);
-            let mut late = self.batch(&mut links, &[branch("main")]);
+            let mut late = self.random.batch(&mut links, &[branch("main")]);
             // Not an id that was used.
             late.id.count = u64::from(u32::MAX);
             return Some(Call::Append(run, who, late));
@@ -290,17 +215,17 @@ impl Script {
         let mut branches: Vec<_> = BRANCHES.map(branch).into_iter().collect();
         let first = self.random.below(branches.len() as u64) as usize;
         branches.swap(0, first);
-        let mut batch = self.batch(&mut links, &branches);
-        if self.chance(20) {
-            batch.consumed = vec![self.one_of(&SIGNALS).to_owned()];
+        let mut batch = self.random.batch(&mut links, &branches);
+        if self.random.chance(20) {
+            batch.consumed = vec![self.random.one_of(&SIGNALS).to_owned()];
         }
         Some(Call::Append(run, who, batch))
     }
 
     fn repair(&mut self, links: &mut Links, path: &BranchPath, basis: u64, digest: Digest) -> Batch {
-        let mut header = self.header(links, path);
+        let mut header = self.random.header(links, path);
         (header.reason, header.basis, header.prev) = (Reason::Repair, Some(basis), Some(digest));
-        if self.chance(10) {
+        if self.random.chance(10) {
             header.seq += 1;
         }
         let record = links.seal(header, &json!("repaired"));
@@ -312,7 +237,7 @@ impl Script {
         if self.runs.get(&run).is_some_and(|known| known.was_damaged) {
             return None;
         }
-        self.spoil(&mut batch);
+        self.random.spoil(&mut batch);
         Some(Call::Append(run, who, batch))
     }
 
@@ -324,29 +249,32 @@ impl Script {
         if newest.is_empty() {
             return None;
         }
-        let batch = self.one_of(newest);
+        let batch = self.random.one_of(newest);
         let who = if held == Some(batch.id.token) { Who::Holder } else { Who::Stale(batch.id.token) };
         Some(Call::Append(run.clone(), who, batch))
     }
 
     fn scan(&mut self, run: RunId) -> Call {
         let mut scan = Scan { limit: 1 + self.random.below(5) as usize, ..Scan::of(&run) };
-        if self.chance(50) {
-            scan.branch = Some(branch(self.one_of(&BRANCHES)));
+        if self.random.chance(50) {
+            scan.branch = Some(branch(self.random.one_of(&BRANCHES)));
         }
-        if self.chance(40) {
+        if self.random.chance(40) {
             scan.order = ScanOrder::NewestFirst;
         }
-        if self.chance(30) {
+        if self.random.chance(30) {
             scan.seq_min = Some(self.random.below(8));
         }
-        if self.chance(30) {
+        if self.random.chance(30) {
             scan.seq_max = Some(self.random.below(12));
         }
         match self.random.below(8) {
-            0 => scan.step = Some(self.one_of(&STEPS).to_owned()),
-            1 => scan.phase = Some(self.one_of(&["completed", "skipped", "failed"])),
-            2 => scan.label = Some(("color".to_owned(), self.one_of(&["red", "blue", "green"]).to_owned())),
+            0 => scan.step = Some(self.random.one_of(&STEPS).to_owned()),
+            1 => scan.phase = Some(self.random.one_of(&["completed", "skipped", "failed"])),
+            2 => {
+                scan.label =
+                    Some(("color".to_owned(), self.random.one_of(&["red", "blue", "green"]).to_owned()))
+            }
             3 => scan.external = Some(format!("client-{}", self.random.below(4))),
             4 => scan.about = Some(self.random.below(4)),
             _ => {}
@@ -377,7 +305,7 @@ impl Script {
             1 => SignalKind::Cancel,
             _ => SignalKind::Named { name: "go".to_owned(), value: json!(self.random.below(9)) },
         };
-        Call::Signal(run, signal(self.one_of(&SIGNALS), kind))
+        Call::Signal(run, signal(self.random.one_of(&SIGNALS), kind))
     }
 
     fn quarantine(&mut self, run: RunId) -> Option<Call> {
@@ -397,20 +325,20 @@ impl Script {
         if !self.runs.get(&run)?.damaged.is_empty() {
             return None;
         }
-        let mode = self.one_of(&[TrimMode::Apply, TrimMode::Apply, TrimMode::DryRun]);
+        let mode = self.random.one_of(&[TrimMode::Apply, TrimMode::Apply, TrimMode::DryRun]);
         Some(Call::Trim(run, who, self.random.below(5) as u32, mode))
     }
 
     /// Damages one of the newest records of a branch: what is older may have been trimmed.
     fn damage(&mut self, run: RunId) -> Option<Call> {
-        let path = branch(self.one_of(&BRANCHES));
+        let path = branch(self.random.one_of(&BRANCHES));
         let known = self.runs.get(&run)?;
         let newest: Vec<_> = known.sound.get(&path)?.keys().rev().take(2).copied().collect();
         // Something sound stays on every branch.
         if newest.len() < 2 || !known.damaged.is_empty() {
             return None;
         }
-        let seq = self.one_of(&newest);
+        let seq = self.random.one_of(&newest);
         let alone = self.runs.get(&run)?.alone.contains(&(path.clone(), seq));
         alone.then_some(Call::Damage(run, path, seq))
     }

@@ -1,0 +1,143 @@
+//! Random records: valid, with a bit of everything that stores look at, the same for the same seed.
+
+use serde_json::json;
+use waypost::record::{End, Header, Phase, RunStatus, SkipCause};
+use waypost::store::Batch;
+use waypost::{BranchPath, Digest, RunId};
+
+use crate::records::{Links, branch, step_id, time};
+use crate::seed::Seeded;
+
+/// Branches on which random records stand: few, so that they grow long; in no order of names.
+pub const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
+/// Steps of which they speak.
+pub const STEPS: [&str; 3] = ["work", "rest", "work-2"];
+
+/// Makes random records.
+#[derive(Debug, Clone)]
+pub struct Random {
+    seeded: Seeded,
+    made: u64,
+}
+
+/// Returns the random history of a run: sound batches that continue each other, the first one fit for `create`. None
+/// of them gives the lease back, so that all of them can be appended in a row.
+pub fn history(seed: u64, run: &RunId, batches: usize) -> Vec<Batch> {
+    let mut random = Random::new(seed);
+    let mut links = Links::of(run);
+    let all = BRANCHES.map(branch);
+    let batch = |place: usize| {
+        let mut branches = if place == 0 { vec![branch("main")] } else { all.to_vec() };
+        let first = random.below(branches.len() as u64) as usize;
+        branches.swap(0, first);
+        let mut batch = random.batch(&mut links, &branches);
+        batch.release = false;
+        batch
+    };
+    (0..batches).map(batch).collect()
+}
+
+impl Random {
+    /// Begins the records of that seed.
+    pub fn new(seed: u64) -> Self {
+        Self { seeded: Seeded::new(seed), made: 0 }
+    }
+
+    /// Returns a number from 0 up to and without `limit`.
+    ///
+    /// # Panics
+    /// If `limit` is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.seeded.below(limit)
+    }
+
+    /// Returns one of several things.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize].clone()
+    }
+
+    /// Says yes in so many of a hundred cases.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// Makes a sound batch of one to four records on these branches, the first of them on the first.
+    ///
+    /// # Panics
+    /// If there is no branch.
+    pub fn batch(&mut self, links: &mut Links, branches: &[BranchPath]) -> Batch {
+        // Most batches are of one record: only what was alone in its batch can be damaged alone.
+        self.made += 1;
+        let count = if self.chance(70) { 1 } else { 2 + self.below(3) };
+        let mut records = Vec::new();
+        for place in 0..count {
+            let path = if place == 0 { branches[0].clone() } else { self.one_of(branches) };
+            let header = self.header(links, &path);
+            records.push(header);
+        }
+        let last_of = |path: &BranchPath| records.iter().rposition(|header| header.branch == *path);
+        let bare: Vec<_> =
+            records.iter().enumerate().map(|(at, header)| last_of(&header.branch) != Some(at)).collect();
+        let mut sealed = Vec::new();
+        for (mut header, bare) in records.into_iter().zip(bare) {
+            (header.seq, header.prev) = (links.next(&header.branch), links.tip(&header.branch));
+            let bare = bare && self.chance(70);
+            let state =
+                json!({ "made": self.made, "seq": header.seq, "fill": "x".repeat(self.below(400) as usize) });
+            sealed.push(if bare { links.seal_bare(header) } else { links.seal(header, &state) });
+        }
+        let mut batch = links.batch(sealed);
+        batch.summary.status =
+            self.one_of(&[RunStatus::Running, RunStatus::Running, RunStatus::Failed, RunStatus::Completed]);
+        batch.summary.doubtful = self.chance(10);
+        batch.summary.progress.done = self.below(4);
+        batch.summary.wake_at = self.chance(10).then(|| time(7));
+        batch.release = self.chance(8);
+        batch
+    }
+
+    /// Makes a header that continues its branch, with a bit of everything that records are looked up by.
+    pub fn header(&mut self, links: &Links, path: &BranchPath) -> Header {
+        let mut header = links.header(path);
+        header.step = self.chance(90).then(|| step_id(self.one_of(&STEPS)));
+        header.created_at = time(self.below(1_000) as i64);
+        if self.chance(20) {
+            header.phase = Phase::Skipped(SkipCause::Condition("false".to_owned()));
+        }
+        if self.chance(20) {
+            header.labels.insert("color".to_owned(), self.one_of(&["red", "blue"]).to_owned());
+        }
+        if self.chance(15) {
+            header.external = Some(format!("client-{}", self.below(3)));
+        }
+        if self.chance(15) {
+            header.about = Some(self.below(4));
+        }
+        if self.chance(8) {
+            header.end = Some(self.one_of(&[End::Completed, End::Failed]));
+        }
+        header
+    }
+
+    /// Makes a sound batch wrong in one way: a `seq` or `prev` that does not fit.
+    ///
+    /// # Panics
+    /// If the batch has no records.
+    pub fn spoil(&mut self, batch: &mut Batch) {
+        let place = self.below(batch.records.len() as u64) as usize;
+        let mut header = batch.records[place].header().clone();
+        match self.below(4) {
+            0 => header.seq += 1,
+            1 => header.seq = header.seq.saturating_sub(1).max(1),
+            2 => header.prev = Some(Digest::of(b"something else")),
+            _ => header.prev = if header.prev.is_some() { None } else { Some(Digest::of(b"nothing")) },
+        }
+        let state = json!("spoilt");
+        let mut links = Links::of(&header.run);
+        let bare = batch.records[place].body_bytes().is_none();
+        batch.records[place] = if bare { links.seal_bare(header) } else { links.seal(header, &state) };
+    }
+}
