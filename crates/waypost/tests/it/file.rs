@@ -27,7 +27,8 @@ impl Folder {
 
     fn open(&mut self) {
         // The contract lets nobody but `trim` drop states.
-        self.store = Some(Arc::new(FileStore::open(self.dir.path().join("store")).unwrap().with_retention(None)));
+        self.store =
+            Some(Arc::new(FileStore::open(self.dir.path().join("store")).unwrap().with_retention(None)));
     }
 
     fn run(&self, run: &RunId) -> PathBuf {
@@ -39,10 +40,11 @@ impl Folder {
 fn find(run: &Path, branch: &BranchPath, seq: u64) -> (PathBuf, usize) {
     let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
     let files = fs::read_dir(run.join("history")).unwrap().map(|entry| entry.unwrap().path());
-    let found = files.filter(|path| path.extension().is_some_and(|suffix| suffix == "json")).find_map(|path| {
-        let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
-        text.find(&mark).map(|at| (path, at))
-    });
+    let found =
+        files.filter(|path| path.extension().is_some_and(|suffix| suffix == "json")).find_map(|path| {
+            let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+            text.find(&mark).map(|at| (path, at))
+        });
     found.unwrap_or_else(|| panic!("no file has {branch}@{seq}"))
 }
 

@@ -4,8 +4,8 @@
 mod contract;
 mod engine;
 mod file;
+mod file_crash;
 mod folder;
 mod lock;
 mod plan;
-mod records;
 mod toy;
