@@ -67,7 +67,7 @@ impl Store {
 /// Kill `waypost` at every system call and check its promises
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kill at few calls, evenly spread: under three minutes [default]
+    /// Kill at few calls, evenly spread: under three minutes (default)
     #[arg(long, conflicts_with = "full")]
     short: bool,
     /// Kill before and after every call
