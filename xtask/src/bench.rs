@@ -6,9 +6,15 @@
 //! its assertions only, and misses no target.
 
 mod append;
+mod command;
+mod engine;
 mod hash;
 mod measure;
+mod part;
+mod program;
+mod recovery;
 mod rename;
+mod runs;
 mod spawn;
 mod sqlite;
 mod table;
@@ -20,6 +26,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::{output, repo};
 use measure::{Bench, Topic};
+pub(crate) use part::{Options as PartOptions, run as part};
 
 /// What to measure, and how well.
 #[derive(Debug, Default, clap::Args)]
@@ -52,8 +59,17 @@ impl Options {
 const ROUNDS: usize = 5;
 
 /// Every topic, in the order of the table.
-const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] =
-    &[append::topic, rename::topic, sqlite::topic, hash::topic, spawn::topic];
+const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
+    append::topic,
+    sqlite::topic,
+    runs::topic,
+    rename::topic,
+    hash::topic,
+    engine::topic,
+    recovery::topic,
+    spawn::topic,
+    command::topic,
+];
 
 /// Measures, prints the tables, and leaves them as `results.md` and `results.json` in the folder.
 ///

@@ -44,6 +44,9 @@ enum Command {
     },
     /// Measure speed and size beside the raw limits of this machine
     Bench(bench::Options),
+    /// Be a process that is measured; for `bench` only
+    #[command(hide = true)]
+    BenchPart(bench::PartOptions),
     /// Kill `waypost` at every system call and check its promises
     #[cfg(target_os = "linux")]
     Prove(prove::Options),
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::ci(),
         Command::Tidy { root } => tidy::run(&root.unwrap_or_else(repo::root)),
         Command::Bench(options) => bench::run(&options),
+        Command::BenchPart(options) => bench::part(&options),
         #[cfg(target_os = "linux")]
         Command::Prove(options) => prove::run(&options),
         #[cfg(target_os = "linux")]

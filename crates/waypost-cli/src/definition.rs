@@ -17,7 +17,7 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::graph_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::Context;
+use crate::commands::{Context, near_here};
 use crate::error::Error;
 use crate::place;
 use crate::surroundings;
@@ -105,7 +105,7 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
         }
         (None, None) => return Ok(own),
     };
-    let changed = Workflow::read(&file)?;
+    let changed = Workflow::read(&near_here(&file))?;
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
@@ -126,15 +126,16 @@ fn compare(
     let diff: Vec<String> = changes.iter().map(line).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     if touches_finished && !choice.restart {
-        return Err(Error::Changed { file: file.to_owned(), run: snapshot.entry.summary.run.clone(), diff });
+        return Err(Error::Changed { file: near_here(file), run: snapshot.entry.summary.run.clone(), diff });
     }
+    let differs = if choice.with.is_some() { "differs" } else { "changed" };
     let note = if diff.is_empty() {
-        format!("{} changed, but not in what any step does; going on with it.", shown(file))
+        format!("{} {differs}, but not in what any step does; going on with it.", shown(file))
     } else if touches_finished {
-        format!("{} changed; starting over with it:\n{}", shown(file), diff.join("\n"))
+        format!("{} {differs}; starting over with it:\n{}", shown(file), diff.join("\n"))
     } else {
         format!(
-            "{} changed, but not in what is finished; going on with it:\n{}",
+            "{} {differs}, but not in what is finished; going on with it:\n{}",
             shown(file),
             diff.join("\n")
         )
@@ -173,5 +174,5 @@ fn line(change: &Change) -> String {
 }
 
 fn shown(path: &Path) -> String {
-    crate::commands::near_here(path).display().to_string()
+    near_here(path).display().to_string()
 }

@@ -272,9 +272,11 @@ impl Error {
 fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
     let hint = |text: &str| Some(text.to_owned());
     match error {
-        StoreError::NotFound { .. } => {
-            ("not_found", Exit::NotFound, hint("`waypost list` shows what there is"))
-        }
+        StoreError::NotFound { .. } => (
+            "not_found",
+            Exit::NotFound,
+            hint("see what there is: `waypost list`, `waypost checkpoints RUN`"),
+        ),
         StoreError::Exists { run } => (
             "exists",
             Exit::Usage,
@@ -304,7 +306,8 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         StoreError::Version { .. } => {
             ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
         }
-        StoreError::Invalid(_) => ("internal", Exit::Internal, None),
+        // What a user can make senseless is a cursor, a label, or a file that is no store.
+        StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
         StoreError::Full { .. } => {
             ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
         }

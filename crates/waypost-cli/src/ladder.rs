@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::output::progress::Progress;
 
 /// Who stops a run that has used up its time.
-pub(crate) const TIMEOUT: &str = "the timeout of the run";
+pub(crate) const TIMEOUT: &str = "its own timeout";
 
 /// Listens from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {

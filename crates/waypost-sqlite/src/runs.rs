@@ -97,7 +97,7 @@ impl View<'_> {
         if leased {
             summary.holder = lease::holder(self.place, &summary.run)?;
         }
-        summary.status = RunSummary::true_status(&summary.summary, summary.holder.is_some());
+        summary.status = RunSummary::true_status(&summary.summary, summary.holder.as_ref());
         Ok(summary)
     }
 }

@@ -153,7 +153,10 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
     let failed = |fault| explain(fault, place);
     match kind(connection).map_err(failed)? {
         Kind::Ours => {}
-        Kind::Empty => return Err(not_ours(place, "it is empty")),
+        // Its maker was killed before the tables were there; whoever opens it for writing makes them.
+        Kind::Empty => {
+            return Err(StoreError::NotFound { store: place.name.clone(), what: "runs yet".to_owned() });
+        }
         Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
     }
     match version(connection).map_err(failed)? {

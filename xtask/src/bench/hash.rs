@@ -34,7 +34,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let small = Demand {
         claim: "digesting record by record costs little more",
         ours: SMALL,
-        limit: LARGE,
+        limit: Some(LARGE),
         bound: Bound::AtLeast(0.5),
     };
     Ok(Topic { name: "hash", subjects, demands: vec![small] })

@@ -38,7 +38,12 @@ impl Bench {
 
     /// How often a round repeats its work: `full`, or in the short form just enough to check the result.
     pub(super) fn count(&self, full: u32) -> u32 {
-        if self.short { full.min(COUNT_SHORT) } else { full }
+        self.count_or(full, COUNT_SHORT)
+    }
+
+    /// As [`count`](Self::count), where the result needs another number to be checked.
+    pub(super) fn count_or(&self, full: u32, short: u32) -> u32 {
+        if self.short { full.min(short) } else { full }
     }
 }
 
@@ -52,6 +57,12 @@ pub(super) enum Unit {
     PerSecond,
     /// Bytes in a second; more is better.
     BytesPerSecond,
+    /// Milliseconds by the clock for one; less is better.
+    Milliseconds,
+    /// Microseconds of a processor for one; less is better.
+    CpuMicroseconds,
+    /// So many for one; less is better.
+    Count,
 }
 
 impl fmt::Display for Unit {
@@ -59,6 +70,9 @@ impl fmt::Display for Unit {
         f.write_str(match self {
             Self::PerSecond => "/s",
             Self::BytesPerSecond => "B/s",
+            Self::Milliseconds => "ms",
+            Self::CpuMicroseconds => "us CPU",
+            Self::Count => "each",
         })
     }
 }
@@ -129,10 +143,21 @@ pub(super) struct Demand {
     pub(super) claim: &'static str,
     /// The name of the subject it is about.
     pub(super) ours: &'static str,
-    /// The name of the subject it is measured against.
-    pub(super) limit: &'static str,
-    /// Of the ratio `ours / limit`.
+    /// The name of the subject it is measured against; none if the bound is on the figure itself.
+    pub(super) limit: Option<&'static str>,
+    /// Of the ratio `ours / limit`, or of the figure in its unit.
     pub(super) bound: Bound,
+}
+
+impl Demand {
+    /// What the bound is on: the median of the ratios round by round, since a slow moment of the machine hits both
+    /// sides of its round, or the median figure.
+    pub(super) fn actual(&self, ours: &[f64], limit: Option<&[f64]>) -> Option<f64> {
+        match limit {
+            Some(limit) => ratio(ours, limit),
+            None => median(ours),
+        }
+    }
 }
 
 /// Subjects that belong together. A demand may name subjects of any topic.
@@ -158,6 +183,17 @@ impl Topic {
     }
 }
 
+/// Milliseconds for each, when `count` took what passed since `start`.
+pub(super) fn milliseconds(count: u32, start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3 / f64::from(count)
+}
+
+/// How much processor time this thread has used.
+pub(super) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("a thread has not used less than no time")
+}
+
 /// How many in a second, when `count` took what passed since `start`.
 pub(super) fn per_second(count: u32, start: Instant) -> f64 {
     rate(f64::from(count), start.elapsed())
@@ -179,8 +215,8 @@ pub(super) fn median(figures: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median of the ratios round by round: a slow moment of the machine hits both sides of its round.
-pub(super) fn ratio(ours: &[f64], limit: &[f64]) -> Option<f64> {
+/// The median of the ratios round by round.
+fn ratio(ours: &[f64], limit: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = ours.iter().zip(limit).map(|(ours, limit)| ours / limit).collect();
     median(&ratios)
 }

@@ -11,7 +11,7 @@ use super::append::RECORD_BYTES;
 use super::measure::{self, Bench, Subject, Topic, Unit};
 
 /// The subject's name, for demands of other topics.
-const NAME: &str = "temp + fsync + rename + folder fsync, 1 KB";
+pub(super) const NAME: &str = "temp + fsync + rename + folder fsync, 1 KB";
 
 /// About half a second on a fast disk.
 const COUNT: u32 = 1_000;

@@ -1,4 +1,5 @@
-//! Raw limit of the command line: a loop that starts the shell of a step and waits for it, and does nothing else.
+//! Raw limits of the command line: a loop that starts the shell of a step and waits for it, and does nothing else,
+//! once as a script and once by the cheapest call there is.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -8,7 +9,8 @@ use anyhow::{Context as _, ensure};
 use super::measure::{self, Bench, Subject, Topic, Unit};
 
 /// The subject's name, for demands of other topics.
-const NAME: &str = "start `true` in the step's shell";
+pub(super) const LOOP: &str = "loop of bash that starts the step's shell, `true`";
+const DIRECT: &str = "start of the step's shell, `true`, by posix_spawn";
 
 /// As many as the steps of the run that is measured against it.
 const COUNT: u32 = 1_000;
@@ -18,21 +20,43 @@ const SHELL: [&str; 4] = ["bash", "-euo", "pipefail", "-c"];
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let count = bench.count(COUNT);
-    let subject = Subject::new(NAME, Unit::PerSecond, move || round(count));
-    Ok(Topic { name: "spawn", subjects: vec![subject], demands: Vec::new() })
+    let subjects = vec![
+        Subject::new(LOOP, Unit::Milliseconds, move || script(count)),
+        Subject::new(DIRECT, Unit::Milliseconds, move || direct(count)),
+    ];
+    Ok(Topic { name: "spawn", subjects, demands: Vec::new() })
 }
 
-fn round(count: u32) -> anyhow::Result<f64> {
-    ensure!(!run("false")?, "a step that fails was not seen to fail");
+fn script(count: u32) -> anyhow::Result<f64> {
+    let shell = SHELL.join(" ");
+    let text = format!("for ((i = 0; i < $1; i++)); do {shell} true || exit 9; done");
+    let mut command = Command::new(SHELL[0]);
+    command.args(&SHELL[1..]).args([&text, "bash", &count.to_string()]);
+
+    let start = Instant::now();
+    let ended = succeeds(&mut command)?;
+    let figure = measure::milliseconds(count, start);
+
+    ensure!(ended, "the loop did not get to its end");
+    Ok(figure)
+}
+
+fn direct(count: u32) -> anyhow::Result<f64> {
+    ensure!(!succeeds(&mut step("false"))?, "a step that fails was not seen to fail");
     let start = Instant::now();
     for _ in 0..count {
-        ensure!(run("true")?, "`true` failed");
+        ensure!(succeeds(&mut step("true"))?, "`true` failed");
     }
-    Ok(measure::per_second(count, start))
+    Ok(measure::milliseconds(count, start))
 }
 
-fn run(script: &str) -> anyhow::Result<bool> {
+fn step(script: &str) -> Command {
     let mut command = Command::new(SHELL[0]);
-    command.args(&SHELL[1..]).arg(script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(&SHELL[1..]).arg(script);
+    command
+}
+
+fn succeeds(command: &mut Command) -> anyhow::Result<bool> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(command.status().context("cannot start bash")?.success())
 }

@@ -10,7 +10,7 @@ use super::append::{self, RECORD_BYTES};
 use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
 
 /// The subject's name, for demands of other topics.
-const NAME: &str = "SQLite, WAL FULL, 1 KB row a transaction";
+pub(super) const NAME: &str = "SQLite, WAL FULL, 1 KB row a transaction";
 
 /// About half a second on a fast disk.
 const COUNT: u32 = 2_000;
@@ -28,7 +28,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let waits = Demand {
         claim: "SQLite waits for the disk as an append does",
         ours: NAME,
-        limit: append::NAME,
+        limit: Some(append::NAME),
         bound: Bound::AtMost(1.5),
     };
     Ok(Topic { name: "sqlite", subjects: vec![subject], demands: vec![waits] })

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::measure::{Subject, Topic, Unit, median, ratio};
+use super::measure::{Demand, Subject, Topic, Unit, median};
 
 /// A table whose first column is text and whose others are figures.
 #[derive(Debug)]
@@ -72,34 +72,55 @@ pub(super) fn tables(topics: &[Topic]) -> [Table; 2] {
                 .rows
                 .push([&[subject.name.to_owned()], &figures[..], &[unit_name(subject.unit)]].concat());
         }
-        for demand in &topic.demands {
-            let (Some(ours), Some(limit)) = (find(topics, demand.ours), find(topics, demand.limit)) else {
-                continue;
-            };
-            let Some(ratio) = ratio(ours.figures(), limit.figures()) else { continue };
-            demanded.rows.push(vec![
-                demand.claim.to_owned(),
-                shown(median(ours.figures()), ours.unit),
-                shown(median(limit.figures()), limit.unit),
-                format!("{ratio:.2}"),
-                demand.bound.to_string(),
-                if demand.bound.holds(ratio) { "yes" } else { "no" }.to_owned(),
-            ]);
-        }
+        let rows = topic.demands.iter().filter_map(|demand| judged(topics, demand));
+        demanded.rows.extend(rows.map(|judged| judged.row()));
     }
     [measured, demanded]
+}
+
+/// A demand whose subjects were measured.
+struct Judged<'a> {
+    demand: &'a Demand,
+    ours: &'a Subject,
+    limit: Option<&'a Subject>,
+    actual: f64,
+}
+
+/// Looks a demand's subjects up; none if one of them was left out.
+fn judged<'a>(topics: &'a [Topic], demand: &'a Demand) -> Option<Judged<'a>> {
+    let ours = find(topics, demand.ours)?;
+    let limit = demand.limit.map(|name| find(topics, name).ok_or(())).transpose().ok()?;
+    let actual = demand.actual(ours.figures(), limit.map(Subject::figures))?;
+    Some(Judged { demand, ours, limit, actual })
+}
+
+impl Judged<'_> {
+    fn met(&self) -> bool {
+        self.demand.bound.holds(self.actual)
+    }
+
+    fn row(&self) -> Vec<String> {
+        let figure = |subject: &Subject| shown(median(subject.figures()), subject.unit);
+        let bound = self.demand.bound;
+        let (limit, ratio, target) = match self.limit {
+            Some(limit) => (figure(limit), format!("{:.2}", self.actual), bound.to_string()),
+            None => ("-".to_owned(), "-".to_owned(), format!("{bound} {}", self.ours.unit)),
+        };
+        let met = if self.met() { "yes" } else { "no" }.to_owned();
+        vec![self.demand.claim.to_owned(), figure(self.ours), limit, ratio, target, met]
+    }
 }
 
 /// The whole run for programs: every figure of every round.
 pub(super) fn to_json(topics: &[Topic]) -> Value {
     let subjects = topics.iter().flat_map(|topic| &topic.subjects);
     let demands = topics.iter().flat_map(|topic| &topic.demands);
-    let demanded = demands.filter_map(|demand| {
-        let ratio = ratio(find(topics, demand.ours)?.figures(), find(topics, demand.limit)?.figures())?;
-        Some(json!({
-            "claim": demand.claim, "ours": demand.ours, "limit": demand.limit, "ratio": ratio,
-            "target": demand.bound.to_string(), "met": demand.bound.holds(ratio),
-        }))
+    let demanded = demands.filter_map(|demand| judged(topics, demand)).map(|judged| {
+        let Demand { claim, ours, limit, bound } = judged.demand;
+        json!({
+            "claim": claim, "ours": ours, "limit": limit, "actual": judged.actual,
+            "target": bound.to_string(), "met": judged.met(),
+        })
     });
     json!({
         "v": 1,
@@ -130,7 +151,7 @@ fn highest(figures: &[f64]) -> Option<f64> {
 fn unit_name(unit: Unit) -> String {
     match unit {
         Unit::BytesPerSecond => "MB/s".to_owned(),
-        unit @ Unit::PerSecond => unit.to_string(),
+        unit => unit.to_string(),
     }
 }
 
@@ -139,5 +160,7 @@ fn shown(figure: Option<f64>, unit: Unit) -> String {
         (None, _) => "-".to_owned(),
         (Some(figure), Unit::BytesPerSecond) => format!("{:.0}", figure / 1e6),
         (Some(figure), Unit::PerSecond) => format!("{figure:.0}"),
+        (Some(figure), Unit::Milliseconds | Unit::CpuMicroseconds) => format!("{figure:.2}"),
+        (Some(figure), Unit::Count) => format!("{figure:.3}"),
     }
 }

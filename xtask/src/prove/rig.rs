@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::calls::Seen;
 use super::promise::{Observed, Step, broken, final_state};
-use super::tracer::{Kill, Traceable, Traced, trace};
+use super::tracer::{Kill, SEARCHED, Traceable, Traced, trace};
 
 /// The id of the run.
 const RUN: &str = "proof";
@@ -229,6 +229,8 @@ impl Stage<'_> {
         let mut child = Command::new(program)
             .args(arguments)
             .current_dir(self.folder)
+            .env("PATH", SEARCHED)
+            .env("TMPDIR", self.folder)
             .stdin(Stdio::null())
             .stdout(File::create(&stdout)?)
             .stderr(File::create(&stderr)?)

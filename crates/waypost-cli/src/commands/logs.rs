@@ -26,10 +26,10 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let tries = tries(store.as_ref(), &run, &args).await?;
-        if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty()) {
-            if !args.follow || !working {
-                return no_tries(store.as_ref(), context, &run, step).await;
-            }
+        if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty())
+            && (!args.follow || !working)
+        {
+            return no_tries(store.as_ref(), context, &run, step).await;
         }
         if context.output.json {
             return documents(context, store.as_ref(), &run, &tries).await;

@@ -2,7 +2,7 @@
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision, Plan, Verdicts};
-use waypost::store::{Store as _, StoreExt as _};
+use waypost::store::{Store, StoreExt as _};
 
 use super::{Context, checkpoints};
 use crate::cli::{OneRun, WhyArgs};
@@ -80,11 +80,7 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}: {would}, because {cause}")
 }
 
-async fn planned(
-    context: &Context,
-    store: &dyn waypost::store::Store,
-    snapshot: &Snapshot,
-) -> Result<Plan, Error> {
+async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
     let chosen = choose(store, snapshot, &Choice::default())?;
     chosen.tell(context);
     for damage in snapshot.damaged() {
@@ -96,7 +92,7 @@ async fn planned(
             .output
             .note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
     }
-    Ok(chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await?)
+    chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
 }
 
 /// Prints a plan.

@@ -8,7 +8,7 @@ use waypost::RunId;
 use waypost::engine::{ResumeOptions, SessionOptions, Snapshot};
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
-use waypost::store::{RunQuery, Store, StoreError};
+use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
@@ -141,6 +141,7 @@ impl Prepared {
         run: &RunId,
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
+        store.wait_while_dying(run).await?;
         let entry = store.run(run).await?;
         if let Some(holder) = entry.summary.holder {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());

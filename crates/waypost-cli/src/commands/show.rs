@@ -1,7 +1,8 @@
 //! `waypost show`: how a run stands, or stood at a checkpoint. Read from one position and the effective history.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::path::Path;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -11,6 +12,7 @@ use waypost::record::{
 };
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
@@ -97,14 +99,23 @@ impl Shown {
         Ok(Self { snapshot, branches, at: asked })
     }
 
+    /// Names the steps that must not be repeated blindly, as far as the run's copy of the workflow tells.
+    fn not_idempotent(&self) -> HashSet<StepId> {
+        let text = self.snapshot.definition.text.as_deref().unwrap_or_default();
+        let Ok(workflow) = Workflow::parse(text, Path::new("the run's copy")) else { return HashSet::new() };
+        let steps = workflow.steps().iter().filter(|step| !step.idempotent);
+        steps.filter_map(|step| StepId::new(&step.id).ok()).collect()
+    }
+
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
         let frozen = self.snapshot.entry.record.record();
         let live = self.at.is_none() && self.snapshot.status() == RunStatus::Running;
+        let doubtful = self.not_idempotent();
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
         for branch in &self.branches {
             let known: &[_] = if branch.name.is_main() { &self.snapshot.definition.steps } else { &[] };
-            steps.extend(branch.steps(known.iter().map(|print| &print.id), live));
+            steps.extend(branch.steps(known.iter().map(|print| &print.id), live, &doubtful));
             let position = branch.position().unwrap_or_default();
             let name = branch.name.to_string();
             waiting.extend(
@@ -148,7 +159,12 @@ impl Branch {
     }
 
     /// Shows the steps of the branch: those of the definition in its order, then any others.
-    fn steps<'a>(&'a self, known: impl Iterator<Item = &'a StepId>, live: bool) -> Vec<StepView> {
+    fn steps<'a>(
+        &'a self,
+        known: impl Iterator<Item = &'a StepId>,
+        live: bool,
+        doubtful: &HashSet<StepId>,
+    ) -> Vec<StepView> {
         let position = self.position();
         let frontier = position.iter().flat_map(|position| &position.frontier);
         let entries: HashMap<&str, &FrontierEntry> =
@@ -179,6 +195,7 @@ impl Branch {
                 start: starts.get(id).copied(),
                 state: state.as_ref(),
                 live,
+                doubtful: doubtful.contains(step),
             }
             .view(step, &self.name)
         };
@@ -193,6 +210,8 @@ struct StepFacts<'a> {
     start: Option<(&'a Start, Timestamp)>,
     state: Option<&'a Value>,
     live: bool,
+    /// It must not be repeated blindly.
+    doubtful: bool,
 }
 
 impl StepFacts<'_> {
@@ -200,6 +219,7 @@ impl StepFacts<'_> {
         let ended = self.end.map(|header| &header.phase);
         match (self.entry.map(|entry| entry.status), ended) {
             (Some(Status::Started), _) if self.live => StepStatus::Running,
+            (Some(Status::Started), _) if self.doubtful => StepStatus::InDoubt,
             (Some(Status::Started), _) => StepStatus::Cut,
             (Some(Status::Waiting), _) => StepStatus::Waiting,
             (Some(Status::Failed), _) => StepStatus::Failed,
@@ -316,7 +336,9 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(output, step));
     }
-    if view.status.is_resumable() && view.checkpoint.is_none() {
+    if view.status == RunStatus::InDoubt {
+        let _ = write!(text, "\nA person must decide: waypost why {}\n", view.run);
+    } else if view.status.is_resumable() && view.checkpoint.is_none() {
         let _ = write!(text, "\nGo on with: waypost resume {}\n", view.run);
     }
     text

@@ -22,7 +22,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
-    if summary.holder.is_none() {
+    if is_free(&summary) {
         // A message that nobody takes in would stop the next resume.
         return told(context, &run, summary.status, false);
     }
@@ -31,7 +31,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let began = Instant::now();
     loop {
         let summary = store.run(&run).await?.summary;
-        if summary.holder.is_none() {
+        if is_free(&summary) {
             return told(context, &run, summary.status, true);
         }
         if began.elapsed() >= args.wait {
@@ -46,6 +46,11 @@ fn message(context: &Context) -> Signal {
     // Unique: one process makes one message.
     let id = format!("stop-{}-{}", now.as_nanosecond(), std::process::id());
     Signal { id, kind: SignalKind::Stop, branch: None, sender: "waypost stop".to_owned(), created_at: now }
+}
+
+/// Says whether nobody works on the run any more.
+fn is_free(summary: &RunSummary) -> bool {
+    summary.holder.as_ref().is_none_or(waypost::lock::Holder::is_gone)
 }
 
 fn holder(summary: &RunSummary) -> String {

@@ -205,7 +205,7 @@ impl Chain {
                 .then(|| "the records before it are missing".to_owned());
         };
         // After damage was moved to quarantine, a repair links to the newest sound record before the gap.
-        if header.prev != Some(digest) && !(self.broken && !repair) {
+        if header.prev != Some(digest) && (repair || !self.broken) {
             let prev = header.prev.map_or_else(|| "nothing".to_owned(), |prev| prev.to_string());
             return Some(format!("it continues {prev}, the record before it has digest {digest}"));
         }

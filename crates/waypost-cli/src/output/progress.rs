@@ -87,8 +87,8 @@ impl Progress {
         let mut seen = self.seen();
         seen.stopping = Some(level);
         let text = match level {
-            StopLevel::Graceful => format!("{by}: ending the steps under way; once more kills them"),
-            StopLevel::Kill => format!("{by}: killing the steps under way; once more leaves without waiting"),
+            StopLevel::Graceful => format!("{by}: ending the steps under way; Ctrl-C kills them"),
+            StopLevel::Kill => format!("{by}: killing the steps under way; Ctrl-C leaves without waiting"),
         };
         match &self.live {
             Some(live) => live.status.set_message(seen.status()),

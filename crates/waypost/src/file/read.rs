@@ -80,7 +80,7 @@ impl End {
 /// A record that is known to be or to have been.
 enum Slot {
     /// In a commit file.
-    Record(Record),
+    Record(Box<Record>),
     /// In the journal.
     Line(Line),
     /// Not what was written, or not there.
@@ -402,7 +402,7 @@ impl<'a> RunReader<'a> {
         slot: Slot,
     ) -> Result<Result<Record, Damage>, StoreError> {
         let line = match slot {
-            Slot::Record(record) => return Ok(Ok(record)),
+            Slot::Record(record) => return Ok(Ok(*record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
             Slot::Line(line) => line,
         };
@@ -428,7 +428,7 @@ impl<'a> RunReader<'a> {
         for (opened, record) in walk.sound.into_iter().flat_map(|commit| commit.records) {
             let (branch, seq) = (record.header().branch.clone(), record.header().seq);
             order.insert(branch.clone(), opened);
-            branches.entry(branch).or_default().insert(seq, Slot::Record(record));
+            branches.entry(branch).or_default().insert(seq, Slot::Record(Box::new(record)));
         }
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
@@ -518,7 +518,7 @@ impl<'a> RunReader<'a> {
     /// Says whether a record may stand behind a gap.
     fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
         let record = match slot {
-            Slot::Record(record) => record.clone(),
+            Slot::Record(record) => (**record).clone(),
             Slot::Damaged(_) => return Ok(false),
             Slot::Line(line) => {
                 let path = self.paths.journal();

@@ -3,9 +3,11 @@
 
 mod contract;
 mod engine;
+mod events;
 mod file;
 mod folder;
 mod lock;
 mod plan;
 mod records;
+mod report;
 mod toy;

@@ -8,7 +8,6 @@ use waypost::record::{
     Body, Durability, End, Ending, FORMAT, Failure, FailureKind, Header, Phase, Position, Reason, Record,
     RunRecord, RunStatus, SealedRun, Start, Try,
 };
-use waypost::store::{Batch, BatchId, Progress, Summary};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
 pub(crate) fn run_id(name: &str) -> RunId {
@@ -52,18 +51,12 @@ pub(crate) struct Chain {
     pub(crate) next: u64,
     pub(crate) prev: Option<Digest>,
     pub(crate) token: u64,
-    pub(crate) batches: u64,
 }
 
 impl Chain {
     pub(crate) fn new(run: &str) -> Self {
         let run = run_id(run);
-        Self { run, branch: BranchPath::main(), next: 1, prev: None, token: 1, batches: 0 }
-    }
-
-    pub(crate) fn child(&self, key: &str) -> Self {
-        let branch = self.branch.child(&step("each"), key).unwrap();
-        Self { branch, next: 1, prev: None, ..self.clone() }
+        Self { run, branch: BranchPath::main(), next: 1, prev: None, token: 1 }
     }
 
     pub(crate) fn header(&self, phase: Phase) -> Header {
@@ -148,31 +141,8 @@ impl Chain {
         header.end = Some(End::Completed);
         self.seal(header, &json!({ "done": true }))
     }
-
-    /// Wraps records in the next batch of this lease.
-    pub(crate) fn batch(&mut self, records: Vec<Record>) -> Batch {
-        self.batches += 1;
-        Batch {
-            id: BatchId { token: self.token, count: self.batches },
-            records,
-            consumed: Vec::new(),
-            summary: summary(RunStatus::Running),
-            release: false,
-        }
-    }
 }
 
 pub(crate) fn step(name: &str) -> StepId {
     StepId::new(name).unwrap()
-}
-
-pub(crate) fn summary(status: RunStatus) -> Summary {
-    Summary {
-        status,
-        doubtful: false,
-        step: None,
-        progress: Progress { done: 1, total: 3 },
-        wake_at: None,
-        lost: 0,
-    }
 }

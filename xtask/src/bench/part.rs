@@ -1,0 +1,103 @@
+//! Parts of benchmarks that must be a process of their own: to be counted by another program, or to be killed.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use waypost::RunId;
+use waypost::engine::{Engine, ResumeOptions, SessionOptions};
+use waypost::record::Durability;
+use waypost_sqlite::{SqliteOptions, SqliteStore};
+
+use super::append::RECORD_BYTES;
+use super::program::{Again, Row, runtime};
+
+/// The run that every part works on.
+pub(super) const RUN: &str = "r-1";
+
+/// What the process does.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    part: Part,
+    /// The database
+    store: PathBuf,
+    /// How many steps or checkpoints
+    #[arg(default_value_t = 0)]
+    count: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// Print a byte and end.
+    Nothing,
+    /// Run so many steps.
+    Steps,
+    /// Make a run with so many checkpoints, and die in the midst of its next step.
+    History,
+    /// Take that run up, and die in its first step, after a byte on stdout.
+    Resume,
+}
+
+/// The command that does `part`.
+///
+/// # Errors
+/// When the system does not say which program this is.
+pub(super) fn command(part: Part, store: &Path, count: u32) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    let name = clap::ValueEnum::to_possible_value(&part).expect("no part is left out of the command line");
+    command.args(["bench-part", name.get_name()]).arg(store).arg(count.to_string());
+    Ok(command)
+}
+
+/// Does what one part is.
+///
+/// # Errors
+/// Those of the store and the engine.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    match options.part {
+        Part::Nothing => report_and_die(),
+        Part::Steps => steps(options)?,
+        Part::History => history(options)?,
+        Part::Resume => resume(options)?,
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> anyhow::Result<Arc<SqliteStore>> {
+    Ok(Arc::new(SqliteStore::open(path, SqliteOptions::default())?))
+}
+
+fn steps(options: &Options) -> anyhow::Result<()> {
+    let row = Row::new(options.count, RECORD_BYTES);
+    runtime()?.block_on(row.run(open(&options.store)?, RUN, Durability::Sync))
+}
+
+fn history(options: &Options) -> anyhow::Result<()> {
+    let again = Again::until(options.count + 1, die);
+    let engine = Engine::new(open(&options.store)?);
+    let record = again.record(RUN, Durability::Async)?;
+    let outcome = engine.run(&again, record, String::new(), SessionOptions::default());
+    anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
+}
+
+fn resume(options: &Options) -> anyhow::Result<()> {
+    let again = Again::until(0, report_and_die);
+    let engine = Engine::new(open(&options.store)?);
+    let run = RunId::new(RUN)?;
+    let outcome = engine.resume(&again, &run, ResumeOptions::default());
+    anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
+}
+
+/// Ends this process as a crash would: nothing is closed, nothing is given back.
+fn die() {
+    std::process::exit(0);
+}
+
+fn report_and_die() {
+    // Nobody listening is no reason to go on.
+    let _closed = std::io::stdout().write_all(b".");
+    let _closed = std::io::stdout().flush();
+    die();
+}

@@ -1,0 +1,232 @@
+//! Programs for the engine whose steps do nothing: what is left is the cost of a step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use waypost::engine::{
+    Admission, Attempt, BeginError, Engine, OnFailure, Performed, Program, SessionOptions, Settlement, Told,
+};
+use waypost::graph::{Graph, Retry, Step};
+use waypost::record::{
+    Durability, Ending, FORMAT, Failure, FailureKind, RunRecord, RunStatus, STATE_BYTES_WARN,
+};
+use waypost::store::{Lease, Store, StoreExt as _};
+use waypost::{BranchPath, Clock as _, Digest, RunId, StepId, SystemClock};
+
+use super::measure;
+
+/// What stands in a state beside its text: `{"steps":0,"text":""}`, with up to five more digits.
+const STATE_FRAME_BYTES: usize = 26;
+
+/// The state: how many steps were taken in, and a text that each of them replaces.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct State {
+    steps: u64,
+    text: String,
+}
+
+/// Steps in a row, each of which replaces the text in the state and does nothing else.
+#[derive(Debug)]
+pub(super) struct Row {
+    graph: Graph,
+    noise: String,
+    text_bytes: usize,
+}
+
+impl Row {
+    /// `count` steps over a state of about `state_bytes`.
+    pub(super) fn new(count: u32, state_bytes: usize) -> Self {
+        let text_bytes = state_bytes - STATE_FRAME_BYTES;
+        assert!(state_bytes < STATE_BYTES_WARN, "a state of {state_bytes} bytes is no usual one");
+        let letter = |byte: u8| char::from(b'a' + byte % 26);
+        // Twice as long, so that each step finds another text in it.
+        let noise = measure::noise(2 * text_bytes).into_iter().map(letter).collect();
+        let steps = (1..=count).map(|number| {
+            let needs = (number > 1).then(|| id(number - 1)).into_iter().collect();
+            Step::new(id(number), needs, Digest::of(&number.to_le_bytes()))
+        });
+        let graph = Graph::new(steps.collect(), 1).expect("steps in a row are a graph");
+        Self { graph, noise, text_bytes }
+    }
+
+    /// Runs all of it in `store`, as run `name`.
+    ///
+    /// # Errors
+    /// When it does not end with every step done.
+    pub(super) async fn run(
+        &self,
+        store: Arc<dyn Store>,
+        name: &str,
+        durability: Durability,
+    ) -> anyhow::Result<()> {
+        let record = run_record(&self.graph, name, durability)?;
+        let state = State { steps: 0, text: self.noise[..self.text_bytes].to_owned() };
+        let outcome = Engine::new(store).run(self, record, state, SessionOptions::default()).await?;
+        ensure!(outcome.status == RunStatus::Completed, "run {name} ended as {:?}", outcome.status);
+        Ok(())
+    }
+
+    /// Reads back what run `name` left: every step must be in its newest state, and each must have its record.
+    ///
+    /// # Errors
+    /// When that is not so.
+    pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
+        let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
+        let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
+        let (expect, seq) = (self.graph.steps().len() as u64, newest.header().seq);
+        ensure!(state.steps == expect, "the newest state has {} steps of {expect}", state.steps);
+        ensure!(seq > expect, "{expect} steps left {seq} records");
+        Ok(())
+    }
+}
+
+fn id(number: u32) -> StepId {
+    StepId::new(&format!("step-{number}")).expect("letters, digits and a hyphen are a step id")
+}
+
+fn run_record(graph: &Graph, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
+    Ok(RunRecord {
+        v: FORMAT,
+        run: RunId::new(name)?,
+        workflow: "bench".to_owned(),
+        definition: graph.definition(None),
+        path: None,
+        base: None,
+        params: serde_json::Map::new(),
+        env: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        settings: serde_json::Map::new(),
+        durability,
+        retention: None,
+        parent: None,
+        tool: "xtask bench".to_owned(),
+        actor: String::new(),
+        created_at: SystemClock.now(),
+    })
+}
+
+#[async_trait]
+impl Program for Row {
+    type State = State;
+    type Job = ();
+    type Output = ();
+
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn schema(&self) -> u32 {
+        1
+    }
+
+    fn admit(&self, _: &Step, _: &State) -> Result<Admission, Failure> {
+        Ok(Admission::Run)
+    }
+
+    fn prepare(&self, _: &Step, _: &State) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn perform(&self, (): (), _: Attempt) -> Performed<()> {
+        Performed::Completed { output: (), ending: Ending::default(), told: Told::default() }
+    }
+
+    fn on_failure(&self, _: &Step, _: &Failure) -> OnFailure {
+        OnFailure { retry: false, tolerate: false }
+    }
+
+    fn apply(&self, state: &mut State, _: &Step, _: Settlement<'_, ()>) {
+        let begin = state.steps as usize % self.text_bytes;
+        state.text.clear();
+        state.text.push_str(&self.noise[begin..begin + self.text_bytes]);
+        state.steps += 1;
+    }
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}
+
+/// One step that fails and is tried again, each try a checkpoint, until its `last` one, which does as told.
+#[derive(Debug)]
+pub(super) struct Again {
+    graph: Graph,
+    last: u32,
+    then: fn(),
+}
+
+impl Again {
+    /// Calls `then` in the first try that is the `last` or a later one.
+    pub(super) fn until(last: u32, then: fn()) -> Self {
+        let name = StepId::new("again").expect("letters are a step id");
+        let mut step = Step::new(name, Vec::new(), Digest::of(b"again"));
+        step.retry = Retry { max: u32::MAX, ..Retry::default() };
+        Self { graph: Graph::new(vec![step], 1).expect("a step is a graph"), last, then }
+    }
+
+    /// Returns the record of a run of it.
+    ///
+    /// # Errors
+    /// When `name` is no run id.
+    pub(super) fn record(&self, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
+        run_record(&self.graph, name, durability)
+    }
+}
+
+#[async_trait]
+impl Program for Again {
+    type State = String;
+    type Job = ();
+    type Output = ();
+
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn schema(&self) -> u32 {
+        1
+    }
+
+    fn admit(&self, _: &Step, _: &String) -> Result<Admission, Failure> {
+        Ok(Admission::Run)
+    }
+
+    fn prepare(&self, _: &Step, _: &String) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn perform(&self, (): (), attempt: Attempt) -> Performed<()> {
+        if attempt.at.attempt >= self.last {
+            (self.then)();
+        }
+        let ending = Ending { exit_code: Some(1), ..Ending::default() };
+        let error = vec!["exit code 1".to_owned()];
+        let failure = Failure { kind: FailureKind::Exit, error, retried: false, tolerated: false, ending };
+        Performed::Failed { failure, told: Told::default() }
+    }
+
+    fn on_failure(&self, _: &Step, _: &Failure) -> OnFailure {
+        OnFailure { retry: true, tolerate: false }
+    }
+
+    fn apply(&self, _: &mut String, _: &Step, _: Settlement<'_, ()>) {}
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}
+
+/// A runtime on this thread, as the command `waypost` has.
+///
+/// # Errors
+/// When the system does not give what it needs.
+pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}

@@ -1,0 +1,91 @@
+//! Recovery: from the start of a process to the first step of a run that another process was killed in.
+//!
+//! The store is as the kill left it: its log is not copied, its lease not given back. Each recovery is cut in its
+//! first step in turn, so that the next one finds a crash, too.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+
+use super::measure::{Bench, Bound, Demand, Subject, Topic, Unit, median};
+use super::part::{self, Part};
+
+const NOTHING: &str = "start of a process that does nothing";
+const FEW: &str = "process start to first new step, 100 checkpoints";
+const MANY: &str = "process start to first new step, 100,000 checkpoints";
+
+/// Lengths of the histories, as the target names them.
+const HISTORY_FEW: u32 = 100;
+const HISTORY_MANY: u32 = 100_000;
+/// Enough of the longer one to see that it can be made and taken up.
+const HISTORY_MANY_SHORT: u32 = 1_000;
+/// Processes a round, of which the median counts: a start takes milliseconds, and a disturbed one many.
+const STARTS: u32 = 15;
+/// Starts in the short form: the second one recovers from a recovery that was cut.
+const STARTS_SHORT: u32 = 2;
+
+pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
+    let folder = bench.folder("recovery")?;
+    let starts = bench.count_or(STARTS, STARTS_SHORT);
+    let nothing = folder.join("nothing.db");
+    let mut subjects =
+        vec![Subject::new(NOTHING, Unit::Milliseconds, move || start_often(Part::Nothing, &nothing, starts))];
+    let many = bench.count_or(HISTORY_MANY, HISTORY_MANY_SHORT);
+    for (name, file, history) in [(FEW, "few.db", HISTORY_FEW), (MANY, "many.db", many)] {
+        let mut store = Store { path: folder.join(file), history, made: false };
+        subjects.push(Subject::new(name, Unit::Milliseconds, move || {
+            start_often(Part::Resume, store.made()?, starts)
+        }));
+    }
+    let quick = Demand { claim: "recovery is quick", ours: MANY, limit: None, bound: Bound::AtMost(5.0) };
+    let flat = Demand {
+        claim: "a long history costs recovery nothing",
+        ours: MANY,
+        limit: Some(FEW),
+        bound: Bound::AtMost(1.5),
+    };
+    Ok(Topic { name: "recovery", subjects, demands: vec![quick, flat] })
+}
+
+/// A store that is made when it is first needed.
+struct Store {
+    path: PathBuf,
+    history: u32,
+    made: bool,
+}
+
+impl Store {
+    fn made(&mut self) -> anyhow::Result<&Path> {
+        if !self.made {
+            let status = part::command(Part::History, &self.path, self.history)?.status()?;
+            ensure!(status.success(), "the process that makes the history ended with {status}");
+            self.made = true;
+        }
+        Ok(&self.path)
+    }
+}
+
+/// The median of the times that so many processes need to say that they are there.
+fn start_often(part: Part, store: &Path, starts: u32) -> anyhow::Result<f64> {
+    let figures = (0..starts).map(|_| start(part, store)).collect::<anyhow::Result<Vec<f64>>>()?;
+    median(&figures).context("nothing was started")
+}
+
+fn start(part: Part, store: &Path) -> anyhow::Result<f64> {
+    let mut command = part::command(part, store, 0)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+
+    let start = Instant::now();
+    let mut child = command.spawn().context("cannot start a process")?;
+    let mut said = [0];
+    let read = child.stdout.take().expect("its stdout is a pipe").read_exact(&mut said);
+    let figure = start.elapsed().as_secs_f64() * 1e3;
+
+    let status = child.wait()?;
+    read.with_context(|| format!("the process ended with {status} and did not get to its first step"))?;
+    ensure!(status.success(), "the process ended with {status}");
+    Ok(figure)
+}
