@@ -4,6 +4,7 @@
 mod contract;
 mod engine;
 mod file;
+mod file_rig;
 mod folder;
 mod lock;
 mod plan;
