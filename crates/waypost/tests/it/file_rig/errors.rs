@@ -14,7 +14,7 @@ const DRAWS: usize = 20;
 /// One in so many of those states is checked.
 const STATES_SHARE: usize = 397;
 /// One in so many pairs of a call and a fault is tried; prime to their number, so that each fault has its turn.
-const SHARE: usize = 7;
+const SHARE: usize = 29;
 
 /// All errors, and writes that stop early.
 fn faults() -> impl Iterator<Item = Fault> {
@@ -111,7 +111,7 @@ fn an_error_at_any_call_loses_nothing() {
             survives(&started, &told, rotates, illness),
         ];
         println!("{illness:?}: {tallies:?}");
-        assert!(tallies.iter().all(|tally| tally.faults > 40 && tally.refused > 10 && tally.states > 40));
+        assert!(tallies.iter().all(|tally| tally.faults > 10 && tally.refused > 2 && tally.states > 10));
     }
 }
 
