@@ -198,7 +198,9 @@ pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
 
 /// Returns where a path that is kept relative to `home` is.
 pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
-    home.map_or_else(|| PathBuf::from(path), |home| normal(&home.join(path)))
+    // A relative home may be shorter than the way up from it.
+    let whole = |home: &Path| std::path::absolute(home).unwrap_or_else(|_| home.to_owned());
+    home.map_or_else(|| PathBuf::from(path), |home| normal(&whole(home).join(path)))
 }
 
 fn absolute(path: &Path) -> Option<PathBuf> {

@@ -145,7 +145,7 @@ impl SqliteStore {
     fn with_reader<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Failure>) -> Result<T, StoreError> {
         let reader = lock(&self.reader);
         let reader = reader.as_ref().ok_or_else(|| StoreError::Closed(self.to_string()))?;
-        work(reader).map_err(|failure| failure.into_store_error(&self.place))
+        work(reader).map_err(|failure| failure.ask_system(reader).into_store_error(&self.place))
     }
 
     /// Reads everything from one state of the database.
@@ -388,7 +388,8 @@ impl Store for SqliteStore {
         match self.read(|view| RunRow::get(view.connection, view.place, run)) {
             // A deletion that was cut short is brought to its end.
             Err(StoreError::NotFound { .. }) if folder.exists() => {}
-            known => drop(known?),
+            Err(error) => return Err(error),
+            Ok(_) => {}
         }
         let holder = Holder::here(self.options.clock.now()).map_err(|source| StoreError::Io {
             action: "read",

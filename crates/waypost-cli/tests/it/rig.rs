@@ -189,6 +189,7 @@ pub(crate) fn check(name: &str, text: &str) {
         (r#""bytes": \d+"#, r#""bytes": [BYTES]"#),
         (r#""bytes":\d+"#, r#""bytes":[BYTES]"#),
         (r"\bbytes=\d+", "bytes=[BYTES]"),
+        (r"\n  bytes \d+\n", "\n  bytes [BYTES]\n"),
         (r"\(\d+ bytes\)", "([BYTES] bytes)"),
         (r"\d+ +(sound|DAMAGED)\n", "[BYTES]  $1\n"),
         (r"\b(flow|demo)-[0-9a-z]{4}\b", "$1-[ID]"),

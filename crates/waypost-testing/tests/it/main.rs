@@ -8,3 +8,4 @@ mod disk_faults;
 mod disk_like_real;
 mod disk_losses;
 mod disk_states;
+mod planted;

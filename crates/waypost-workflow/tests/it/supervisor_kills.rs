@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use waypost::lock::{Holder, LockError, RunLock};
-use waypost_workflow::supervisor::{Exit, SpawnError, SupervisorError, kill_leftovers};
+use waypost_workflow::supervisor::{Exit, SpawnError, Stdin, StepProcess, SupervisorError, kill_leftovers};
 
 use crate::rig::{
     self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell, stop,
@@ -115,6 +115,44 @@ async fn a_process_that_forks_for_ever_is_killed() {
     child.kill().await.unwrap();
 
     assert_eq!(marked(&mark), [0_u32; 0]);
+}
+
+/// A step with processes that each start the next in a session of its own and end, for ever.
+fn hopping(pause: &str, mark: &str) -> StepProcess {
+    let mut step = shell("for i in 1 2 3 4 5; do sh -c \"$HOP\"; done; echo ready; sleep 1000", mark);
+    step.env.push(("HOP".into(), format!("{pause} setsid sh -c \"$HOP\" &").into()));
+    step
+}
+
+#[tokio::test]
+async fn processes_that_hop_from_session_to_session_are_caught() {
+    let supervisor = rig::start(None).await;
+    for pause in ["sleep 0.005;", ""] {
+        let mark = new_mark();
+        let mut child = supervisor.spawn(hopping(pause, &mark)).await.unwrap();
+        assert_eq!(line(&mut child).await, "ready");
+
+        child.kill().await.unwrap();
+
+        assert_eq!(marked(&mark), [0_u32; 0]);
+    }
+}
+
+#[tokio::test]
+async fn processes_that_hop_are_caught_also_when_their_reaper_was_killed() {
+    let supervisor = rig::start(None).await;
+    let (mark, other_mark) = (new_mark(), new_mark());
+    let mut child = supervisor.spawn(hopping("", &mark)).await.unwrap();
+    let reaper = children_of(supervisor.pid().unwrap())[0];
+    let mut other = supervisor.spawn(shell("echo up; sleep 1000", &other_mark)).await.unwrap();
+    assert_eq!(line(&mut child).await, "ready");
+    assert_eq!(line(&mut other).await, "up");
+
+    kill_9(reaper);
+
+    assert!(matches!(child.wait().await, Err(SupervisorError::ReaperKilled)));
+    assert_eq!(marked(&mark), [0_u32; 0]);
+    assert!(!marked(&other_mark).is_empty());
 }
 
 #[tokio::test]
@@ -263,8 +301,12 @@ async fn kill_9_of_a_reaper_ends_its_step_and_no_other() {
 async fn a_step_that_kills_its_own_reaper_is_killed_with_all_it_started() {
     let supervisor = rig::start(None).await;
     let mark = new_mark();
-    let text = "(setsid sleep 1000 &) ; sleep 1000 & kill -9 $PPID; sleep 1000";
-    let mut child = supervisor.spawn(shell(text, &mark)).await.unwrap();
+    let (go, gate) = std::io::pipe().unwrap();
+    let mut step = shell("read -r go; (setsid sleep 1000 &) ; sleep 1000 & kill -9 $PPID; sleep 1000", &mark);
+    step.stdin = Stdin::File(go.into());
+    let mut child = supervisor.spawn(step).await.unwrap();
+    // Not before the engine knows of the start, or that would be what fails.
+    drop(gate);
 
     assert!(matches!(child.wait().await, Err(SupervisorError::ReaperKilled)));
 

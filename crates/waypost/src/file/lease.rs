@@ -221,15 +221,20 @@ impl Writer {
             self.summary = Some(commit.summary.clone());
             self.consumed = commit.consumed.iter().cloned().collect();
         }
+        let mut wake_at = None;
         self.token = match self.reader().lease()? {
             None => newest_token + 1,
-            Some(Ok(lease)) => newest_token.max(lease.token) + 1,
+            Some(Ok(lease)) => {
+                // What was said at the release holds until there is a newer commit.
+                wake_at = lease.wake_at.filter(|_| lease.commit == self.number);
+                newest_token.max(lease.token) + 1
+            }
             Some(Err(_)) => {
                 self.copy_aside(LEASE_FILE);
                 newest_token + TOKENS_SKIPPED
             }
         };
-        self.write_lease(None)?;
+        self.write_lease(wake_at)?;
         match walk.sound.first() {
             Some(newest) => self.place_again(newest.number)?,
             None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,

@@ -13,13 +13,16 @@ use super::format::{self, FILE_BYTES_MAX};
 use super::paths::{RUN_FILE, RunPaths, files_in};
 use super::read::{RunReader, number, read_error};
 
+/// A run's ordinal, and its frozen record or why that may not be used.
+pub(super) type FoundRun = (u64, Result<SealedRun, Flaw>);
+
 /// Reads `run.json`: the run's ordinal, 0 if it cannot be told, and its frozen record, or why that may not be used.
 /// `None` if there is no such file.
 pub(super) fn read_run(
     disk: &dyn Disk,
     run: &RunId,
     paths: &RunPaths,
-) -> Result<Option<(u64, Result<SealedRun, Flaw>)>, StoreError> {
+) -> Result<Option<FoundRun>, StoreError> {
     let path = paths.root.join(RUN_FILE);
     match disk.read(&path, FILE_BYTES_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -14,7 +14,9 @@ use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, S
 
 use super::format::{self, Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small};
 use super::journal::{self, Index, Line};
-use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_numbers, files_in};
+use super::paths::{
+    HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_number, commit_numbers, files_in,
+};
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.
@@ -80,7 +82,7 @@ impl End {
 /// A record that is known to be or to have been.
 enum Slot {
     /// In a commit file.
-    Record(Record),
+    Record(Box<Record>),
     /// In the journal.
     Line(Line),
     /// Not what was written, or not there.
@@ -186,7 +188,8 @@ impl<'a> RunReader<'a> {
         Damage { run: self.run.clone(), branch, seq, place, flaw }
     }
 
-    /// Returns what quarantine says is gone.
+    /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
+    /// crash, and says nothing yet.
     pub(super) fn gone(&self) -> Result<BTreeSet<(BranchPath, u64)>, StoreError> {
         let folder = self.paths.quarantine();
         let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
@@ -195,7 +198,12 @@ impl<'a> RunReader<'a> {
             let path = folder.join(name);
             let text = self.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
             // A damaged note says nothing; what it stood for is told as missing.
-            if let Ok(note) = NoteFile::open(&text) {
+            let Ok(note) = NoteFile::open(&text) else { continue };
+            let there = match commit_number(&note.file) {
+                Some(number) => self.numbers()?.contains(&number),
+                None => false,
+            };
+            if !there {
                 gone.extend(note.records);
             }
         }
@@ -402,7 +410,7 @@ impl<'a> RunReader<'a> {
         slot: Slot,
     ) -> Result<Result<Record, Damage>, StoreError> {
         let line = match slot {
-            Slot::Record(record) => return Ok(Ok(record)),
+            Slot::Record(record) => return Ok(Ok(*record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
             Slot::Line(line) => line,
         };
@@ -428,7 +436,7 @@ impl<'a> RunReader<'a> {
         for (opened, record) in walk.sound.into_iter().flat_map(|commit| commit.records) {
             let (branch, seq) = (record.header().branch.clone(), record.header().seq);
             order.insert(branch.clone(), opened);
-            branches.entry(branch).or_default().insert(seq, Slot::Record(record));
+            branches.entry(branch).or_default().insert(seq, Slot::Record(Box::new(record)));
         }
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
@@ -518,7 +526,7 @@ impl<'a> RunReader<'a> {
     /// Says whether a record may stand behind a gap.
     fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
         let record = match slot {
-            Slot::Record(record) => record.clone(),
+            Slot::Record(record) => (**record).clone(),
             Slot::Damaged(_) => return Ok(false),
             Slot::Line(line) => {
                 let path = self.paths.journal();

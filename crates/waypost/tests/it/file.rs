@@ -9,6 +9,7 @@ use waypost::file::FileStore;
 use waypost::store::Store;
 use waypost::{BranchPath, RunId};
 use waypost_testing::contract::{Place, StoreFixture};
+use waypost_testing::disk::SimDisk;
 use waypost_testing::{store_contract, store_differential};
 
 /// A store in a folder of the real disk.
@@ -96,5 +97,57 @@ impl StoreFixture for Folder {
     }
 }
 
+/// A store on a disk in memory: the same code without waiting for a real disk.
+struct Memory {
+    disk: SimDisk,
+    store: Option<Arc<FileStore>>,
+}
+
+impl Memory {
+    fn fresh() -> Self {
+        let disk = SimDisk::with_folder("store");
+        let store = Some(Self::open(&disk));
+        Self { disk, store }
+    }
+
+    fn open(disk: &SimDisk) -> Arc<FileStore> {
+        Arc::new(FileStore::on(Arc::new(disk.clone()), "store").with_retention(None))
+    }
+}
+
+#[async_trait]
+impl StoreFixture for Memory {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone().unwrap()
+    }
+
+    async fn reopen(&mut self) {
+        self.store = Some(Self::open(&self.disk));
+    }
+
+    async fn damage(&mut self, run: &RunId, place: &Place) {
+        self.disk.settle();
+        let history = Path::new("store/runs").join(run.as_str()).join("history");
+        let (Place::Header(branch, seq) | Place::Body(branch, seq)) = place else {
+            panic!("only records are damaged here");
+        };
+        let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let files = self.disk.files().into_iter().filter(|(path, _)| path.starts_with(&history));
+        let found = files.map(|(path, bytes)| (path, text(&bytes))).find(|(_, text)| text.contains(&mark));
+        let (path, text) = found.unwrap();
+        let at = text.find(&mark).unwrap() + 40;
+        self.disk.spoil(&path, |bytes| bytes[at] ^= 1).unwrap();
+    }
+
+    async fn quarantined(&mut self, _: &RunId) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        None
+    }
+}
+
 store_contract!(contract, Folder::fresh());
-store_differential!(like_the_model, Folder::fresh());
+store_differential!(like_the_model, Memory::fresh());
