@@ -6,6 +6,7 @@ mod engine;
 mod events;
 mod file;
 mod file_crash;
+mod file_rig;
 mod folder;
 mod lock;
 mod plan;
