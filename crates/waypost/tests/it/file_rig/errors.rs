@@ -110,8 +110,9 @@ fn an_error_at_any_call_loses_nothing() {
             survives(&started, &told, goes_on, illness),
             survives(&started, &told, rotates, illness),
         ];
-        println!("{illness:?}: {tallies:?}");
-        assert!(tallies.iter().all(|tally| tally.faults > 10 && tally.refused > 2 && tally.states > 10));
+        let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
+        let shown = [sum(|tally| tally.faults), sum(|tally| tally.refused), sum(|tally| tally.states)];
+        assert!(shown[0] > 40 && shown[1] > 8 && shown[2] > 40, "{illness:?} shows little: {tallies:?}");
     }
 }
 
