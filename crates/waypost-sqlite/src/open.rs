@@ -17,9 +17,9 @@ use waypost::{Clock, SystemClock};
 use crate::fault::Fault;
 use crate::schema;
 
-/// How long a call waits for another process that is writing: far longer than any commit takes, far shorter than a
-/// person's patience.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a call waits for other processes that are writing. SQLite lets nobody queue: with hundreds of runs at once one
+/// of them may be unlucky for many seconds, and giving up would stop a run whose disk is sound.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the log after which it is copied into the database: SQLite's own default, which measured best of five
 /// (docs/decisions/0004-commit-path.md).
 const CHECKPOINT_PAGES: i32 = 1_000;

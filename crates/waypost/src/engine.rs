@@ -150,6 +150,11 @@ pub enum Performed<O> {
         /// Something had run: it counts as cut. Otherwise it is as if it had not been started.
         in_progress: bool,
     },
+    /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
+    Cut {
+        /// What happened, for people.
+        why: String,
+    },
 }
 
 /// What a step said beside its result.
