@@ -200,6 +200,11 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        // A test that failed may have left them stopped; going on, they clean up. They may be gone by now.
+        for pid in [vec![self.supervisor], self.reapers()].concat() {
+            let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+        }
     }
 }
 
