@@ -42,6 +42,14 @@ pub(crate) enum Error {
         /// Where the search began.
         from: PathBuf,
     },
+    /// The run was here, and the store has lost it.
+    #[error("run {run} has left its log in {}, but the store does not know it: its database is gone or was replaced", folder.display())]
+    Lost {
+        /// The run.
+        run: String,
+        /// What it left.
+        folder: PathBuf,
+    },
     /// There is no such thing.
     #[error("there is no {what}")]
     NotFound {
@@ -203,6 +211,9 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
+            Self::Lost { .. } => {
+                ("lost", Exit::Damaged, hint("put the database back, or move that folder away to begin anew"))
+            }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
             Self::File(_) => {
                 ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
@@ -317,6 +328,11 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             ("not_permitted", Exit::NotTrusted, None)
         }
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => (
+            "damaged",
+            Exit::Damaged,
+            hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
+        ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

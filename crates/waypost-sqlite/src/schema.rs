@@ -13,7 +13,7 @@ use waypost::record::Durability;
 use waypost::store::StoreError;
 
 use crate::fault::Fault;
-use crate::open::{Place, SqliteOptions, explain};
+use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
 /// The version that this crate reads and writes.
@@ -154,15 +154,23 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
     match kind(connection).map_err(failed)? {
         Kind::Ours => {}
         // Its maker was killed before the tables were there; whoever opens it for writing makes them.
-        Kind::Empty => {
-            return Err(StoreError::NotFound { store: place.name.clone(), what: "runs yet".to_owned() });
-        }
+        Kind::Empty => return Err(no_runs_yet(place)),
         Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
         found => Err(version_error(place, found)),
     }
+}
+
+/// Says whether a database is empty, and prepares it for the first page that is written.
+pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, StoreError> {
+    let failed = |fault| explain(fault, place);
+    if !matches!(kind(connection).map_err(failed)?, Kind::Empty) {
+        return Ok(false);
+    }
+    connection.pragma_update(None, "page_size", PAGE_BYTES).map_err(|error| failed(error.into()))?;
+    Ok(true)
 }
 
 /// Makes the tables, or upgrades them, or leaves them as they are.
@@ -212,7 +220,6 @@ fn not_ours(place: &Place, why: &str) -> StoreError {
 }
 
 fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fault> {
-    connection.pragma_update(None, "page_size", PAGE_BYTES)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
     // Another process may have made it while this one waited.
     if matches!(kind(&transaction)?, Kind::Empty) {

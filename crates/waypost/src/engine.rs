@@ -1,6 +1,6 @@
 //! The engine: carries a plan out and appends what happened.
 //!
-//! One record a step boundary, one code path that appends ([`chain`]), one loop ([`session`]). The engine knows steps
+//! One record a step boundary, one code path that appends (`engine/chain.rs`), one loop (`engine/session.rs`). The engine knows steps
 //! only through a [`Program`]: a workflow file's processes and a Rust graph's functions run through the same loop.
 //!
 //! ```text
@@ -149,6 +149,11 @@ pub enum Performed<O> {
     Stopped {
         /// Something had run: it counts as cut. Otherwise it is as if it had not been started.
         in_progress: bool,
+    },
+    /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
+    Cut {
+        /// What happened, for people.
+        why: String,
     },
 }
 

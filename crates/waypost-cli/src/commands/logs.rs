@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use waypost::record::{RunStatus, Start};
 use waypost::store::{Scan, Store};
 use waypost::{BranchPath, RunId};
+use waypost_workflow::program::log_name;
 
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
@@ -72,7 +73,7 @@ struct Attempt {
 
 impl Attempt {
     fn blob(&self) -> String {
-        log_name(&self.branch, &self.start)
+        log_name(&self.branch, &self.start.step, &self.start.at)
     }
 
     fn name(&self) -> String {
@@ -196,22 +197,4 @@ async fn read(store: &dyn Store, run: &RunId, attempt: &Attempt) -> Result<LogVi
         bytes: bytes.len() as u64,
         text: String::from_utf8_lossy(&bytes).into_owned(),
     })
-}
-
-/// Names the blob that holds what a try printed.
-fn log_name(branch: &BranchPath, start: &Start) -> String {
-    let mut name = String::from("logs/");
-    if !branch.is_main() {
-        name.push_str(&branch.file_name());
-        name.push('/');
-    }
-    name.push_str(start.step.as_str());
-    for count in &start.at.iteration {
-        name.push_str(&format!(".i{count}"));
-    }
-    if start.at.epoch > 0 {
-        name.push_str(&format!(".e{}", start.at.epoch));
-    }
-    name.push_str(&format!(".{}.log", start.at.attempt));
-    name
 }

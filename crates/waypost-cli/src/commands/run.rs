@@ -52,6 +52,9 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     {
         return beside_existing(context, store, id, &args).await;
     }
+    if let Some(id) = &id {
+        refuse_lost(store.as_ref(), id)?;
+    }
     if !workflow.warnings().is_empty() {
         context.output.detail(&workflow.render_warnings());
     }
@@ -135,6 +138,14 @@ async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
         Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Refuses to begin a run anew that has left its log beside a store that does not know it: the store was lost, and
+/// what looks like a resume would do finished work again.
+fn refuse_lost(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    let Some(folder) = store.folder(run) else { return Ok(()) };
+    let said_something = std::fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.len() > 0);
+    if said_something { Err(Error::Lost { run: run.to_string(), folder }) } else { Ok(()) }
 }
 
 async fn beside_existing(

@@ -213,6 +213,101 @@ steps:
 }
 
 #[test]
+fn a_lost_database_is_no_fresh_start() {
+    // What happened: with the database gone, `--or-resume` began anew and did finished steps again.
+    // Why: the store knew no such run. What stops it: the run's log beside the store is looked for first.
+    let rig = Rig::with(FLOW).at(STORES[0]);
+    kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
+    wait_until("the lock to be let go", || {
+        rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
+    });
+    for name in ["waypost.db", "waypost.db-wal", "waypost.db-shm"] {
+        let _ = fs::remove_file(rig.path("kept").join(name));
+    }
+
+    let again = rig.call(&["run", "flow.yaml", "--id", "r", "--or-resume"]);
+
+    assert_eq!(again.status.code(), Some(7), "{}", rig.told(&again));
+    assert_eq!(rig.read("trace"), "one\ntwo\n");
+}
+
+#[test]
+fn errors_about_outputs_do_not_quote_secrets() {
+    // What happened: a secret in a malformed output was quoted by the error, and so recorded and printed.
+    // Why: only what steps print was masked. What stops it: such errors are masked, or not shown at all.
+    const SECRET: &str = "Zq9secretvalue77";
+    let steps = [
+        r#"- run: echo "$TOKEN" >> "$WAYPOST_OUTPUT""#,
+        r#"- run: echo "x<<$TOKEN" >> "$WAYPOST_OUTPUT""#,
+        "- capture: number\n    run: echo \"$TOKEN\"",
+        "- outputs: { x: { from: f.json, json: $.a } }\n    run: |\n      printf '{\"%s\": 1}' \"$TOKEN\" > f.json",
+    ];
+    for step in steps {
+        on_each_store(&format!("secrets: [TOKEN]\nsteps:\n  {step}\n"), |rig| {
+            let output =
+                rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", SECRET).output().unwrap();
+
+            assert_eq!(output.status.code(), Some(1), "{step}: {}", rig.told(&output));
+            let mut places = picture(&rig.path("kept"));
+            places.insert("stdout".to_owned(), output.stdout);
+            places.insert("stderr".to_owned(), output.stderr);
+            for (place, bytes) in places {
+                assert!(!String::from_utf8_lossy(&bytes).contains(SECRET), "{step}: {place} has the secret");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_step_whose_reaper_is_killed_is_cut_and_not_failed() {
+    // What happened: a step that must not be repeated was retried after its reaper had been killed.
+    // Why: that counted as a failure of the step. What stops it: what ran it is gone, so the step is cut.
+    let flow = r#"
+steps:
+  - id: pay
+    idempotent: false
+    retry: { max: 1, delay: 10ms }
+    run: |
+      echo paid >> trace
+      sleep 1000
+"#;
+    on_each_store(flow, |rig| {
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| text == "paid\n");
+        let engine = running.pid().to_string();
+        let reaper = wait_for_reaper(&engine);
+        let pid = rustix::process::Pid::from_raw(reaper).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+
+        let ended = running.end();
+
+        assert_eq!(ended.status.code(), Some(8), "{}", rig.told(&ended));
+        assert_eq!(rig.call(&["resume", "r"]).status.code(), Some(8));
+        assert_eq!(rig.read("trace"), "paid\n");
+    });
+}
+
+/// Finds the reaper below a process: the grandchild of that name.
+fn wait_for_reaper(engine: &str) -> i32 {
+    let find = || {
+        let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
+            let (pid, rest) = stat.split_once(" (")?;
+            let (name, rest) = rest.rsplit_once(") ")?;
+            let parent = rest.split(' ').nth(1)?;
+            Some((pid.to_owned(), name.to_owned(), parent.to_owned()))
+        });
+        let stats: Vec<_> = stats.collect();
+        let below = |parent: &str, name: &str| {
+            stats.iter().find(|(_, n, p)| p == parent && n == name).map(|(pid, ..)| pid.clone())
+        };
+        below(&below(engine, "wp-supervisor")?, "wp-reaper")
+    };
+    wait_until("the reaper", || find().is_some());
+    find().unwrap().parse().unwrap()
+}
+
+#[test]
 fn secrets_stay_out() {
     const SECRET: &str = "hunter2-is-long-enough";
     const BASE64: &str = "aHVudGVyMi1pcy1sb25nLWVub3VnaA==";

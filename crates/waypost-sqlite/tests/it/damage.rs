@@ -135,6 +135,21 @@ async fn a_row_that_vanished_is_missed() {
 }
 
 #[tokio::test]
+async fn a_branch_that_vanished_is_missed() {
+    let site = Site::new();
+    small(&site).await;
+    site.execute("DELETE FROM branches WHERE path = 'each:a'");
+    let store = site.open();
+    let run = run_id("r-1");
+
+    let heads = store.heads(&run, &Page::default()).await;
+    let scanned = store.scan(&Scan::of(&run)).await;
+
+    assert!(matches!(heads, Err(StoreError::Io { action: "read", .. })), "{heads:?}");
+    assert!(matches!(scanned, Err(StoreError::Io { action: "read", .. })), "{scanned:?}");
+}
+
+#[tokio::test]
 async fn a_row_in_the_place_of_another_is_damage() {
     let site = Site::new();
     small(&site).await;

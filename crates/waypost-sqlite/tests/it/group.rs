@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use waypost::record::Durability;
-use waypost::store::{Appended, Lease, Store, StoreError};
+use waypost::store::{Appended, Lease, Page, Store, StoreError};
 use waypost_sqlite::SqliteStore;
 
 use crate::support::{Site, Writing};
@@ -160,8 +160,10 @@ async fn what_fails_half_way_does_not_hinder_its_neighbours() {
 
     assert!(matches!((a, c), (Ok(Appended::Now), Ok(Appended::Now))));
     assert!(matches!(b, Err(StoreError::Database { .. })), "{b:?}");
-    for (index, records) in [(0, 2), (1, 1), (2, 2)] {
-        let summary = store.run(writers[index].lease.run()).await.unwrap().summary;
-        assert_eq!(summary.checkpoints, records, "of writer {index}");
+    for (index, newest) in [(0, 2), (1, 1), (2, 2)] {
+        let run = writers[index].lease.run();
+        assert_eq!(store.run(run).await.unwrap().summary.checkpoints, newest, "of writer {index}");
+        let head = store.heads(run, &Page::default()).await.unwrap().heads.remove(0);
+        assert_eq!((head.record.header().seq, head.next, head.damaged), (newest, newest + 1, Vec::new()));
     }
 }

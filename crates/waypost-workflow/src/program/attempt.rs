@@ -219,6 +219,7 @@ impl WorkflowProgram {
         let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+            Life::Lost(error) => Performed::Cut { why: error.to_string() },
             Life::Exited(Exit::Code(0)) => self.completed(&job, captured, scratch, ending, told).await,
             life => {
                 told.notes.extend(self.summary_note(&job, scratch, &Map::new(), false));
@@ -235,6 +236,7 @@ impl WorkflowProgram {
         mut ending: Ending,
         mut told: Told,
     ) -> Performed<StepOutput> {
+        let quotes_secret = self.reads_secret(job, captured.as_ref(), scratch);
         match self.outputs(job, captured.as_ref(), scratch) {
             Ok(output) => {
                 told.notes.extend(self.summary_note(job, scratch, &output.outputs, true));
@@ -242,10 +244,32 @@ impl WorkflowProgram {
                 Performed::Completed { output, ending, told }
             }
             Err(mut failure) => {
+                // What was wrong with an output is quoted, and it may be a secret, or a part of one that was clipped.
+                failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());
+                if quotes_secret {
+                    failure.error.truncate(1);
+                    failure.error[0] =
+                        "its outputs cannot be read, and what is wrong with them is not shown: a secret is \
+                                        among them"
+                            .to_owned();
+                }
                 failure.ending = ending;
                 Performed::Failed { failure, told }
             }
         }
+    }
+
+    /// Says whether a secret stands in anything that outputs are read from: an error about them must not quote it.
+    fn reads_secret(&self, job: &Job, captured: Option<&Captured>, scratch: &Scratch) -> bool {
+        if self.mask().is_empty() {
+            return false;
+        }
+        let in_file = |path: &Path, limit: u64| {
+            read_at_most(path, limit).is_ok_and(|bytes| self.mask().contains(&bytes))
+        };
+        captured.is_some_and(|captured| self.mask().contains(&captured.bytes))
+            || in_file(&scratch.output, OUTPUT_BYTES_MAX as u64)
+            || job.outputs.iter().any(|(_, path, _)| in_file(path, OUTPUT_SOURCE_BYTES_MAX))
     }
 
     /// Reads what the step gave: its output file, the files it declared, what it printed.
@@ -377,10 +401,7 @@ fn failed(life: Life, ending: Ending) -> Failure {
             (FailureKind::Timeout, vec![format!("it took longer than {limit:?}")])
         }
         Life::Told(Ended::Stop(stop)) => (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)]),
-        Life::Lost(error) => {
-            let failure = failure(FailureKind::Error, error);
-            (failure.kind, failure.error)
-        }
+        Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };
     Failure { kind, error, retried: false, tolerated: false, ending }
 }

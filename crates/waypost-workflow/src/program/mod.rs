@@ -1,7 +1,7 @@
 //! A workflow file as a program for the engine: its steps are processes below the run's supervisor.
 //!
-//! `prepare` renders everything that a step needs while the state is at hand; `perform` ([`attempt`]) only runs it. The
-//! state ([`state`]) keeps what expressions may read of finished steps, and nothing else.
+//! `prepare` renders everything that a step needs while the state is at hand; `perform` (`attempt.rs`) only runs it. The
+//! state (`state.rs`) keeps what expressions may read of finished steps, and nothing else.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

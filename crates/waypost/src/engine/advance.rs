@@ -12,6 +12,7 @@ use crate::store::Progress;
 
 use super::chain::Draft;
 use super::session::Session;
+use super::stop::StopLevel;
 use super::{Admission, Performed, Program, Settlement, Told};
 
 impl<P: Program> Session<'_, P> {
@@ -52,6 +53,12 @@ impl<P: Program> Session<'_, P> {
                 self.draft(Phase::Completed(ending), step, at, told);
             }
             Performed::Failed { failure, told } => self.take_failure(place, failure, told),
+            Performed::Cut { why } => {
+                // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
+                self.options.stop.stop(StopLevel::Graceful, &why);
+                let phase = Phase::Interrupted { in_progress: true, by: why };
+                self.drafts.push(Draft::new(phase, Reason::Stopped, Some(step), at));
+            }
             Performed::Stopped { in_progress } => {
                 let by = self.options.stop.asked().map_or_else(|| "a stop".to_owned(), |stop| stop.by);
                 if !in_progress {

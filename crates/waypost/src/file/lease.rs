@@ -15,7 +15,7 @@ use crate::lock::{Holder, LockError, RunLock};
 use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
-use super::format::{LeaseFile, Small};
+use super::format::{FILE_BYTES_MAX, LeaseFile, Small};
 use super::paths::{LEASE_FILE, RunPaths};
 use super::read::{IndexSource, Walk, read_error};
 use super::replay::NewestFirst;
@@ -235,14 +235,33 @@ impl Writer {
             }
         };
         self.write_lease(wake_at)?;
-        // What was read here may have been written by a process that died before its sync.
-        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?;
+        match walk.sound.first() {
+            Some(newest) => self.place_again(newest.number)?,
+            None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,
+        }
         self.plan_rotation();
         if let Some((_, Ok(record))) = super::list::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
             self.heal(index)?;
         }
         Ok(())
+    }
+
+    /// Writes the newest commit file once more, under its name: its writer may have died before it synced the folder,
+    /// or may have been told that this sync failed, after which no other sync says anything about that name.
+    fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
+        let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
+        let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
+        let placed = self
+            .fill(file.as_mut(), &temp, &text, true)
+            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
+        if let Err(error) = placed {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
     }
 
     /// Finds out where every branch ends.
@@ -280,10 +299,16 @@ impl Writer {
 
 pub(super) fn sync_new_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     disk.create_dir(path)?;
-    match path.parent() {
+    let synced = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => disk.sync_dir(parent),
         _ => disk.sync_dir(Path::new(".")),
+    };
+    if synced.is_err() {
+        // Another sync would say nothing about this name: it is to be made again. Where it was there before, it is
+        // not empty and stays.
+        let _ = disk.remove_dir(path);
     }
+    synced
 }
 
 /// Returns where the files of a run are.

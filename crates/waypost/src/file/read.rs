@@ -14,7 +14,9 @@ use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, S
 
 use super::format::{self, Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small};
 use super::journal::{self, Index, Line};
-use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_numbers, files_in};
+use super::paths::{
+    HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_number, commit_numbers, files_in,
+};
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.
@@ -186,7 +188,8 @@ impl<'a> RunReader<'a> {
         Damage { run: self.run.clone(), branch, seq, place, flaw }
     }
 
-    /// Returns what quarantine says is gone.
+    /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
+    /// crash, and says nothing yet.
     pub(super) fn gone(&self) -> Result<BTreeSet<(BranchPath, u64)>, StoreError> {
         let folder = self.paths.quarantine();
         let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
@@ -195,7 +198,12 @@ impl<'a> RunReader<'a> {
             let path = folder.join(name);
             let text = self.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
             // A damaged note says nothing; what it stood for is told as missing.
-            if let Ok(note) = NoteFile::open(&text) {
+            let Ok(note) = NoteFile::open(&text) else { continue };
+            let there = match commit_number(&note.file) {
+                Some(number) => self.numbers()?.contains(&number),
+                None => false,
+            };
+            if !there {
                 gone.extend(note.records);
             }
         }

@@ -131,8 +131,8 @@ impl Writer {
     /// Moves a damaged file aside, with a note of what it held; a damaged line of the journal is copied.
     pub(super) fn quarantine(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
         self.check_unpoisoned()?;
-        let gone = self.reader().gone()?;
-        if gone.contains(&(damage.branch.clone(), damage.seq)) && !self.is_there(damage)? {
+        if self.reader().gone()?.contains(&(damage.branch.clone(), damage.seq)) {
+            // It shared its file with a record that was moved aside already.
             return Ok(());
         }
         match self.reader().load(&damage.branch, damage.seq, index) {
@@ -156,16 +156,6 @@ impl Writer {
         moved?;
         // The chain goes on behind what is gone.
         self.find_tails().map(|_| ())
-    }
-
-    fn is_there(&self, damage: &Damage) -> Result<bool, StoreError> {
-        let Some(number) = number_of(&damage.place) else { return Ok(false) };
-        let path = self.paths.commit(number);
-        match self.disk.metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(read_error(&path, source)),
-            Ok(_) => Ok(true),
-        }
     }
 
     fn move_aside(
