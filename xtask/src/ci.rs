@@ -23,7 +23,7 @@ pub(crate) fn test(args: &[String]) -> anyhow::Result<()> {
 /// Something that a change must pass.
 type Check = fn() -> anyhow::Result<()>;
 
-/// Runs every check in turn, the quick ones first and the tests last, so that their closing lines end the output.
+/// Runs every check in turn, the quick ones first; the kills come last, since they take longest.
 ///
 /// A failed check does not stop the others: one run shows all that is wrong.
 ///
@@ -31,13 +31,16 @@ type Check = fn() -> anyhow::Result<()>;
 /// When a check failed; the message names each.
 pub(crate) fn ci() -> anyhow::Result<()> {
     machine::prepare(machine::NEEDS)?;
-    let checks: [(&str, Check); 6] = [
+    let checks: &[(&str, Check)] = &[
         ("tidy", || tidy::run(&repo::root())),
         ("format", || repo::run(&mut repo::cargo(&["fmt", "--all", "--check"]))),
         ("clippy", || repo::run(&mut clippy())),
         ("docs", || repo::run(&mut docs())),
         ("bench --short", || bench::run(&bench::Options::short())),
         ("test", || test(&[])),
+        // It needs the tracing and the mounts of this system.
+        #[cfg(target_os = "linux")]
+        ("prove --short", || crate::prove::run(&crate::prove::Options::short())),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {
@@ -47,7 +50,7 @@ pub(crate) fn ci() -> anyhow::Result<()> {
             Ok(()) => output::note(format!("== {name}: passed in {:.1} s", start.elapsed().as_secs_f64())),
             Err(error) => {
                 output::note(format!("== {name}: FAILED: {error:#}"));
-                failed.push(name);
+                failed.push(*name);
             }
         }
     }

@@ -34,7 +34,7 @@ enum Command {
         #[arg(last = true)]
         args: Vec<String>,
     },
-    /// Run all that a change must pass: tidy, format, clippy, docs, benchmarks in short form, tests
+    /// Run all that a change must pass: tidy, format, clippy, docs, benchmarks in short form, tests, kills in short form
     Ci,
     /// Check the rules of the repository that a tool can check
     Tidy {

@@ -5,6 +5,7 @@
 //! seen. What a kill cannot show (a missing sync) is the business of the simulated disk in `waypost-testing`.
 
 mod calls;
+mod full;
 mod promise;
 mod rig;
 mod sys;
@@ -13,7 +14,7 @@ mod tracer;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
@@ -38,6 +39,8 @@ pub(crate) enum Operation {
     Resume,
     /// A run and then its resume.
     Twice,
+    /// Runs on disks that are too small for them, and resumes once there is room. Nobody is killed.
+    Full,
 }
 
 /// Which store is put to the proof.
@@ -50,6 +53,14 @@ pub(crate) enum Store {
 }
 
 impl Store {
+    /// A disk that holds a run with all that is written about it.
+    fn kib(self) -> u64 {
+        match self {
+            Self::Sqlite => 640,
+            Self::File | Self::Toy => 256,
+        }
+    }
+
     /// Those of `waypost`.
     const REAL: [Self; 2] = [Self::Sqlite, Self::File];
 
@@ -67,7 +78,7 @@ impl Store {
 /// Kill `waypost` at every system call and check its promises
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kill at few calls, evenly spread: under three minutes [default]
+    /// Kill at few calls, evenly spread: under three minutes (default)
     #[arg(long, conflicts_with = "full")]
     short: bool,
     /// Kill before and after every call
@@ -85,15 +96,40 @@ pub(crate) struct Options {
     /// Only kill there, such as `12:before` or `7:after` (calls are counted from 1); a second one kills the resume
     #[arg(long, requires = "store", requires = "operation")]
     kill: Vec<Moment>,
-    /// Who is killed
-    #[arg(long, default_value = "engine")]
-    victim: Victim,
+    /// Who is killed [default: the engine, and in full form also everything at once]
+    #[arg(long)]
+    victim: Option<Victim>,
     /// What is wrong in the toy, of `--store toy`
     #[arg(long, default_value = "none")]
     mistake: toy::Mistake,
     /// Another `waypost` than the one of this workspace
     #[arg(long)]
     program: Option<PathBuf>,
+}
+
+impl Options {
+    /// The short form of everything.
+    pub(crate) fn short() -> Self {
+        Self {
+            short: true,
+            full: false,
+            itself: false,
+            store: Vec::new(),
+            operation: Vec::new(),
+            kill: Vec::new(),
+            victim: None,
+            mistake: toy::Mistake::None,
+            program: None,
+        }
+    }
+
+    fn victims(&self) -> Vec<Victim> {
+        match self.victim {
+            Some(victim) => vec![victim],
+            None if self.full => vec![Victim::Engine, Victim::All],
+            None => vec![Victim::Engine],
+        }
+    }
 }
 
 /// A moment of a run, as it is written on the command line.
@@ -124,13 +160,19 @@ struct Counts {
 }
 
 /// Under three minutes on two cores, all stores and the rig's own proof together.
-const SHORT: Counts = Counts { once: 60, twice: 8 };
+const SHORT: Counts = Counts { once: 36, twice: 4 };
 
 /// A trace of the longest run has far fewer calls than that, so this is all of them.
 const FULL: Counts = Counts { once: u64::MAX, twice: 40 };
 
 /// An operation that acknowledges fewer checkpoints than this before all its kills together shows nothing.
 const ACKNOWLEDGED_MIN: usize = 10;
+
+/// The unit of a small disk: a page of memory.
+const FULL_KIB: u64 = 4;
+
+/// In short form, a disk is larger than the one before by so many units.
+const FULL_STEPS: u64 = 4;
 
 /// The steps of a run: enough for an output to be handed on, and for something to come before and after it.
 const STEPS: usize = 4;
@@ -157,12 +199,21 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         };
         for operation in operations {
             let subject = Subject { program: program.clone(), store: store.url() };
-            let proof =
-                Proof { subject, operation: *operation, victim: options.victim, mistake: options.mistake };
-            if options.kill.is_empty() {
-                output::say(proof.run(counts)?);
-            } else {
-                proof.repeat(&options.kill)?;
+            let (operation, mistake) = (*operation, options.mistake);
+            if operation == Operation::Full {
+                if *store != Store::Toy {
+                    let proof = Proof { subject, operation, victim: Victim::Engine, mistake };
+                    output::say(proof.fill(*store, counts)?);
+                }
+                continue;
+            }
+            for victim in options.victims() {
+                let proof = Proof { subject: subject.clone(), operation, victim, mistake };
+                if options.kill.is_empty() {
+                    output::say(proof.run(counts)?);
+                } else {
+                    proof.repeat(&options.kill)?;
+                }
             }
         }
     }
@@ -230,7 +281,9 @@ impl fmt::Display for Tally {
 impl Proof {
     fn workflow(&self) -> Workflow {
         match self.operation {
-            Operation::Save | Operation::Resume | Operation::Twice => Workflow::new(STEPS, None),
+            Operation::Save | Operation::Resume | Operation::Twice | Operation::Full => {
+                Workflow::new(STEPS, None)
+            }
             Operation::Rotation => Workflow::new(STEPS_OF_ROTATION, Some(2)),
         }
     }
@@ -250,12 +303,12 @@ impl Proof {
         let half = self.kill(total / 2, When::After);
         let mut tally = Tally { what: self.to_string(), calls: whole.calls[0].len(), ..Tally::default() };
         let firsts = match self.operation {
-            Operation::Save | Operation::Rotation => self.kills(total, counts.once),
+            Operation::Save | Operation::Rotation | Operation::Full => self.kills(total, counts.once),
             Operation::Resume => vec![half],
             Operation::Twice => self.kills(total, counts.twice),
         };
         let seconds = match self.operation {
-            Operation::Save | Operation::Rotation => 0,
+            Operation::Save | Operation::Rotation | Operation::Full => 0,
             Operation::Resume => counts.once,
             Operation::Twice => counts.twice,
         };
@@ -275,6 +328,27 @@ impl Proof {
             bail!("{tally}: that is too little to have shown anything");
         }
         Ok(tally)
+    }
+
+    /// Runs on disks of rising sizes, from one that holds nothing to one that holds all.
+    fn fill(&self, store: Store, counts: Counts) -> anyhow::Result<String> {
+        let step = if counts.once == u64::MAX { 1 } else { FULL_STEPS };
+        let sizes = (1..=store.kib()).filter(|kib| kib.is_multiple_of(FULL_KIB * step));
+        let scheme = &self.subject.store.0;
+        let rest = Path::new(full::MOUNTED).join(&self.subject.store.1);
+        let rest = rest.into_os_string().into_string().ok().context("names of ours are text")?;
+        let subject = Subject { program: self.subject.program.clone(), store: (scheme.clone(), rest) };
+        let Some(tally) = full::fill(&subject, &self.workflow(), sizes)? else {
+            return Ok(format!("{scheme} Full: SKIPPED, nothing is shown: no disk can be mounted here"));
+        };
+        let full::Tally { roomy, refused_at_once, refused_later } = tally;
+        let what = format!(
+            "{scheme} Full: {roomy} runs had room, {refused_at_once} were refused at once, {refused_later} later"
+        );
+        if roomy == 0 || refused_at_once == 0 || refused_later == 0 {
+            bail!("{what}: that shows too little");
+        }
+        Ok(format!("{what}, nothing lost"))
     }
 
     /// Plays one run, and returns how many calls its last traced start made.

@@ -14,7 +14,7 @@ pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 
 /// Make long work survive: run steps, checkpoint each, resume after anything
 #[derive(Debug, Parser)]
-#[command(name = "waypost", version, about, max_term_width = 100, after_help = Exit::table())]
+#[command(name = "waypost", version, max_term_width = 100, after_help = Exit::table())]
 #[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(infer_long_args = false)]
 pub(crate) struct Cli {

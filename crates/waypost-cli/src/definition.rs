@@ -17,7 +17,7 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::graph_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::Context;
+use crate::commands::{Context, near_here};
 use crate::error::Error;
 use crate::place;
 use crate::surroundings;
@@ -65,7 +65,8 @@ impl Chosen {
         let mut effective = snapshot.effective(store, &self.graph).await?;
         if let Some(adoption) = &self.adoption {
             for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-                let carried = carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.graph);
+                let carried =
+                    carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.graph);
                 branch.position = carried.unwrap_or_else(|_| std::mem::take(&mut branch.position));
             }
         }
@@ -104,7 +105,7 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
         }
         (None, None) => return Ok(own),
     };
-    let changed = Workflow::read(&file)?;
+    let changed = Workflow::read(&near_here(&file))?;
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
@@ -125,14 +126,19 @@ fn compare(
     let diff: Vec<String> = changes.iter().map(line).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     if touches_finished && !choice.restart {
-        return Err(Error::Changed { file: file.to_owned(), run: snapshot.entry.summary.run.clone(), diff });
+        return Err(Error::Changed { file: near_here(file), run: snapshot.entry.summary.run.clone(), diff });
     }
+    let differs = if choice.with.is_some() { "differs" } else { "changed" };
     let note = if diff.is_empty() {
-        format!("{} changed, but not in what any step does; going on with it.", shown(file))
+        format!("{} {differs}, but not in what any step does; going on with it.", shown(file))
     } else if touches_finished {
-        format!("{} changed; starting over with it:\n{}", shown(file), diff.join("\n"))
+        format!("{} {differs}; starting over with it:\n{}", shown(file), diff.join("\n"))
     } else {
-        format!("{} changed, but not in what is finished; going on with it:\n{}", shown(file), diff.join("\n"))
+        format!(
+            "{} {differs}, but not in what is finished; going on with it:\n{}",
+            shown(file),
+            diff.join("\n")
+        )
     };
     let definition = graph.definition(Some(changed.text().to_owned()));
     let adoption = Some(Adoption { before: own.graph, definition });
@@ -168,5 +174,5 @@ fn line(change: &Change) -> String {
 }
 
 fn shown(path: &Path) -> String {
-    crate::commands::near_here(path).display().to_string()
+    near_here(path).display().to_string()
 }

@@ -104,7 +104,9 @@ impl<'a> Session<'a> {
         if outcome.idle {
             self.idle(outcome, told)?;
         } else if !output.json {
-            if let Some((step, failure)) = outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed) {
+            if let Some((step, failure)) =
+                outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed)
+            {
                 output.aside(&self.failure(step.as_str(), failure, told));
             }
             output.answer(&sentence(outcome, told))?;

@@ -5,10 +5,10 @@ use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
 
-use waypost::{InvalidName, RunId};
 use waypost::engine::RunError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
+use waypost::{InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
 use waypost_workflow::program::ProgramError;
 
@@ -198,17 +198,23 @@ impl Error {
         match self {
             Self::Usage { hint, .. } => ("usage", Exit::Usage, hint.clone()),
             Self::Ambiguous { .. } => ("ambiguous", Exit::Usage, hint("give more of the run's name")),
-            Self::NoStore { .. } => {
-                ("no_store", Exit::NotFound, hint("name one with `--store`, or begin with `waypost run FILE`"))
-            }
+            Self::NoStore { .. } => (
+                "no_store",
+                Exit::NotFound,
+                hint("name one with `--store`, or begin with `waypost run FILE`"),
+            ),
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
-            Self::File(_) => ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places")),
+            Self::File(_) => {
+                ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
+            }
             Self::Params(error) => {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)
             }
             Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
-            Self::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
+            Self::Create { .. } => {
+                ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
+            }
             Self::Changed { run, .. } => (
                 "changed",
                 Exit::Changed,
@@ -219,8 +225,12 @@ impl Error {
             Self::Program(ProgramError::MissingSecrets(_)) => {
                 ("missing_secret", Exit::Usage, hint("set it in the environment"))
             }
-            Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => ("secret", Exit::Usage, None),
-            Self::Program(ProgramError::Graph(_) | ProgramError::Name(_)) => ("internal", Exit::Internal, None),
+            Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
+                ("secret", Exit::Usage, None)
+            }
+            Self::Program(ProgramError::Graph(_) | ProgramError::Name(_)) => {
+                ("internal", Exit::Internal, None)
+            }
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),
             Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
@@ -230,21 +240,29 @@ impl Error {
                 (code, exit @ (Exit::CannotCreate | Exit::Locked), hint) => (code, exit, hint),
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
             },
-            Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => ("too_large", Exit::CannotWrite, None),
+            Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => {
+                ("too_large", Exit::CannotWrite, None)
+            }
             Self::Run(RunError::Serialize { .. }) => ("internal", Exit::Internal, None),
             Self::Run(RunError::Deserialize { .. }) => {
                 ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
             }
-            Self::Run(RunError::InDoubt { .. }) => {
-                ("in_doubt", Exit::InDoubt, hint("look at what the step did, then decide; `--restart` starts over"))
-            }
+            Self::Run(RunError::InDoubt { .. }) => (
+                "in_doubt",
+                Exit::InDoubt,
+                hint("look at what the step did, then decide; `--restart` starts over"),
+            ),
             Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
             Self::Run(RunError::Changed { .. }) => (
                 "changed",
                 Exit::Changed,
-                hint("`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over"),
+                hint(
+                    "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
+                ),
             ),
-            Self::Run(RunError::InvalidStep(_)) => ("not_found", Exit::NotFound, hint("`waypost check` lists the steps")),
+            Self::Run(RunError::InvalidStep(_)) => {
+                ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
+            }
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
@@ -254,10 +272,16 @@ impl Error {
 fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
     let hint = |text: &str| Some(text.to_owned());
     match error {
-        StoreError::NotFound { .. } => ("not_found", Exit::NotFound, hint("`waypost list` shows what there is")),
-        StoreError::Exists { run } => {
-            ("exists", Exit::Usage, Some(format!("`--or-resume` goes on with it; or look at it: waypost show {run}")))
-        }
+        StoreError::NotFound { .. } => (
+            "not_found",
+            Exit::NotFound,
+            hint("see what there is: `waypost list`, `waypost checkpoints RUN`"),
+        ),
+        StoreError::Exists { run } => (
+            "exists",
+            Exit::Usage,
+            Some(format!("`--or-resume` goes on with it; or look at it: waypost show {run}")),
+        ),
         StoreError::Held { run, .. } => {
             ("locked", Exit::Locked, Some(format!("wait for it, or stop it: waypost stop {run}")))
         }
@@ -266,27 +290,42 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         StoreError::Damaged { older: Some(_), damage } => (
             "damaged",
             Exit::Damaged,
-            Some(format!("`waypost verify {0}` shows what is sound; `waypost resume {0}` goes on from there", damage.run)),
+            Some(format!(
+                "`waypost verify {0}` shows what is sound; `waypost resume {0}` goes on from there",
+                damage.run
+            )),
         ),
         StoreError::Damaged { damage, .. } => (
             "damaged",
             Exit::Damaged,
-            Some(format!("nothing sound is left there; `waypost resume {} --restart` starts over", damage.run)),
+            Some(format!(
+                "nothing sound is left there; `waypost resume {} --restart` starts over",
+                damage.run
+            )),
         ),
-        StoreError::Version { .. } => ("newer", Exit::Newer, hint("use the version of waypost that wrote it")),
-        StoreError::Invalid(_) => ("internal", Exit::Internal, None),
+        StoreError::Version { .. } => {
+            ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
+        }
+        // What a user can make senseless is a cursor, a label, or a file that is no store.
+        StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
         StoreError::Full { .. } => {
             ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
         }
-        StoreError::Create { .. } => ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`")),
+        StoreError::Create { .. } => {
+            ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
+        }
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             ("not_permitted", Exit::NotTrusted, None)
         }
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
-        StoreError::Poisoned { .. } => ("poisoned", Exit::CannotWrite, hint("resume; what was acknowledged is safe")),
+        StoreError::Poisoned { .. } => {
+            ("poisoned", Exit::CannotWrite, hint("resume; what was acknowledged is safe"))
+        }
         StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
-        StoreError::Unknown { .. } => ("unknown", Exit::Unreachable, hint("resume; the store knows what it has")),
+        StoreError::Unknown { .. } => {
+            ("unknown", Exit::Unreachable, hint("resume; the store knows what it has"))
+        }
         StoreError::Closed(_) => ("internal", Exit::Internal, None),
     }
 }

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::output::progress::Progress;
 
 /// Who stops a run that has used up its time.
-pub(crate) const TIMEOUT: &str = "the timeout of the run";
+pub(crate) const TIMEOUT: &str = "its own timeout";
 
 /// Listens from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
@@ -61,6 +61,7 @@ fn is_ignored(number: libc::c_int) -> bool {
     // SAFETY: `sigaction` is plain integers and pointers, for which all zeros is a value; the call only fills it in.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(number, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        libc::sigaction(number, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }

@@ -191,7 +191,10 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
             code: "usage",
             message: &message,
             hint: Some("see `waypost --help`"),
-            causes: &lines.filter(|line| !line.starts_with("For more")).map(ToOwned::to_owned).collect::<Vec<_>>(),
+            causes: &lines
+                .filter(|line| !line.starts_with("For more"))
+                .map(ToOwned::to_owned)
+                .collect::<Vec<_>>(),
             problems: &[],
         };
         let document = ErrorDocument { v: crate::view::VERSION, error: view };
@@ -289,7 +292,8 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
 
 /// Returns the columns of the terminal; `COLUMNS` goes before what the terminal says.
 fn columns() -> Option<usize> {
-    let given = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
+    let given =
+        std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
     let asked = || {
         let stdout = io::stdout();
         let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
@@ -300,7 +304,10 @@ fn columns() -> Option<usize> {
 
 /// Shows text on one line, without control characters and without marks that turn the direction of writing.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    let hidden = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     if !text.contains(hidden) {
         return Cow::Borrowed(text);
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::store::Store;
 use waypost_sqlite::{SqliteOptions, SqliteStore};
@@ -79,7 +80,11 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 ///
 /// # Errors
 /// [`Error::NoStore`] if there is none and none may be made; nothing was made.
-pub(crate) fn open(given: Option<&str>, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+pub(crate) fn open(
+    given: Option<&str>,
+    near: Option<&Path>,
+    access: Access,
+) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
         if access != Access::Create && !url.is_there() {
@@ -124,7 +129,11 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
 /// Quotes a word for a shell, if it must be.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
-    if !word.is_empty() && word.bytes().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
@@ -144,7 +153,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made?,
     }
-    let ignore = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
+    let ignore =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
     match ignore {
         Ok(mut file) => file.write_all(b"*\n"),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -163,7 +173,13 @@ fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
             };
             Ok(Arc::new(opened?))
         }
-        StoreUrl::File(_) => Err(Error::usage("no file store is built in", KINDS)),
+        StoreUrl::File(folder) => {
+            let opened = match access {
+                Access::Read => FileStore::open_read_only(folder),
+                Access::Write | Access::Create => FileStore::open(folder),
+            };
+            Ok(Arc::new(opened?))
+        }
     }
 }
 
@@ -182,7 +198,9 @@ pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
 
 /// Returns where a path that is kept relative to `home` is.
 pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
-    home.map_or_else(|| PathBuf::from(path), |home| normal(&home.join(path)))
+    // A relative home may be shorter than the way up from it.
+    let whole = |home: &Path| std::path::absolute(home).unwrap_or_else(|_| home.to_owned());
+    home.map_or_else(|| PathBuf::from(path), |home| normal(&whole(home).join(path)))
 }
 
 fn absolute(path: &Path) -> Option<PathBuf> {

@@ -74,12 +74,16 @@ pub(crate) fn cores() -> NonZeroUsize {
 
 /// Says so before anything is made.
 pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
-    let missing = workflow.missing_secrets(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    let missing =
+        workflow.missing_secrets(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
     if missing.is_empty() {
         return Ok(());
     }
     let names = missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    Err(Error::usage(format!("the workflow needs secrets that are not set: {names}"), "set them in the environment"))
+    Err(Error::usage(
+        format!("the workflow needs secrets that are not set: {names}"),
+        "set them in the environment",
+    ))
 }
 
 /// Says so before anything is made.

@@ -6,12 +6,12 @@ use jiff::Timestamp;
 
 use crate::cli::Since;
 
-const UNITS: [(&str, u64); 5] =
-    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
 /// Reads a duration such as `500ms`, `90s`, `2h` or `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("it must be a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
+    let wrong =
+        || format!("it must be a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
     let mut rest = text.trim();
     let mut total: u64 = 0;
     if rest.is_empty() {
@@ -36,7 +36,8 @@ pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
         return Ok(Since::Ago(age));
     }
     text.parse().map(Since::At).map_err(|_| {
-        "it must be an age such as `2h` or `7d`, or a time with its zone such as `2026-11-20T08:00:00Z`".to_owned()
+        "it must be an age such as `2h` or `7d`, or a time with its zone such as `2026-11-20T08:00:00Z`"
+            .to_owned()
     })
 }
 
@@ -95,7 +96,9 @@ mod tests {
     fn durations_have_units() {
         assert_eq!(parse_duration("1h30m"), Ok(Duration::from_secs(5_400)));
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
-        for wrong in ["", "5", "h", "5x", "-5s", "1.5h", "5 s", "99999999999999999999s", "9999999999999999d", "5é"] {
+        for wrong in
+            ["", "5", "h", "5x", "-5s", "1.5h", "5 s", "99999999999999999999s", "9999999999999999d", "5é"]
+        {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
         }
     }
@@ -109,7 +112,8 @@ mod tests {
 
     #[test]
     fn durations_are_shown_with_the_units_that_matter() {
-        let shown = [30, 1_500, 61_000, 3_720_000, 90_000_000].map(|millis| lasted(Duration::from_millis(millis)));
+        let shown =
+            [30, 1_500, 61_000, 3_720_000, 90_000_000].map(|millis| lasted(Duration::from_millis(millis)));
 
         assert_eq!(shown, ["30ms", "1.5s", "1m01s", "1h02m", "1d01h"]);
     }

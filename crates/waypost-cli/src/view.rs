@@ -164,6 +164,7 @@ pub(crate) struct CheckpointView {
     pub(crate) reason: Option<waypost::record::Reason>,
     pub(crate) step: Option<String>,
     pub(crate) attempt: Option<u32>,
+    #[serde(serialize_with = "place_in_loops")]
     pub(crate) iteration: Vec<u32>,
     pub(crate) epoch: Option<u32>,
     pub(crate) started: Vec<String>,
@@ -318,6 +319,7 @@ pub(crate) struct LogView {
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) attempt: u32,
+    #[serde(serialize_with = "place_in_loops")]
     pub(crate) iteration: Vec<u32>,
     pub(crate) epoch: u32,
     pub(crate) bytes: u64,
@@ -371,10 +373,22 @@ pub(crate) fn attempt_name(start: &Start) -> String {
     let Try { attempt, iteration, epoch } = &start.at;
     let mut parts = vec![format!("attempt {attempt}")];
     if !iteration.is_empty() {
-        parts.push(format!("iteration {}", iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")));
+        parts.push(format!(
+            "iteration {}",
+            iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")
+        ));
     }
     if *epoch > 0 {
         parts.push(format!("redo {epoch}"));
     }
     format!("{} ({})", start.step, parts.join(", "))
+}
+
+/// Gives the place in the loops around a step: 0 outside of loops, a number in one, a list in nested ones.
+fn place_in_loops<S: serde::Serializer>(iteration: &[u32], serializer: S) -> Result<S::Ok, S::Error> {
+    match iteration {
+        [] => serializer.serialize_u32(0),
+        [count] => serializer.serialize_u32(*count),
+        nested => nested.serialize(serializer),
+    }
 }

@@ -32,7 +32,8 @@ pub(crate) fn create(
     let created_at = time_text(record.created_at);
     let id: i64 = connection
         .prepare_cached(
-            "INSERT INTO runs VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?5, ?6, 0, NULL, 0, 0, NULL, 0, 0, 0, ?7, 1, 0, 0)
+            "INSERT INTO runs
+             VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?5, ?6, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, ?7, 1, 0, 0)
              RETURNING id",
         )?
         .query_row(
@@ -226,6 +227,7 @@ fn newest_row(connection: &Connection, branch: &Branch) -> Result<Option<(u64, D
 }
 
 fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -> Result<(), Failure> {
+    let mut opened = 0;
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
         let (newest, bodies) = (int(chain.newest), int(chain.bodies));
@@ -243,6 +245,7 @@ fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -
                 return Err(Fault::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
             }
             chain.id = Some(id);
+            opened += 1;
         }
     }
     let mut bytes = 0;
@@ -255,7 +258,7 @@ fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -
             .prepare_cached("UPDATE signals SET consumed = 1 WHERE run = ?1 AND name = ?2")?
             .execute((run, signal))?;
     }
-    summarise(connection, run, batch, bytes)
+    summarise(connection, run, batch, bytes, opened)
 }
 
 /// Writes a record and returns its size in bytes.
@@ -277,14 +280,21 @@ fn write_record(connection: &Connection, branch: i64, record: &Record) -> Result
     Ok(record.header_bytes().len() + body.map_or(0, <[u8]>::len))
 }
 
-fn summarise(connection: &Connection, run: i64, batch: &Batch, bytes: usize) -> Result<(), Failure> {
+fn summarise(
+    connection: &Connection,
+    run: i64,
+    batch: &Batch,
+    bytes: usize,
+    opened: i64,
+) -> Result<(), Failure> {
     let Summary { status, doubtful, step, progress, wake_at, lost } = &batch.summary;
     let updated_at = batch.records.last().map(|record| time_text(record.header().created_at));
     connection
         .prepare_cached(
             "UPDATE runs SET status = ?2, doubtful = ?3, step = ?4, done = ?5, total = ?6, wake_at = ?7,
                  lost = ?8, updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
-                 bytes = bytes + ?11, batch_token = ?12, batch_count = ?13, leased = ?14
+                 bytes = bytes + ?11, branches = branches + ?12, batch_token = ?13,
+                 batch_count = ?14, leased = ?15
              WHERE id = ?1",
         )?
         .execute(params![
@@ -299,6 +309,7 @@ fn summarise(connection: &Connection, run: i64, batch: &Batch, bytes: usize) -> 
             updated_at,
             int(batch.records.len() as u64),
             int(bytes as u64),
+            opened,
             int(batch.id.token),
             int(batch.id.count),
             !batch.release,

@@ -228,9 +228,9 @@ impl Writer {
     }
 
     fn transact(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
-        let failed = |error: rusqlite::Error| Undone::Failed(error.into());
         link.set_level(jobs.iter().map(|job| job.durability()))?;
         let connection = &link.connection;
+        let failed = |error: rusqlite::Error| Undone::Failed(Fault::from(error).ask_system(connection));
         execute(connection, "BEGIN IMMEDIATE").map_err(failed)?;
         let version = schema::version(connection).map_err(Undone::Failed)?;
         if version != schema::VERSION {
@@ -322,7 +322,7 @@ where
     }
 
     fn apply(&mut self, connection: &Connection, place: &Place) -> bool {
-        let result = (self.work)(connection);
+        let result = (self.work)(connection).map_err(|failure| failure.ask_system(connection));
         let failed_sync = matches!(&result, Err(Failure::Sqlite(fault)) if fault.is_failed_sync());
         let done = result.is_ok();
         self.outcome = Some((result.map_err(|failure| failure.into_store_error(place)), failed_sync));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rusqlite::ffi;
+use rusqlite::{Connection, ffi};
 use waypost::store::StoreError;
 
 use crate::open::Place;
@@ -17,6 +17,14 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// As [`Fault::ask_system`].
+    pub(crate) fn ask_system(self, connection: &Connection) -> Self {
+        match self {
+            Self::Sqlite(fault) => Self::Sqlite(fault.ask_system(connection)),
+            refused @ Self::Refused(_) => refused,
+        }
+    }
+
     pub(crate) fn into_store_error(self, place: &Place) -> StoreError {
         match self {
             Self::Refused(error) => error,
@@ -50,6 +58,8 @@ pub(crate) struct Fault {
     /// SQLite's extended result code.
     code: i32,
     message: String,
+    /// The system's error number behind it, where there is one.
+    errno: Option<i32>,
 }
 
 impl From<rusqlite::Error> for Fault {
@@ -71,17 +81,28 @@ impl Fault {
             | rusqlite::Error::Utf8Error(..) => ffi::SQLITE_CORRUPT,
             _ => ffi::SQLITE_ERROR,
         };
-        Self { code, message }
+        Self { code, message, errno: None }
+    }
+
+    /// Adds what the system said, while `connection` still knows: SQLite calls a full quota, say, an I/O error.
+    pub(crate) fn ask_system(mut self, connection: &Connection) -> Self {
+        if matches!(self.primary(), ffi::SQLITE_IOERR | ffi::SQLITE_FULL | ffi::SQLITE_CANTOPEN) {
+            #[expect(unsafe_code, reason = "rusqlite does not offer the system's error number")]
+            // SAFETY: the handle is open for as long as the connection is borrowed, and the call only reads from it.
+            let errno = unsafe { ffi::sqlite3_system_errno(connection.handle()) };
+            self.errno = Some(errno).filter(|errno| *errno != 0);
+        }
+        self
     }
 
     /// Says that SQLite did not do as it was told.
     pub(crate) fn refused(message: impl Into<String>) -> Self {
-        Self { code: ffi::SQLITE_ERROR, message: message.into() }
+        Self { code: ffi::SQLITE_ERROR, message: message.into(), errno: None }
     }
 
     /// Says that something read is not what was written.
     pub(crate) fn corrupt(message: impl Into<String>) -> Self {
-        Self { code: ffi::SQLITE_CORRUPT, message: message.into() }
+        Self { code: ffi::SQLITE_CORRUPT, message: message.into(), errno: None }
     }
 
     fn primary(&self) -> i32 {
@@ -114,17 +135,17 @@ impl Fault {
     }
 
     pub(crate) fn to_store_error(&self, place: &Place) -> StoreError {
-        let io = |action, kind| StoreError::Io {
-            action,
-            place: place.file.display().to_string(),
-            source: io::Error::new(kind, self.clone()),
+        let file = || place.file.display().to_string();
+        let source = |kind| match self.errno {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(kind, self.clone()),
         };
+        let io = |action, kind| StoreError::Io { action, place: file(), source: source(kind) };
         match self.primary() {
-            ffi::SQLITE_FULL => StoreError::Full {
-                place: place.file.display().to_string(),
-                source: io::Error::new(io::ErrorKind::StorageFull, self.clone()),
-            },
-            ffi::SQLITE_IOERR => io(self.io_action(), io::ErrorKind::Other),
+            ffi::SQLITE_FULL => {
+                StoreError::Full { place: file(), source: source(io::ErrorKind::StorageFull) }
+            }
+            ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
             ffi::SQLITE_CANTOPEN => io("open", io::ErrorKind::Other),
             ffi::SQLITE_READONLY | ffi::SQLITE_PERM => io("write", io::ErrorKind::PermissionDenied),

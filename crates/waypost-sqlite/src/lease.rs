@@ -9,15 +9,14 @@ use std::io;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
-use rusqlite::Connection;
-use waypost::id::RunId;
+use rusqlite::{Connection, OptionalExtension};
+use waypost::id::{Digest, RunId};
 use waypost::lock::{Holder, LockError, RunLock};
 use waypost::store::{Renewal, Signal, SignalKind, Signalled, StoreError};
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::rows::{RunRow, count, int, time_text};
-use waypost::id::Digest;
 
 /// Returns where the lock of a run lies. Run ids are safe names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
@@ -94,49 +93,65 @@ pub(crate) fn release(
 pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<Renewal, Failure> {
     match RunRow::find(connection, run)? {
         Some(row) if row.fence(run, token).is_ok() => {
-            let mut signals = pending(connection, row.id)?;
-            signals.retain(|signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel));
-            Ok(Renewal::Held(signals))
+            // A message that is damaged does not end the run; whoever asks for all of them is told.
+            let sound = pending(connection, row.id)?.into_iter().flatten();
+            let asks = |signal: &Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+            Ok(Renewal::Held(sound.filter(asks).collect()))
         }
         _ => Ok(Renewal::Lost),
     }
 }
 
-/// Keeps a message, unless one with its id is known.
+/// Keeps a message, unless one with its id is known; one that is damaged is replaced.
 pub(crate) fn signal(
     connection: &Connection,
     place: &Place,
     run: &RunId,
     signal: &Signal,
 ) -> Result<Signalled, Failure> {
-    let row = RunRow::get(connection, place, run)?;
+    let id = RunRow::get(connection, place, run)?.id;
     let message = serde_json::to_vec(signal)
         .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
-    let added = connection
-        .prepare_cached(
-            "INSERT INTO signals VALUES (NULL, ?1, ?2, 0, ?3, ?4) ON CONFLICT (run, name) DO NOTHING",
-        )?
-        .execute((row.id, &signal.id, Digest::of(&message).as_bytes(), &message))?;
-    Ok(if added == 0 { Signalled::Before } else { Signalled::Now })
+    let digest = Digest::of(&message);
+    let known = connection
+        .prepare_cached("SELECT id, digest, message FROM signals WHERE run = ?1 AND name = ?2")?
+        .query_row((id, &signal.id), |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+        })
+        .optional()?;
+    match known {
+        Some((_, digest, message)) if open(&digest, &message).is_some() => return Ok(Signalled::Before),
+        Some((row, ..)) => connection
+            .prepare_cached("UPDATE signals SET digest = ?2, message = ?3 WHERE id = ?1")?
+            .execute((row, digest.as_bytes(), &message))?,
+        None => connection
+            .prepare_cached("INSERT INTO signals VALUES (NULL, ?1, ?2, 0, ?3, ?4)")?
+            .execute((id, &signal.id, digest.as_bytes(), &message))?,
+    };
+    Ok(Signalled::Now)
 }
 
-/// Returns the messages that are not consumed, oldest first.
-pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Signal>, Failure> {
+/// Reads a message, if it is the one that was sent.
+fn open(digest: &[u8], message: &[u8]) -> Option<Signal> {
+    if digest != Digest::of(message).as_bytes() {
+        return None;
+    }
+    serde_json::from_slice(message).ok()
+}
+
+/// Returns the messages that are not consumed, oldest first, each read or known to be damaged.
+pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Signal, Fault>>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT name, digest, message FROM signals WHERE run = ?1 AND consumed = 0 ORDER BY id",
     )?;
-    let mut rows = statement.query([run])?;
+    let rows = statement.query_map([run], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+    })?;
     let mut signals = Vec::new();
-    while let Some(row) = rows.next()? {
-        let name: String = row.get(0)?;
-        let message: Vec<u8> = row.get(2)?;
-        let signal = serde_json::from_slice::<Signal>(&message).ok();
-        match signal
-            .filter(|_| row.get(1).is_ok_and(|digest: [u8; 32]| Digest::of(&message).as_bytes() == &digest))
-        {
-            Some(signal) => signals.push(signal),
-            None => return Err(Fault::corrupt(format!("signal `{name}` is not what was sent")).into()),
-        }
+    for row in rows {
+        let (name, digest, message) = row?;
+        let damaged = || Fault::corrupt(format!("signal `{name}` is not what was sent; send it again"));
+        signals.push(open(&digest, &message).ok_or_else(damaged));
     }
     Ok(signals)
 }

@@ -136,6 +136,10 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
         return Err(StoreError::Create { path: place.file.clone(), source });
     }
     common(&connection).map_err(failed)?;
+    // An empty database gets its log before its tables, so that these come with one commit of the log.
+    if schema::begin(&connection, place)? {
+        settle(&connection, place, options)?;
+    }
     schema::ensure(&mut connection, place, options)?;
     settle(&connection, place, options)?;
     schema::set_durability(&connection, waypost::record::Durability::Sync)
@@ -148,7 +152,8 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
 /// Opens a connection that reads and changes nothing, also where nothing may be written.
 ///
 /// A database whose folder cannot be written, and that has no log, is opened as immutable: SQLite then makes no shared
-/// memory. With a log that is not possible, since what it holds would be missed.
+/// memory. With a log that is not possible, since what it holds would be missed; nor with a rollback journal, whose
+/// owner was killed while it wrote the database itself.
 pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let prepare = |connection: Connection| -> rusqlite::Result<Connection> {
@@ -160,10 +165,11 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
     };
     match Connection::open_with_flags(&place.file, flags).and_then(prepare) {
         Ok(connection) => Ok(connection),
+        Err(_) if is_half_made(place) => Err(no_runs_yet(place)),
         Err(error) => {
             let fault = Fault::from(error);
-            let log_bytes = fs::metadata(place.beside("-wal")).map_or(0, |log| log.len());
-            if !fault.is_unwritable() || log_bytes > 0 {
+            let is_behind = |suffix| fs::metadata(place.beside(suffix)).is_ok_and(|beside| beside.len() > 0);
+            if !fault.is_unwritable() || is_behind("-wal") || is_behind("-journal") {
                 return Err(explain(fault, place));
             }
             Connection::open_with_flags(immutable_url(&place.file), flags | OpenFlags::SQLITE_OPEN_URI)
@@ -171,6 +177,23 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
                 .map_err(|error| explain(Fault::from(error), place))
         }
     }
+}
+
+/// Says that a database is one of ours, or going to be, and has no tables.
+pub(crate) fn no_runs_yet(place: &Place) -> StoreError {
+    StoreError::NotFound { store: place.name.clone(), what: "runs yet".to_owned() }
+}
+
+/// Says whether whoever made the database was killed before it was one: then its rollback journal takes it back to
+/// nothing. Only a connection that writes can do that.
+fn is_half_made(place: &Place) -> bool {
+    const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+    // Pages that the database had before: the fifth number of the header, behind the magic of two.
+    const PAGES_BEFORE: std::ops::Range<usize> = 16..20;
+    let mut header = [0; 20];
+    let read = File::open(place.beside("-journal"))
+        .and_then(|mut file| io::Read::read_exact(&mut file, &mut header));
+    read.is_ok() && header.starts_with(&MAGIC) && header[PAGES_BEFORE] == [0; 4]
 }
 
 /// Says in our words what SQLite says of a file that is none of its own.

@@ -61,8 +61,12 @@ impl View<'_> {
     /// Returns the newest sound record of each open branch.
     pub(crate) fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, Failure> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
-        let mut from = Cursor::parse(page.cursor.as_ref())?.map_or(0, |cursor| cursor.branch);
+        let cursor = Cursor::parse(page.cursor.as_ref())?;
         let id = RunRow::get(self.connection, self.place, run)?.id;
+        if cursor.is_none() {
+            Branch::check_count(self.connection, id)?;
+        }
+        let mut from = cursor.map_or(0, |cursor| cursor.branch);
         let mut heads = Vec::new();
         let mut body_bytes = 0;
         loop {
@@ -118,7 +122,7 @@ impl View<'_> {
     /// Returns one record, verified.
     pub(crate) fn load(&self, run: &RunId, path: &BranchPath, seq: u64) -> Result<Record, Failure> {
         let id = RunRow::get(self.connection, self.place, run)?.id;
-        let branch = Branch::find(self.connection, id, path)?
+        let branch = Branch::get(self.connection, id, path)?
             .ok_or_else(|| StoreError::no_branch(run, path))?
             .look_beyond(self.connection)?;
         let found = match seq {
@@ -154,10 +158,13 @@ impl View<'_> {
         let id = RunRow::get(self.connection, self.place, &scan.run)?.id;
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
         if let Some(path) = &scan.branch {
-            if let Some(branch) = Branch::find(self.connection, id, path)? {
+            if let Some(branch) = Branch::get(self.connection, id, path)? {
                 self.scan_branch(scan, branch, cursor, &mut found)?;
             }
             return Ok(found);
+        }
+        if cursor.is_none() {
+            Branch::check_count(self.connection, id)?;
         }
         let mut from = cursor.map_or(0, |cursor| cursor.branch);
         loop {

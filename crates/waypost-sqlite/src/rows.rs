@@ -76,8 +76,17 @@ impl RunRow {
         Ok(Some(Self { id, token: count(token)?, leased, batch }))
     }
 
+    /// Finds a run that should be there. Before it says that there is none, it makes sure that not the index is at
+    /// fault: a run that seems gone would be begun anew.
     pub(crate) fn get(connection: &Connection, place: &Place, run: &RunId) -> Result<Self, Failure> {
-        Self::find(connection, run)?.ok_or_else(|| StoreError::no_run(&place.name, run).into())
+        if let Some(row) = Self::find(connection, run)? {
+            return Ok(row);
+        }
+        let sql = "SELECT 1 FROM runs NOT INDEXED WHERE name = ?1";
+        if connection.prepare_cached(sql)?.exists([run.as_str()])? {
+            return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
+        }
+        Err(StoreError::no_run(&place.name, run).into())
     }
 
     /// Finds the run and sees that `token` is its newest lease, still held.
@@ -122,6 +131,29 @@ impl Branch {
             .optional()?;
         let Some((id, open, newest)) = row else { return Ok(None) };
         Self::of(id, path.clone(), open, newest).map(Some)
+    }
+
+    /// As [`find`](Self::find), for readers: makes sure that it is not the index that has lost the branch.
+    pub(crate) fn get(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<Self>, Failure> {
+        let found = Self::find(connection, run, path)?;
+        let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
+        if found.is_none() && connection.prepare_cached(sql)?.exists((run, path.as_str()))? {
+            return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
+        }
+        Ok(found)
+    }
+
+    /// Sees that as many branches of a run are found as were opened.
+    pub(crate) fn check_count(connection: &Connection, run: i64) -> Result<(), Failure> {
+        let (opened, found): (i64, i64) = connection
+            .prepare_cached(
+                "SELECT branches, (SELECT count(*) FROM branches WHERE run = ?1) FROM runs WHERE id = ?1",
+            )?
+            .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if opened == found {
+            return Ok(());
+        }
+        Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
     }
 
     /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.

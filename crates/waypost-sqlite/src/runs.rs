@@ -8,7 +8,7 @@ use waypost::store::{Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, Sto
 use crate::fault::{Failure, Fault};
 use crate::lease;
 use crate::read::{View, unknown_cursor};
-use crate::rows::{count, time_of, time_text};
+use crate::rows::{RunRow, count, time_of, time_text};
 
 const SUMMARY: &str =
     "SELECT id, name, workflow, path, labels, created_at, updated_at, status, doubtful, step, done,
@@ -24,12 +24,12 @@ struct Kept {
 impl View<'_> {
     /// Returns the frozen record of a run and its summary.
     pub(crate) fn run(&self, run: &RunId) -> Result<RunEntry, Failure> {
-        let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE name = ?1"))?;
-        let mut rows = statement.query([run.as_str()])?;
+        let id = RunRow::get(self.connection, self.place, run)?.id;
+        let record = self.frozen(id, run)?;
+        let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
+        let mut rows = statement.query([id])?;
         let row = rows.next()?.ok_or_else(|| StoreError::no_run(&self.place.name, run))?;
         let kept = Kept::read(row)?;
-        let id = kept.id;
-        let record = self.frozen(id, run)?;
         Ok(RunEntry { record, summary: self.find_out(kept)? })
     }
 
@@ -97,7 +97,7 @@ impl View<'_> {
         if leased {
             summary.holder = lease::holder(self.place, &summary.run)?;
         }
-        summary.status = RunSummary::true_status(&summary.summary, summary.holder.is_some());
+        summary.status = RunSummary::true_status(&summary.summary, summary.holder.as_ref());
         Ok(summary)
     }
 }

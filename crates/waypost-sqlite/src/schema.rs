@@ -13,7 +13,7 @@ use waypost::record::Durability;
 use waypost::store::StoreError;
 
 use crate::fault::Fault;
-use crate::open::{Place, SqliteOptions, explain};
+use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
 /// The version that this crate reads and writes.
@@ -49,6 +49,7 @@ CREATE TABLE runs (
     lost        INTEGER NOT NULL,
     checkpoints INTEGER NOT NULL,
     bytes       INTEGER NOT NULL,
+    branches    INTEGER NOT NULL,
     token       INTEGER NOT NULL,
     leased      INTEGER NOT NULL,
     batch_token INTEGER NOT NULL,
@@ -147,30 +148,29 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
     Err(Fault::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
 }
 
-/// Says whether the SQLite that was built in syncs file data only, which a log pays less for.
-pub(crate) fn has_fdatasync(connection: &Connection) -> Result<bool, Fault> {
-    let mut options = connection.prepare("PRAGMA compile_options")?;
-    let mut rows = options.query([])?;
-    while let Some(row) = rows.next()? {
-        if row.get::<_, String>(0)?.starts_with("HAVE_FDATASYNC") {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// Checks that a database is ours and of a version that this crate reads.
 pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreError> {
     let failed = |fault| explain(fault, place);
     match kind(connection).map_err(failed)? {
         Kind::Ours => {}
-        Kind::Empty => return Err(not_ours(place, "it is empty")),
+        // Its maker was killed before the tables were there; whoever opens it for writing makes them.
+        Kind::Empty => return Err(no_runs_yet(place)),
         Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
         found => Err(version_error(place, found)),
     }
+}
+
+/// Says whether a database is empty, and prepares it for the first page that is written.
+pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, StoreError> {
+    let failed = |fault| explain(fault, place);
+    if !matches!(kind(connection).map_err(failed)?, Kind::Empty) {
+        return Ok(false);
+    }
+    connection.pragma_update(None, "page_size", PAGE_BYTES).map_err(|error| failed(error.into()))?;
+    Ok(true)
 }
 
 /// Makes the tables, or upgrades them, or leaves them as they are.
@@ -187,8 +187,15 @@ pub(crate) fn ensure(
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
-        found if found < VERSION => upgrade(connection, place, options, MIGRATIONS),
-        found => Err(version_error(place, found)),
+        found if found > VERSION => Err(version_error(place, found)),
+        _ => {
+            upgrade(connection, place, options, MIGRATIONS)?;
+            match version(connection).map_err(failed)? {
+                VERSION => Ok(()),
+                // There never was such a version.
+                found => Err(version_error(place, found)),
+            }
+        }
     }
 }
 
@@ -213,7 +220,6 @@ fn not_ours(place: &Place, why: &str) -> StoreError {
 }
 
 fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fault> {
-    connection.pragma_update(None, "page_size", PAGE_BYTES)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
     // Another process may have made it while this one waited.
     if matches!(kind(&transaction)?, Kind::Empty) {
@@ -284,4 +290,76 @@ fn new_backup(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
         "`{}` has {BACKUPS_MAX} back-ups of version {version} beside it; remove some before it is upgraded",
         place.file.display()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::open;
+
+    const ADD_A_COLUMN: &[Migration] =
+        &[Migration { to: 2, sql: "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0" }];
+
+    fn site() -> (tempfile::TempDir, Place, SqliteOptions, Connection) {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteOptions::default();
+        let place = open::make(&folder.path().join("waypost.db"), &options).unwrap();
+        let connection = open::writer(&place, &options).unwrap();
+        (folder, place, options, connection)
+    }
+
+    fn version_of(path: &std::path::Path) -> u32 {
+        version(&Connection::open(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_upgrade_leaves_a_back_up_of_what_was_before() {
+        let (_folder, place, options, mut connection) = site();
+
+        upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
+
+        assert_eq!(version(&connection).unwrap(), 2);
+        connection.execute("UPDATE runs SET cost = 1", []).unwrap();
+        let noted: i64 =
+            connection.query_row("SELECT max(version) FROM migrations", [], |row| row.get(0)).unwrap();
+        assert_eq!(noted, 2);
+        let back_up = place.beside(".v1-1.backup");
+        assert_eq!(version_of(&back_up), 1);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&back_up.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+
+        upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
+        assert!(!place.beside(".v1-2.backup").exists(), "nothing is left to do");
+    }
+
+    #[test]
+    fn an_upgrade_that_fails_changes_nothing_and_overwrites_no_back_up() {
+        let (_folder, place, options, mut connection) = site();
+        let broken = [
+            Migration { to: 2, sql: "CREATE TABLE more (x) STRICT" },
+            Migration { to: 3, sql: "CREATE TABLE more (x INTEGER) STRICT" },
+        ];
+
+        for _ in 0..2 {
+            upgrade(&mut connection, &place, &options, &broken).unwrap_err();
+        }
+
+        assert_eq!(version(&connection).unwrap(), 1);
+        let tables: i64 = connection
+            .query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'more'", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(tables, 0);
+        assert_eq!(version_of(&place.beside(".v1-1.backup")), 1);
+        assert_eq!(version_of(&place.beside(".v1-2.backup")), 1);
+    }
+
+    #[test]
+    fn a_version_that_never_was_is_refused() {
+        let (_folder, place, options, mut connection) = site();
+        connection.pragma_update(None, "user_version", 0).unwrap();
+
+        let error = ensure(&mut connection, &place, &options).unwrap_err();
+
+        assert!(matches!(error, StoreError::Version { found: 0, .. }), "{error}");
+    }
 }

@@ -118,13 +118,10 @@ impl SqliteStore {
     }
 
     /// Says whether the SQLite that was built in syncs with `fdatasync`, which a growing file pays less for than
-    /// `fsync`. It is a setting of the build, `LIBSQLITE3_FLAGS=-DHAVE_FDATASYNC=1`; without it the store is slower
-    /// and as safe.
-    ///
-    /// # Errors
-    /// [`StoreError::Closed`].
-    pub fn has_fdatasync(&self) -> Result<bool, StoreError> {
-        self.with_reader(|reader| Ok(schema::has_fdatasync(reader)?))
+    /// `fsync`, as far as the settings of the build tell: SQLite does not list it among its compile options. Without
+    /// it the store is slower and as safe.
+    pub fn has_fdatasync() -> bool {
+        option_env!("LIBSQLITE3_FLAGS").is_some_and(|flags| flags.contains("HAVE_FDATASYNC"))
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
@@ -148,7 +145,7 @@ impl SqliteStore {
     fn with_reader<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Failure>) -> Result<T, StoreError> {
         let reader = lock(&self.reader);
         let reader = reader.as_ref().ok_or_else(|| StoreError::Closed(self.to_string()))?;
-        work(reader).map_err(|failure| failure.into_store_error(&self.place))
+        work(reader).map_err(|failure| failure.ask_system(reader).into_store_error(&self.place))
     }
 
     /// Reads everything from one state of the database.
@@ -278,9 +275,7 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
-        if !self.exists(run)? {
-            return Err(StoreError::no_run(self, run));
-        }
+        self.read(|view| RunRow::get(view.connection, view.place, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
         let id = run.clone();
         let token = self
@@ -359,7 +354,7 @@ impl Store for SqliteStore {
     async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
         self.read(|view| {
             let id = RunRow::get(view.connection, view.place, run)?.id;
-            lease::pending(view.connection, id)
+            Ok(lease::pending(view.connection, id)?.into_iter().collect::<Result<_, _>>()?)
         })
     }
 
@@ -390,8 +385,11 @@ impl Store for SqliteStore {
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
         self.writer()?;
         let folder = self.folder_of(run);
-        if !self.exists(run)? && !folder.exists() {
-            return Err(StoreError::no_run(self, run));
+        match self.read(|view| RunRow::get(view.connection, view.place, run)) {
+            // A deletion that was cut short is brought to its end.
+            Err(StoreError::NotFound { .. }) if folder.exists() => {}
+            Err(error) => return Err(error),
+            Ok(_) => {}
         }
         let holder = Holder::here(self.options.clock.now()).map_err(|source| StoreError::Io {
             action: "read",
@@ -408,19 +406,22 @@ impl Store for SqliteStore {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.check_open()?;
+        let held = std::mem::take(&mut *lock(&self.held));
+        let mut result = Ok(());
         if let Some(writer) = &self.writer {
-            let held = std::mem::take(&mut *lock(&self.held));
             for (run, Held { token, .. }) in held {
-                writer
-                    .write(Durability::Async, move |connection| lease::abandon(connection, &run, token))
-                    .await?;
+                let job = move |connection: &Connection| lease::abandon(connection, &run, token);
+                result = result.and(writer.write(Durability::Async, job).await);
             }
         }
         self.closed.store(true, Ordering::Release);
-        let reader = lock(&self.reader).take();
-        let closed = reader.map_or(Ok(()), |reader| reader.close().map_err(|(_, error)| error));
-        closed.map_err(|error| Fault::from(error).to_store_error(&self.place))?;
-        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
+        if let Some(Err((_, error))) = lock(&self.reader).take().map(Connection::close) {
+            result = result.and(Err(Fault::from(error).to_store_error(&self.place)));
+        }
+        if let Some(writer) = &self.writer {
+            result = result.and(writer.close());
+        }
+        result
     }
 
     fn blobs(&self) -> &dyn Blobs {

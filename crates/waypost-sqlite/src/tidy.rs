@@ -25,7 +25,7 @@ pub(crate) fn quarantine(
     now: jiff::Timestamp,
 ) -> Result<(), Failure> {
     let run = RunRow::leased(connection, place, &damage.run, token)?.id;
-    let branch = Branch::find(connection, run, &damage.branch)?
+    let branch = Branch::get(connection, run, &damage.branch)?
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
         .look_beyond(connection)?;
     let found = match damage.seq {

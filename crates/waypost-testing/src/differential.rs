@@ -7,6 +7,7 @@
 //! What stores may do in their own way is left out: sizes in bytes, names of places, the words of errors, and, once a
 //! record of a run is damaged, its summary, since a store may keep that in the very place that is damaged.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::contract::StoreFixture;
@@ -21,7 +22,7 @@ use script::Script;
 /// Calls in one sequence: long enough for several crashes and repairs in a row, short enough to read.
 const CALLS: usize = 150;
 /// Sequences in the short form, which must not take longer than a test may.
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 10;
 /// Set to repeat one seed.
 const SEED_VARIABLE: &str = "WAYPOST_TEST_SEED";
 /// Set to the number of seeds to go through, for the long form.
@@ -86,18 +87,22 @@ pub async fn compare(place: &Place, seed: u64, subject: impl StoreFixture + 'sta
     }
 }
 
-/// Makes `calls` calls of a seed to the model and to a fresh store, and returns the first difference as text.
+/// How often each kind of call was carried out, and how often refused.
+pub type Tally = BTreeMap<&'static str, [u64; 2]>;
+
+/// Makes `calls` calls of a seed to the model and to a fresh store, and counts them.
 ///
 /// # Errors
-/// The difference.
+/// The first difference, as text.
 pub async fn find_difference(
     seed: u64,
     calls: usize,
     subject: impl StoreFixture + 'static,
-) -> Result<(), String> {
+) -> Result<Tally, String> {
     let mut sides = [Side::new(Box::new(MemoryFixture::fresh())), Side::new(Box::new(subject))];
     let mut script = Script::new(seed);
     let mut log = String::new();
+    let mut tally = Tally::new();
     for step in 0..calls {
         let call = script.next();
         let _ = writeln!(log, "{step:4}  {call}");
@@ -111,6 +116,7 @@ pub async fn find_difference(
             ));
         }
         let _ = writeln!(log, "      -> {}", expect.text.lines().next().unwrap_or_default());
+        tally.entry(call.name()).or_default()[usize::from(!expect.done)] += 1;
         script.learn(&call, &expect);
         for (run, damaged) in script.touched(&call) {
             let expect = model.picture(&run, damaged).await;
@@ -122,5 +128,5 @@ pub async fn find_difference(
             }
         }
     }
-    Ok(())
+    Ok(tally)
 }

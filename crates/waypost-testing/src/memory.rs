@@ -19,6 +19,11 @@ impl MemoryFixture {
     pub fn fresh() -> Self {
         Self(Arc::new(MemoryStore::new()))
     }
+
+    /// Returns the store itself, for a test that wraps it.
+    pub fn memory(&self) -> MemoryStore {
+        self.0.as_ref().clone()
+    }
 }
 
 #[async_trait]

@@ -1,6 +1,6 @@
 //! The engine: carries a plan out and appends what happened.
 //!
-//! One record a step boundary, one code path that appends ([`chain`]), one loop ([`session`]). The engine knows steps
+//! One record a step boundary, one code path that appends (`engine/chain.rs`), one loop (`engine/session.rs`). The engine knows steps
 //! only through a [`Program`]: a workflow file's processes and a Rust graph's functions run through the same loop.
 //!
 //! ```text

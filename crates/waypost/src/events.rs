@@ -54,7 +54,9 @@ impl FromStr for Cursor {
             let (branch, place) = text.split_once('@')?;
             let (seq, index) = place.split_once('.')?;
             let branch = BranchPath::new(branch).ok()?;
-            Some(Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? })
+            let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
+            // One spelling for each, so that cursors can be compared as text too.
+            Some(cursor).filter(|cursor| cursor.to_string() == text)
         };
         // A clipped copy is enough to recognise it; the text may be anything.
         parse().ok_or_else(|| InvalidCursor(text.chars().take(80).collect()))

@@ -19,7 +19,6 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::disk::{Disk, DiskFile, write_whole};
 use crate::record::{Record, RunRecord};
@@ -165,21 +164,16 @@ impl fmt::Display for RunFolder {
 /// As [`Disk::create_new`].
 pub fn create_temp(disk: &dyn Disk, folder: &Path) -> io::Result<(PathBuf, Box<dyn DiskFile>)> {
     let pid = std::process::id();
-    let mut left = TEMP_NAMES_MAX;
+    let mut count = 0;
     loop {
-        let path = temp_name(folder, pid);
+        let path = folder.join(format!("{TEMP_PREFIX}{pid}-{count}"));
         match disk.create_new(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && left > 0 => left -= 1,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && count < TEMP_NAMES_MAX => {
+                count += 1
+            }
             answer => return Ok((path, answer?)),
         }
     }
-}
-
-/// Returns a name in `folder` that no other call in this process returns.
-fn temp_name(folder: &Path, pid: u32) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    folder.join(format!("{TEMP_PREFIX}{pid}-{count}"))
 }
 
 /// Removes the unfinished files in a folder. For the holder of the run, when no other writer can be at work there.

@@ -89,6 +89,14 @@ impl Holder {
         self.same_boot() && process_started(self.pid).is_ok_and(|started| started == self.started)
     }
 
+    /// Says that the process is surely gone: it was of this machine, since its last start, and is no more.
+    ///
+    /// The lock may be held on by the supervisor that ends what the process left; it lets go within moments.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.same_boot() && !self.lives()
+    }
+
     /// Says whether the holder ran since this machine was last started, so that processes of it can still be here.
     #[must_use]
     pub fn same_boot(&self) -> bool {

@@ -299,10 +299,26 @@ fn longest_run(text: &str, mark: char) -> usize {
 /// Shows text as code on one line, whatever it holds.
 fn code(text: &str) -> String {
     let text = printable(text).replace(['\n', '\t'], " ");
+    if text.contains("\\|") {
+        return code_by_entities(&text);
+    }
     let fence = "`".repeat(longest_run(&text, '`') + 1);
     // One space within each fence is taken off again by every reader of Markdown.
     let pad = if text.starts_with('`') || text.ends_with('`') || text.is_empty() { " " } else { "" };
     format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+/// Shows text as code where its own backslash would undo that of an escaped bar, and so end a table's cell.
+fn code_by_entities(text: &str) -> String {
+    let mut escaped = String::from("<code>");
+    for found in text.chars() {
+        if found.is_ascii_punctuation() {
+            let _ = write!(escaped, "&#{};", u32::from(found));
+        } else {
+            escaped.push(found);
+        }
+    }
+    escaped + "</code>"
 }
 
 /// Shows text as a paragraph on one line, with nothing in it taken for Markdown or HTML.

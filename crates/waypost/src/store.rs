@@ -198,6 +198,12 @@ pub trait Store: Debug + Display + Send + Sync {
     fn home(&self) -> Option<&Path>;
 }
 
+/// How long [`StoreExt::wait_while_dying`] waits: killing every process of a run takes tens of milliseconds; beyond
+/// this one is stuck in the kernel, and a person must know.
+pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
+/// How often it looks.
+const LET_GO_POLL: std::time::Duration = std::time::Duration::from_millis(5);
+
 /// The token of the lease that [`Store::create`] gives.
 pub const FIRST_TOKEN: u64 = 1;
 
@@ -355,6 +361,28 @@ pub trait StoreExt: Store {
                 Some(cursor) if next.is_some() => scan.cursor = Some(cursor),
                 _ => return Ok(walk),
             }
+        }
+    }
+
+    /// Waits, at most [`LET_GO_MAX`], while the run's lock is held on behalf of a process that is gone: its supervisor
+    /// is ending what it left. Returns at once if it is free or its holder lives.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if it took too long.
+    async fn wait_while_dying(&self, run: &RunId) -> Result<(), StoreError> {
+        let begun = std::time::Instant::now();
+        loop {
+            // What is wrong with the run itself, the caller's next call says better.
+            let Ok(entry) = self.run(run).await else { return Ok(()) };
+            match entry.summary.holder {
+                Some(holder) if holder.is_gone() => {
+                    if begun.elapsed() > LET_GO_MAX {
+                        return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
+                    }
+                }
+                _ => return Ok(()),
+            }
+            tokio::time::sleep(LET_GO_POLL).await;
         }
     }
 

@@ -11,13 +11,13 @@ use serde_json::Value;
 
 use super::calls::Seen;
 use super::promise::{Observed, Step, broken, final_state};
-use super::tracer::{Kill, Traceable, Traced, trace};
+use super::tracer::{Kill, SEARCHED, Traceable, Traced, trace};
 
 /// The id of the run.
 const RUN: &str = "proof";
 
 /// The workflow file, in the folder of each play.
-const WORKFLOW: &str = "flow.yaml";
+pub(super) const WORKFLOW: &str = "flow.yaml";
 
 /// The exit code of a run that does not exist.
 const NO_SUCH_RUN: i32 = 5;
@@ -28,8 +28,8 @@ const COMMAND_SECONDS_MAX: u64 = 30;
 /// A workflow to play.
 #[derive(Debug, Clone)]
 pub(crate) struct Workflow {
-    text: String,
-    steps: Vec<Step>,
+    pub(super) text: String,
+    pub(super) steps: Vec<Step>,
 }
 
 impl Workflow {
@@ -135,10 +135,12 @@ fn memory() -> PathBuf {
     if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() }
 }
 
-struct Stage<'a> {
-    subject: &'a Subject,
-    folder: &'a Path,
-    starts: Vec<Observed>,
+/// One run, in a folder of its own.
+pub(super) struct Stage<'a> {
+    pub(super) subject: &'a Subject,
+    pub(super) folder: &'a Path,
+    /// What was there after each start of it.
+    pub(super) starts: Vec<Observed>,
 }
 
 impl Stage<'_> {
@@ -160,7 +162,7 @@ impl Stage<'_> {
     }
 
     /// Lets the run come to its end.
-    fn finish(&mut self) -> anyhow::Result<()> {
+    pub(super) fn finish(&mut self) -> anyhow::Result<()> {
         let (code, stdout, stderr) = self.run(&self.next_command())?;
         if code != Some(0) {
             bail!("it could not be resumed: code {code:?}: {stdout} {stderr}");
@@ -169,7 +171,7 @@ impl Stage<'_> {
     }
 
     /// `run` if there is no run yet, else `resume`.
-    fn next_command(&self) -> Vec<OsString> {
+    pub(super) fn next_command(&self) -> Vec<OsString> {
         let exists = self.starts.last().is_some_and(|start| start.checkpoints.is_some());
         if exists { self.command(&["resume", RUN]) } else { self.command(&["run", WORKFLOW, "--id", RUN]) }
     }
@@ -188,7 +190,7 @@ impl Stage<'_> {
             .collect()
     }
 
-    fn observe(&mut self, stdout: &str, left: Vec<String>) -> anyhow::Result<()> {
+    pub(super) fn observe(&mut self, stdout: &str, left: Vec<String>) -> anyhow::Result<()> {
         let trace = fs::read_to_string(self.at("trace")).unwrap_or_default();
         let trace = trace.lines().map(ToOwned::to_owned).collect();
         let mut observed = Observed { trace, left, ..Observed::default() };
@@ -201,7 +203,7 @@ impl Stage<'_> {
     }
 
     /// Has the program itself look for damage.
-    fn verify(&self) -> anyhow::Result<Vec<String>> {
+    pub(super) fn verify(&self) -> anyhow::Result<Vec<String>> {
         let (code, stdout, stderr) = self.run(&self.command(&["verify", RUN]))?;
         let sound = serde_json::from_str::<Value>(&stdout).is_ok_and(|answer| answer["sound"] == true);
         if code == Some(0) && sound {
@@ -211,7 +213,7 @@ impl Stage<'_> {
     }
 
     /// Asks about the run; `None` if there is none.
-    fn answer(&self, command: &str) -> anyhow::Result<Option<Value>> {
+    pub(super) fn answer(&self, command: &str) -> anyhow::Result<Option<Value>> {
         let (code, stdout, stderr) = self.run(&self.command(&[command, RUN]))?;
         match code {
             Some(0) => {
@@ -223,12 +225,14 @@ impl Stage<'_> {
     }
 
     /// Runs a command that is not traced.
-    fn run(&self, command: &[OsString]) -> anyhow::Result<(Option<i32>, String, String)> {
+    pub(super) fn run(&self, command: &[OsString]) -> anyhow::Result<(Option<i32>, String, String)> {
         let (stdout, stderr) = (self.at("answer"), self.at("errors"));
         let (program, arguments) = command.split_first().context("no program was given")?;
         let mut child = Command::new(program)
             .args(arguments)
             .current_dir(self.folder)
+            .env("PATH", SEARCHED)
+            .env("TMPDIR", self.folder)
             .stdin(Stdio::null())
             .stdout(File::create(&stdout)?)
             .stderr(File::create(&stderr)?)

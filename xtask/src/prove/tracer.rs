@@ -47,6 +47,9 @@ pub(crate) enum Victim {
     All,
 }
 
+/// Where programs are looked for: the fewer folders, the fewer calls that show nothing, and the same on every machine.
+pub(super) const SEARCHED: &str = "/usr/bin:/bin";
+
 /// When to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kill {
@@ -74,7 +77,7 @@ pub(crate) struct Traced {
 pub(crate) struct Traceable<'a> {
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// The folder that it runs in.
+    /// The folder that it runs in, and puts its temporary files into.
     pub(crate) folder: &'a Path,
     /// Where its stdout and stderr go.
     pub(crate) stdout: File,
@@ -87,6 +90,7 @@ pub(crate) fn trace(traceable: Traceable<'_>, kill: Option<Kill>) -> anyhow::Res
     let this = std::env::current_exe().context("cannot tell which program this is")?;
     let mut command = Command::new(this);
     command.arg("trace-me").args(&traceable.command).current_dir(traceable.folder);
+    command.env("PATH", SEARCHED).env("TMPDIR", traceable.folder);
     command.stdin(Stdio::null()).stdout(traceable.stdout).stderr(traceable.stderr);
     let child = command.spawn().context("cannot start the command")?;
     let root = Pid::try_from(child.id()).context("process numbers are positive")?;

@@ -32,9 +32,14 @@ pub(super) fn banned_names(tree: &Tree) -> Vec<Finding> {
 }
 
 /// A lint is silenced by `expect`, which says when it is no longer needed.
+///
+/// What a macro leaves in another crate may or may not be needed there: that one is written over several lines, with
+/// its reason.
 pub(super) fn bare_allows(tree: &Tree) -> Vec<Finding> {
-    starting(tree, &["#[allow(", "#![allow("], |_| {
-        Some("silence a lint by `#[expect(lint, reason = \"...\")]`".to_owned())
+    starting(tree, &["#[allow(", "#![allow("], |line| {
+        let over_several_lines = line.trim_end() == "#[allow(";
+        let message = "silence a lint by `#[expect(lint, reason = \"...\")]`";
+        (!over_several_lines).then(|| message.to_owned())
     })
 }
 

@@ -16,7 +16,8 @@ use crate::view::{CheckpointView, CheckpointsView, VERSION};
 pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
     let branch = args.branch.as_deref().map(reference::parse_branch).transpose()?;
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let scan = Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
+    let scan =
+        Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
     let found = store.scan(&scan).await?;
     let mut checkpoints = Vec::with_capacity(found.records.len());
     for record in &found.records {
@@ -126,7 +127,10 @@ pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
             view.reference.clone(),
             view.created_at.map(time::utc).unwrap_or_default(),
             view.phase.unwrap_or_default().to_owned(),
-            view.step.as_ref().map(|step| format!("{step}{}", attempt.unwrap_or_default())).unwrap_or_default(),
+            view.step
+                .as_ref()
+                .map(|step| format!("{step}{}", attempt.unwrap_or_default()))
+                .unwrap_or_default(),
             view.started.join(", "),
             view.bytes.map(|bytes| bytes.to_string()).unwrap_or_default(),
             if view.sound { "sound".to_owned() } else { "DAMAGED".to_owned() },

@@ -1,7 +1,7 @@
 //! `waypost delete`: removes runs with all that belongs to them, after asking.
 
-use waypost::store::Store;
-use waypost::{RunId, store::StoreError};
+use waypost::RunId;
+use waypost::store::{Store, StoreError, StoreExt as _};
 
 use super::Context;
 use crate::cli::DeleteArgs;
@@ -44,6 +44,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 
 /// Looks before the question is asked; the store looks again when it deletes.
 async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    store.wait_while_dying(run).await?;
     match store.run(run).await {
         Ok(entry) if entry.summary.holder.is_some() => {
             Err(StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into())
@@ -62,5 +63,7 @@ fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
         ));
     }
     let what = if names.len() == 1 { "run" } else { "runs" };
-    Ok(context.output.confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
+    Ok(context
+        .output
+        .confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
 }

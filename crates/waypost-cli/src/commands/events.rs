@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use serde_json::{Map, Value};
 use waypost::RunId;
 use waypost::events::{self, Cursor, Event};
 use waypost::record::RunStatus;
@@ -37,7 +38,8 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
 }
 
 fn cursor(text: &str) -> Result<Cursor, Error> {
-    let wrong = |error: events::InvalidCursor| Error::usage(error.to_string(), "give back the `cursor` of an event");
+    let wrong =
+        |error: events::InvalidCursor| Error::usage(error.to_string(), "give back the `cursor` of an event");
     text.parse().map_err(wrong)
 }
 
@@ -66,8 +68,11 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let seen = self.printed.iter().find(|cursor| cursor.branch == branch).cloned();
-            let mut scan =
-                Scan { branch: Some(branch), seq_min: seen.as_ref().map(|cursor| cursor.seq), ..Scan::of(self.run) };
+            let mut scan = Scan {
+                branch: Some(branch),
+                seq_min: seen.as_ref().map(|cursor| cursor.seq),
+                ..Scan::of(self.run)
+            };
             loop {
                 let page = self.store.scan(&scan).await?;
                 let all = page.records.iter().flat_map(|record| events::of(record.header()));
@@ -127,11 +132,11 @@ fn print(output: &Output, event: &Event) -> Result<(), Error> {
 pub(crate) fn line(event: &Event) -> String {
     let mut text = format!("{}  {:<10}", time::utc(event.ts), place(event));
     let mut rest = match serde_json::to_value(&event.what) {
-        Ok(serde_json::Value::Object(rest)) => rest,
-        _ => serde_json::Map::new(),
+        Ok(Value::Object(rest)) => rest,
+        _ => Map::new(),
     };
     let name = rest.remove("event");
-    let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
+    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
     let _ = write!(text, " {name}");
     if let Some(step) = &event.step {
         let _ = write!(text, " {step}");
@@ -140,13 +145,24 @@ pub(crate) fn line(event: &Event) -> String {
         let _ = write!(text, " attempt={attempt}");
     }
     for (key, value) in &rest {
-        match value {
-            serde_json::Value::Null => {}
-            serde_json::Value::String(value) => drop(write!(text, " {key}={}", shown(value))),
-            value => drop(write!(text, " {key}={}", shown(&value.to_string()))),
-        }
+        tell(&mut text, key, value);
     }
     text
+}
+
+/// Adds a member to a line as `key=value`; what is not so, or not there, is left out.
+fn tell(text: &mut String, key: &str, value: &Value) {
+    let told = match value {
+        Value::Null | Value::Bool(false) => return,
+        Value::String(told) => told.clone(),
+        Value::Array(items) if items.iter().all(Value::is_string) => {
+            items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")
+        }
+        // A map speaks for itself.
+        Value::Object(members) => return members.iter().for_each(|(key, value)| tell(text, key, value)),
+        value => value.to_string(),
+    };
+    let _ = write!(text, " {}={}", shown(key), shown(&told));
 }
 
 fn place(event: &Event) -> String {

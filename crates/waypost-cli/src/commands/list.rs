@@ -35,7 +35,9 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     }
     context.output.answer(&table(context, &runs))?;
     if found.next.is_some() {
-        context.output.note(&format!("There are older runs; these are the newest {}: see --limit.", runs.len()));
+        context
+            .output
+            .note(&format!("There are older runs; these are the newest {}: see --limit.", runs.len()));
     }
     Ok(Exit::Done)
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use waypost::record::{RunStatus, Start};
 use waypost::store::{Scan, Store};
 use waypost::{BranchPath, RunId};
+use waypost_workflow::program::log_name;
 
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
@@ -15,14 +16,21 @@ use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
 pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
-    let mut printer = Printer { context, store: store.as_ref(), run: &run, offsets: HashMap::new(), last: None, torn: false };
+    let mut printer = Printer {
+        context,
+        store: store.as_ref(),
+        run: &run,
+        offsets: HashMap::new(),
+        last: None,
+        torn: false,
+    };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let tries = tries(store.as_ref(), &run, &args).await?;
-        if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty()) {
-            if !args.follow || !working {
-                return no_tries(store.as_ref(), context, &run, step).await;
-            }
+        if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty())
+            && (!args.follow || !working)
+        {
+            return no_tries(store.as_ref(), context, &run, step).await;
         }
         if context.output.json {
             return documents(context, store.as_ref(), &run, &tries).await;
@@ -43,7 +51,10 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
     let entry = store.run(run).await?;
     let known = entry.record.record().definition.steps.iter().any(|print| print.id.as_str() == step);
     if !known {
-        return Err(Error::not_found(format!("step `{step}` in run {run}"), format!("see its steps: waypost show {run}")));
+        return Err(Error::not_found(
+            format!("step `{step}` in run {run}"),
+            format!("see its steps: waypost show {run}"),
+        ));
     }
     if context.output.json {
         context.output.document(&LogsView { v: VERSION, run: run.to_string(), logs: Vec::new() })?;
@@ -62,7 +73,7 @@ struct Attempt {
 
 impl Attempt {
     fn blob(&self) -> String {
-        log_name(&self.branch, &self.start)
+        log_name(&self.branch, &self.start.step, &self.start.at)
     }
 
     fn name(&self) -> String {
@@ -97,8 +108,11 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
         }
     }
     if args.last {
-        let newest: HashMap<_, _> =
-            tries.iter().enumerate().map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place)).collect();
+        let newest: HashMap<_, _> = tries
+            .iter()
+            .enumerate()
+            .map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place))
+            .collect();
         let mut place = 0;
         tries.retain(|attempt| {
             place += 1;
@@ -149,7 +163,12 @@ impl Printer<'_> {
 }
 
 /// Writes the JSON document one log at a time: together they may be larger than memory.
-async fn documents(context: &Context, store: &dyn Store, run: &RunId, tries: &[Attempt]) -> Result<Exit, Error> {
+async fn documents(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    tries: &[Attempt],
+) -> Result<Exit, Error> {
     let (output, name) = (&context.output, serde_json::to_string(run).map_err(std::io::Error::from)?);
     output.bytes(format!("{{\"v\":{VERSION},\"run\":{name},\"logs\":[").as_bytes())?;
     for (index, attempt) in tries.iter().enumerate() {
@@ -178,22 +197,4 @@ async fn read(store: &dyn Store, run: &RunId, attempt: &Attempt) -> Result<LogVi
         bytes: bytes.len() as u64,
         text: String::from_utf8_lossy(&bytes).into_owned(),
     })
-}
-
-/// Names the blob that holds what a try printed.
-fn log_name(branch: &BranchPath, start: &Start) -> String {
-    let mut name = String::from("logs/");
-    if !branch.is_main() {
-        name.push_str(&branch.file_name());
-        name.push('/');
-    }
-    name.push_str(start.step.as_str());
-    for count in &start.at.iteration {
-        name.push_str(&format!(".i{count}"));
-    }
-    if start.at.epoch > 0 {
-        name.push_str(&format!(".e{}", start.at.epoch));
-    }
-    name.push_str(&format!(".{}.log", start.at.attempt));
-    name
 }

@@ -2,7 +2,7 @@
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision, Plan, Verdicts};
-use waypost::store::{Store as _, StoreExt as _};
+use waypost::store::{Store, StoreExt as _};
 
 use super::{Context, checkpoints};
 use crate::cli::{OneRun, WhyArgs};
@@ -25,9 +25,14 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     let plan = planned(context, store.as_ref(), &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let decision = match &args.step {
-        Some(step) => plan.decisions.iter().find(|decision| decision.step.as_str() == step).ok_or_else(|| {
-            Error::not_found(format!("step `{step}` in run {run}"), format!("see its steps: waypost show {run}"))
-        })?,
+        Some(step) => {
+            plan.decisions.iter().find(|decision| decision.step.as_str() == step).ok_or_else(|| {
+                Error::not_found(
+                    format!("step `{step}` in run {run}"),
+                    format!("see its steps: waypost show {run}"),
+                )
+            })?
+        }
         None => match plan.decisions.iter().find(open).or(plan.decisions.last()) {
             Some(decision) => decision,
             None => return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps")),
@@ -37,7 +42,8 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     let history = store.history(&run, &decision.branch, newest.seq).await?;
     let about = |record: &&waypost::record::Record| {
         let header = record.header();
-        header.step.as_ref() == Some(&decision.step) || header.started.iter().any(|start| start.step == decision.step)
+        header.step.as_ref() == Some(&decision.step)
+            || header.started.iter().any(|start| start.step == decision.step)
     };
     let records: Vec<_> = history.iter().rev().filter(about).map(checkpoints::of_record).collect();
     if context.output.json {
@@ -74,7 +80,7 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}: {would}, because {cause}")
 }
 
-async fn planned(context: &Context, store: &dyn waypost::store::Store, snapshot: &Snapshot) -> Result<Plan, Error> {
+async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
     let chosen = choose(store, snapshot, &Choice::default())?;
     chosen.tell(context);
     for damage in snapshot.damaged() {
@@ -82,9 +88,11 @@ async fn planned(context: &Context, store: &dyn waypost::store::Store, snapshot:
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
     if let Some(holder) = &snapshot.entry.summary.holder {
-        context.output.note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
+        context
+            .output
+            .note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
     }
-    Ok(chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await?)
+    chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
 }
 
 /// Prints a plan.

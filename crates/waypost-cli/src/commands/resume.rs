@@ -8,7 +8,7 @@ use waypost::RunId;
 use waypost::engine::{ResumeOptions, SessionOptions, Snapshot};
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
-use waypost::store::{RunQuery, Store, StoreError};
+use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
@@ -29,7 +29,11 @@ pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, 
 }
 
 /// Goes on in a store that is open already.
-pub(crate) async fn resume_in(context: &Context, store: Arc<dyn Store>, args: ResumeArgs) -> Result<Exit, Error> {
+pub(crate) async fn resume_in(
+    context: &Context,
+    store: Arc<dyn Store>,
+    args: ResumeArgs,
+) -> Result<Exit, Error> {
     if args.all {
         return resume_all(context, store, &args).await;
     }
@@ -106,7 +110,12 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Vec<RunId>, Error> 
     }
 }
 
-async fn dry_run(context: &Context, store: &dyn Store, run: &RunId, args: &ResumeArgs) -> Result<Exit, Error> {
+async fn dry_run(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<Exit, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let chosen = choose(store, &snapshot, &Choice::of(args))?;
     chosen.tell(context);
@@ -126,7 +135,13 @@ struct Prepared {
 }
 
 impl Prepared {
-    async fn of(context: &Context, store: &Arc<dyn Store>, run: &RunId, args: &ResumeArgs) -> Result<Self, Error> {
+    async fn of(
+        context: &Context,
+        store: &Arc<dyn Store>,
+        run: &RunId,
+        args: &ResumeArgs,
+    ) -> Result<Self, Error> {
+        store.wait_while_dying(run).await?;
         let entry = store.run(run).await?;
         if let Some(holder) = entry.summary.holder {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
@@ -142,7 +157,8 @@ impl Prepared {
         surroundings::refuse_missing_secrets(&chosen.workflow)?;
         surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
         let mut local = Local::look()?;
-        local.has_bash = frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+        local.has_bash =
+            frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
         tell_of_environment(context, &frozen, &chosen.workflow, &local);
         let timeout = chosen.workflow.timeout();
         Ok(Self { run: run.clone(), frozen, chosen, local, timeout })
@@ -171,7 +187,8 @@ impl Prepared {
             retention: frozen.retention,
             ..surroundings::session_options(&chosen.workflow)
         };
-        let program = WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+        let program =
+            WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
         let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
         let options = ResumeOptions { session: options, adopt: chosen.adoption, restart };
         let engine = session.engine(store);
@@ -189,7 +206,9 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
     };
     let names: Vec<String> = now.iter().filter_map(differs).collect();
     if !names.is_empty() {
-        context.output.warn(&format!("the environment differs from when the run was made: {}", names.join(", ")));
+        context
+            .output
+            .warn(&format!("the environment differs from when the run was made: {}", names.join(", ")));
     }
 }
 

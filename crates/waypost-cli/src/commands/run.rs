@@ -90,8 +90,12 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     };
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
     let state = program.initial_state(params)?;
-    if let Some((name, _)) = record.labels.iter().find(|(_, value)| program.mask().contains(value.as_bytes())) {
-        return Err(Error::usage(format!("label `{name}` contains a secret"), "labels are recorded; choose another"));
+    if let Some((name, _)) = record.labels.iter().find(|(_, value)| program.mask().contains(value.as_bytes()))
+    {
+        return Err(Error::usage(
+            format!("label `{name}` contains a secret"),
+            "labels are recorded; choose another",
+        ));
     }
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
@@ -115,7 +119,8 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         exited: None,
         fan: None,
     };
-    let position = Position { frontier: graph.roots().into_iter().map(entry).collect(), ..Position::default() };
+    let position =
+        Position { frontier: graph.roots().into_iter().map(entry).collect(), ..Position::default() };
     let branch = waypost::BranchPath::main();
     let effective = Effective { branch, seq: 0, position, evidence: Default::default(), stopped_by: None };
     let plan = plan(&graph, &[effective], &Verdicts::new(), context.now());
@@ -152,7 +157,10 @@ fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
     if base.is_dir() {
         return Ok(base);
     }
-    Err(Error::usage(format!("{} is not a folder", folder.display()), "name the folder for the steps with `--dir`"))
+    Err(Error::usage(
+        format!("{} is not a folder", folder.display()),
+        "name the folder for the steps with `--dir`",
+    ))
 }
 
 #[expect(clippy::too_many_arguments, reason = "a run record is made of all of these, here only")]
@@ -197,7 +205,8 @@ fn record(
 async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
     let name = slug(workflow);
     for _ in 0..IDS_MAX {
-        let id = RunId::new(&format!("{name}-{}", random_end())).expect("a slug begins with a letter or digit");
+        let id =
+            RunId::new(&format!("{name}-{}", random_end())).expect("a slug begins with a letter or digit");
         if !is_there(store, &id).await? {
             return Ok(id);
         }
@@ -210,7 +219,10 @@ fn slug(workflow: &str) -> String {
     let mut slug = String::new();
     for c in workflow.chars() {
         let c = if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
-        if slug.len() < NAME_CHARACTERS_MAX && (c.is_ascii_alphanumeric() || !slug.is_empty()) && !(c == '-' && slug.ends_with('-')) {
+        if slug.len() < NAME_CHARACTERS_MAX
+            && (c.is_ascii_alphanumeric() || !slug.is_empty())
+            && !(c == '-' && slug.ends_with('-'))
+        {
             slug.push(c);
         }
     }

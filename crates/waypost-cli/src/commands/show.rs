@@ -1,7 +1,8 @@
 //! `waypost show`: how a run stands, or stood at a checkpoint. Read from one position and the effective history.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::path::Path;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -11,6 +12,7 @@ use waypost::record::{
 };
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
@@ -36,7 +38,10 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     if let Some(step) = &args.step {
         view.steps.retain(|view| view.id == *step);
         if view.steps.is_empty() {
-            return Err(Error::not_found(format!("step `{step}` in run {run}"), format!("see its steps: waypost show {run}")));
+            return Err(Error::not_found(
+                format!("step `{step}` in run {run}"),
+                format!("see its steps: waypost show {run}"),
+            ));
         }
     }
     if context.output.json {
@@ -48,7 +53,9 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
-        context.output.warn(&format!("checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"));
+        context.output.warn(&format!(
+            "checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"
+        ));
     }
     Ok(Exit::Done)
 }
@@ -80,7 +87,8 @@ impl Shown {
                 records.push(record.clone());
                 asked = Some(record);
             }
-            None => records.extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
+            None => records
+                .extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
         }
         let mut branches = Vec::with_capacity(records.len());
         for record in records {
@@ -91,17 +99,31 @@ impl Shown {
         Ok(Self { snapshot, branches, at: asked })
     }
 
+    /// Names the steps that must not be repeated blindly, as far as the run's copy of the workflow tells.
+    fn not_idempotent(&self) -> HashSet<StepId> {
+        let text = self.snapshot.definition.text.as_deref().unwrap_or_default();
+        let Ok(workflow) = Workflow::parse(text, Path::new("the run's copy")) else { return HashSet::new() };
+        let steps = workflow.steps().iter().filter(|step| !step.idempotent);
+        steps.filter_map(|step| StepId::new(&step.id).ok()).collect()
+    }
+
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
         let frozen = self.snapshot.entry.record.record();
         let live = self.at.is_none() && self.snapshot.status() == RunStatus::Running;
+        let doubtful = self.not_idempotent();
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
         for branch in &self.branches {
             let known: &[_] = if branch.name.is_main() { &self.snapshot.definition.steps } else { &[] };
-            steps.extend(branch.steps(known.iter().map(|print| &print.id), live));
+            steps.extend(branch.steps(known.iter().map(|print| &print.id), live, &doubtful));
             let position = branch.position().unwrap_or_default();
             let name = branch.name.to_string();
-            waiting.extend(position.frontier.iter().flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()));
+            waiting.extend(
+                position
+                    .frontier
+                    .iter()
+                    .flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()),
+            );
         }
         let checkpoint = match &self.at {
             Some(record) => Some(checkpoints::checked(store, record).await?),
@@ -109,7 +131,8 @@ impl Shown {
         };
         let failed = steps.iter().find(|step| step.status == StepStatus::Failed);
         let parent = frozen.parent.as_ref().map(|parent| {
-            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }.to_string()
+            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
+                .to_string()
         });
         Ok(ShowView {
             v: VERSION,
@@ -136,10 +159,16 @@ impl Branch {
     }
 
     /// Shows the steps of the branch: those of the definition in its order, then any others.
-    fn steps<'a>(&'a self, known: impl Iterator<Item = &'a StepId>, live: bool) -> Vec<StepView> {
+    fn steps<'a>(
+        &'a self,
+        known: impl Iterator<Item = &'a StepId>,
+        live: bool,
+        doubtful: &HashSet<StepId>,
+    ) -> Vec<StepView> {
         let position = self.position();
         let frontier = position.iter().flat_map(|position| &position.frontier);
-        let entries: HashMap<&str, &FrontierEntry> = frontier.map(|entry| (entry.step.as_str(), entry)).collect();
+        let entries: HashMap<&str, &FrontierEntry> =
+            frontier.map(|entry| (entry.step.as_str(), entry)).collect();
         let mut ends: HashMap<&str, &Header> = HashMap::new();
         let mut starts: HashMap<&str, (&Start, Timestamp)> = HashMap::new();
         let mut order: Vec<&StepId> = known.collect();
@@ -166,6 +195,7 @@ impl Branch {
                 start: starts.get(id).copied(),
                 state: state.as_ref(),
                 live,
+                doubtful: doubtful.contains(step),
             }
             .view(step, &self.name)
         };
@@ -180,6 +210,8 @@ struct StepFacts<'a> {
     start: Option<(&'a Start, Timestamp)>,
     state: Option<&'a Value>,
     live: bool,
+    /// It must not be repeated blindly.
+    doubtful: bool,
 }
 
 impl StepFacts<'_> {
@@ -187,6 +219,7 @@ impl StepFacts<'_> {
         let ended = self.end.map(|header| &header.phase);
         match (self.entry.map(|entry| entry.status), ended) {
             (Some(Status::Started), _) if self.live => StepStatus::Running,
+            (Some(Status::Started), _) if self.doubtful => StepStatus::InDoubt,
             (Some(Status::Started), _) => StepStatus::Cut,
             (Some(Status::Waiting), _) => StepStatus::Waiting,
             (Some(Status::Failed), _) => StepStatus::Failed,
@@ -234,7 +267,8 @@ impl StepFacts<'_> {
         if ending.outputs_bytes.is_none() {
             return ending.outputs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         }
-        let outputs = self.state.and_then(|state| state.get("steps")?.get(step.as_str())?.get("outputs")?.as_object());
+        let outputs =
+            self.state.and_then(|state| state.get("steps")?.get(step.as_str())?.get("outputs")?.as_object());
         outputs.cloned().unwrap_or_default()
     }
 }
@@ -284,7 +318,10 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
         fact("held by", &holder.to_string());
     }
     if entry.summary.summary.lost > 0 {
-        fact("lost", &format!("{} checkpoints could not be written, which was tolerated", entry.summary.summary.lost));
+        fact(
+            "lost",
+            &format!("{} checkpoints could not be written, which was tolerated", entry.summary.summary.lost),
+        );
     }
     if frozen.durability == waypost::record::Durability::Async {
         fact("durability", "async: a power cut may lose the last moments");
@@ -299,7 +336,9 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(output, step));
     }
-    if view.status.is_resumable() && view.checkpoint.is_none() {
+    if view.status == RunStatus::InDoubt {
+        let _ = write!(text, "\nA person must decide: waypost why {}\n", view.run);
+    } else if view.status.is_resumable() && view.checkpoint.is_none() {
         let _ = write!(text, "\nGo on with: waypost resume {}\n", view.run);
     }
     text
@@ -310,7 +349,9 @@ fn painted(output: &Output, status: RunStatus) -> String {
     match status {
         RunStatus::Completed => paint.green(status.name()),
         RunStatus::Failed | RunStatus::InDoubt => paint.red(status.name()),
-        RunStatus::Interrupted | RunStatus::Waiting | RunStatus::CompletedWithFailures => paint.yellow(status.name()),
+        RunStatus::Interrupted | RunStatus::Waiting | RunStatus::CompletedWithFailures => {
+            paint.yellow(status.name())
+        }
         RunStatus::Running | RunStatus::Queued | RunStatus::Cancelled => paint.cyan(status.name()),
     }
 }
@@ -353,7 +394,8 @@ fn clipped(text: &str) -> String {
 /// Shows why a step failed: the error with its causes, and the end of its log.
 fn failure(output: &Output, step: &StepView) -> String {
     let Some(error) = &step.error else { return String::new() };
-    let mut text = format!("{} {}\n", output.paint.red(&format!("step {} failed:", step.id)), shown(&error.message));
+    let mut text =
+        format!("{} {}\n", output.paint.red(&format!("step {} failed:", step.id)), shown(&error.message));
     for cause in &error.causes {
         let _ = writeln!(text, "  cause: {}", shown(cause));
     }
@@ -381,10 +423,19 @@ fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
         fact("ended", step.ended_at.map(time::utc));
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {
-            fact("output", Some(format!("{name}={}", value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned))));
+            fact(
+                "output",
+                Some(format!(
+                    "{name}={}",
+                    value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
+                )),
+            );
         }
         for claim in &step.evidence {
-            fact("evidence", Some(format!("{:?} {} {}", claim.verdict, claim.kind, claim.subject).to_lowercase()));
+            fact(
+                "evidence",
+                Some(format!("{:?} {} {}", claim.verdict, claim.kind, claim.subject).to_lowercase()),
+            );
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
         text.push_str(&failure(output, step));

@@ -22,7 +22,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
-    if summary.holder.is_none() {
+    if is_free(&summary) {
         // A message that nobody takes in would stop the next resume.
         return told(context, &run, summary.status, false);
     }
@@ -31,7 +31,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let began = Instant::now();
     loop {
         let summary = store.run(&run).await?.summary;
-        if summary.holder.is_none() {
+        if is_free(&summary) {
             return told(context, &run, summary.status, true);
         }
         if began.elapsed() >= args.wait {
@@ -48,6 +48,11 @@ fn message(context: &Context) -> Signal {
     Signal { id, kind: SignalKind::Stop, branch: None, sender: "waypost stop".to_owned(), created_at: now }
 }
 
+/// Says whether nobody works on the run any more.
+fn is_free(summary: &RunSummary) -> bool {
+    summary.holder.as_ref().is_none_or(waypost::lock::Holder::is_gone)
+}
+
 fn holder(summary: &RunSummary) -> String {
     summary.holder.as_ref().map_or_else(|| "the run".to_owned(), ToString::to_string)
 }
@@ -58,10 +63,13 @@ fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Res
         return Ok(Exit::Done);
     }
     if !stopped {
-        context.output.note(&format!("Nothing to stop, because run {run} is not running ({}).", status.name()));
+        context
+            .output
+            .note(&format!("Nothing to stop, because run {run} is not running ({}).", status.name()));
         return Ok(Exit::Done);
     }
-    let next = if status.is_resumable() { format!("; go on with: waypost resume {run}") } else { String::new() };
+    let next =
+        if status.is_resumable() { format!("; go on with: waypost resume {run}") } else { String::new() };
     context.output.answer(&format!("Run {run} has stopped ({}){next}", status.name()))?;
     Ok(Exit::Done)
 }

@@ -82,7 +82,9 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
 async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
     let (root, mut errors) = match store.run(run).await {
         Ok(entry) => (Some(entry.record.digest()), Vec::new()),
-        Err(StoreError::Damaged { damage, .. }) => (None, vec![format!("the run record is damaged: {}", damage.flaw)]),
+        Err(StoreError::Damaged { damage, .. }) => {
+            (None, vec![format!("the run record is damaged: {}", damage.flaw)])
+        }
         Err(error) => return Err(error.into()),
     };
     let mut branches: BTreeMap<BranchPath, Chain> = BTreeMap::new();
@@ -203,7 +205,7 @@ impl Chain {
                 .then(|| "the records before it are missing".to_owned());
         };
         // After damage was moved to quarantine, a repair links to the newest sound record before the gap.
-        if header.prev != Some(digest) && !(self.broken && !repair) {
+        if header.prev != Some(digest) && (repair || !self.broken) {
             let prev = header.prev.map_or_else(|| "nothing".to_owned(), |prev| prev.to_string());
             return Some(format!("it continues {prev}, the record before it has digest {digest}"));
         }
@@ -214,7 +216,9 @@ impl Chain {
     async fn body_error(&mut self, store: &dyn Store, record: &Record) -> Result<Option<String>, Error> {
         let header = record.header();
         match store.load(&header.run, &header.branch, header.seq).await {
-            Ok(loaded) if loaded.digest() != record.digest() => Ok(Some("it is read in two versions".to_owned())),
+            Ok(loaded) if loaded.digest() != record.digest() => {
+                Ok(Some("it is read in two versions".to_owned()))
+            }
             Ok(loaded) => {
                 if header.body.is_some() && loaded.body_bytes().is_none() {
                     self.without_state.push(self.checkpoints.len());
@@ -258,7 +262,8 @@ fn verified(at: CheckpointRef, error: Option<String>, claims: &[Claim]) -> Verif
 
 fn told(output: &Output, view: &VerifiedRunView) -> String {
     let total = view.checkpoints.len();
-    let damaged: Vec<&VerifiedView> = view.checkpoints.iter().filter(|checkpoint| !checkpoint.sound).collect();
+    let damaged: Vec<&VerifiedView> =
+        view.checkpoints.iter().filter(|checkpoint| !checkpoint.sound).collect();
     if view.sound {
         let checkpoints = if total == 1 { "its checkpoint is" } else { "all its checkpoints are" };
         return format!("{}: {} ({checkpoints} as written: {total})", view.run, output.paint.green("sound"));

@@ -74,7 +74,8 @@ impl Progress {
                 live.status.set_message(seen.status());
             } else if !self.output.json && seen.last_line.elapsed() >= HEARTBEAT {
                 seen.last_line = Instant::now();
-                let text = format!("{}  still working: {}", time::utc(crate::commands::now()), seen.under_way());
+                let text =
+                    format!("{}  still working: {}", time::utc(crate::commands::now()), seen.under_way());
                 drop(seen);
                 self.output.note(&text);
             }
@@ -86,8 +87,8 @@ impl Progress {
         let mut seen = self.seen();
         seen.stopping = Some(level);
         let text = match level {
-            StopLevel::Graceful => format!("{by}: ending the steps under way; once more kills them"),
-            StopLevel::Kill => format!("{by}: killing the steps under way; once more leaves without waiting"),
+            StopLevel::Graceful => format!("{by}: ending the steps under way; Ctrl-C kills them"),
+            StopLevel::Kill => format!("{by}: killing the steps under way; Ctrl-C leaves without waiting"),
         };
         match &self.live {
             Some(live) => live.status.set_message(seen.status()),
@@ -169,9 +170,11 @@ impl Seen {
     }
 
     fn under_way(&self) -> String {
-        let step = |(step, since): (&StepId, &Instant)| format!("{step} for {}", time::lasted(since.elapsed()));
+        let step =
+            |(step, since): (&StepId, &Instant)| format!("{step} for {}", time::lasted(since.elapsed()));
         let steps: Vec<String> = self.running.iter().map(step).collect();
-        let steps = if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
+        let steps =
+            if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
         let checkpoint = self.checkpoint.as_ref();
         let checkpoint = checkpoint
             .map(|(at, since)| format!("; checkpoint {at} {} ago", time::lasted(since.elapsed())))
@@ -211,7 +214,11 @@ impl Live {
         let text = match &event.what {
             EventKind::StepCompleted(_) => format!("{} {step}{took}", paint.green("   done")),
             EventKind::StepFailed(failed) if failed.tolerated => {
-                format!("{} {step}{took}: {}; the workflow goes on", paint.yellow(" failed"), why(&failed.error))
+                format!(
+                    "{} {step}{took}: {}; the workflow goes on",
+                    paint.yellow(" failed"),
+                    why(&failed.error)
+                )
             }
             EventKind::StepFailed(failed) => {
                 format!("{} {step}{took}: {}", paint.red(" failed"), why(&failed.error))

@@ -104,7 +104,8 @@ fn damage(rig: &Rig, text: &[u8]) {
     let mut file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
-    let place = bytes.windows(text.len()).rposition(|window| window == text).expect("the text is in the database");
+    let place =
+        bytes.windows(text.len()).rposition(|window| window == text).expect("the text is in the database");
     file.seek(SeekFrom::Start(place as u64)).unwrap();
     file.write_all(&[bytes[place] ^ 1]).unwrap();
 }
@@ -135,7 +136,10 @@ fn a_step_that_prints_much_and_anything() {
     let run = rig.call(&["run", "flow.yaml", "--id", "r-1"]);
 
     assert_eq!(run.status.code(), Some(0), "{}", rig.told(&run));
-    assert!(!run.stderr.contains(&0x1b) && !run.stdout.contains(&0x1b), "what it prints does not reach the screen");
+    assert!(
+        !run.stderr.contains(&0x1b) && !run.stdout.contains(&0x1b),
+        "what it prints does not reach the screen"
+    );
     let logs = rig.call(&["logs", "r-1"]);
     assert!(logs.stdout.ends_with(b"\xff\xfe\x1b[2J\n"), "byte for byte");
     assert!(logs.stdout.len() < 10 << 20, "the middle is dropped");

@@ -146,7 +146,9 @@ fn newer_is_refused() {
 fn checks_change_nothing() {
     on_each_store(FLOW, |rig| {
         kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
-        wait_until("the lock to be let go", || rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted");
+        wait_until("the lock to be let go", || {
+            rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
+        });
         let before = picture(&rig.path("kept"));
 
         for args in [
@@ -228,7 +230,8 @@ steps:
         let missing = rig.call(&["run", "flow.yaml", "--id", "r"]);
         assert_eq!(missing.status.code(), Some(2), "{}", rig.told(&missing));
 
-        let output = rig.command(&["run", "flow.yaml", "--id", "r", "-v"]).env("TOKEN", SECRET).output().unwrap();
+        let output =
+            rig.command(&["run", "flow.yaml", "--id", "r", "-v"]).env("TOKEN", SECRET).output().unwrap();
 
         assert_eq!(output.status.code(), Some(1), "{}", rig.told(&output));
         let mut places = picture(&rig.path("kept"));

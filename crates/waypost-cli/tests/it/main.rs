@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod bad_input;
+mod examples;
 mod help;
+mod invariants;
 mod reading;
 mod resuming;
 mod rig;

@@ -121,7 +121,9 @@ impl Rig {
 
     /// Waits until a file is there and whole lines of it satisfy `is`.
     pub(crate) fn wait_for(&self, name: &str, is: impl Fn(&str) -> bool) {
-        wait_until(&format!("file {name}"), || fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text)));
+        wait_until(&format!("file {name}"), || {
+            fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text))
+        });
     }
 }
 
@@ -187,6 +189,7 @@ pub(crate) fn check(name: &str, text: &str) {
         (r#""bytes": \d+"#, r#""bytes": [BYTES]"#),
         (r#""bytes":\d+"#, r#""bytes":[BYTES]"#),
         (r"\bbytes=\d+", "bytes=[BYTES]"),
+        (r"\n  bytes \d+\n", "\n  bytes [BYTES]\n"),
         (r"\(\d+ bytes\)", "([BYTES] bytes)"),
         (r"\d+ +(sound|DAMAGED)\n", "[BYTES]  $1\n"),
         (r"\b(flow|demo)-[0-9a-z]{4}\b", "$1-[ID]"),

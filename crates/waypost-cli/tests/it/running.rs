@@ -169,7 +169,10 @@ fn the_environment_chooses_the_store_and_the_flag_goes_before_it() {
         .unwrap();
 
     assert!(rig.path("flag.db").exists());
-    assert_eq!(rig.json(&["list", "--json", "--store", "sqlite:env.db"])["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        rig.json(&["list", "--json", "--store", "sqlite:env.db"])["runs"].as_array().unwrap().len(),
+        1
+    );
 }
 
 #[test]

@@ -38,7 +38,9 @@ fn colour_is_used_where_it_is_wanted() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let rig = Rig::failed();
-    for args in [&["list"][..], &["show"], &["events"], &["logs", "@"], &["checkpoints", "--json"], &["--help"]] {
+    for args in
+        [&["list"][..], &["show"], &["events"], &["logs", "@"], &["checkpoints", "--json"], &["--help"]]
+    {
         let mut command = rig.command(args);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

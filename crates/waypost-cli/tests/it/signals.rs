@@ -83,7 +83,9 @@ fn a_run_is_stopped_from_afar() {
 
 #[test]
 fn nohup_is_heeded() {
-    let rig = Rig::with("version: 1\nsteps: [{ id: a, run: \"touch begun; while ! test -e go; do sleep 0.05; done\" }]\n");
+    let rig = Rig::with(
+        "version: 1\nsteps: [{ id: a, run: \"touch begun; while ! test -e go; do sleep 0.05; done\" }]\n",
+    );
     let program = env!("CARGO_BIN_EXE_waypost");
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "trap '' HUP; exec \"$0\" run flow.yaml -q", program]).current_dir(rig.path(""));
@@ -99,7 +101,9 @@ fn nohup_is_heeded() {
 
 #[test]
 fn events_and_logs_follow_a_run() {
-    let rig = Rig::with("version: 1\nsteps: [{ id: a, run: \"echo begun; while ! test -e go; do sleep 0.05; done; echo ended\" }]\n");
+    let rig = Rig::with(
+        "version: 1\nsteps: [{ id: a, run: \"echo begun; while ! test -e go; do sleep 0.05; done; echo ended\" }]\n",
+    );
     let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     wait_until("the run", || rig.path(".waypost/runs/r-1/logs/a.1.log").exists());
     let events = rig.start(&["events", "r-1", "-f"]);

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use tempfile::TempDir;
+use waypost::record::{Durability, RunRecord};
+use waypost::store::{Appended, Lease, Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
+use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
 /// A folder with a store that a test opens and opens again.
 pub(crate) struct Site {
@@ -46,4 +49,28 @@ impl Site {
 
 pub(crate) fn open(file: &Path) -> Arc<SqliteStore> {
     Arc::new(SqliteStore::open(file, SqliteOptions::default()).unwrap())
+}
+
+/// A run that a test appends to.
+pub(crate) struct Writing {
+    pub(crate) store: Arc<SqliteStore>,
+    pub(crate) links: Links,
+    pub(crate) lease: Lease,
+}
+
+impl Writing {
+    /// Makes a run with one record.
+    pub(crate) async fn begin(store: &Arc<SqliteStore>, run: &str, durability: Durability) -> Self {
+        let run = run_id(run);
+        let mut links = Links::of(&run);
+        let frozen = sealed(RunRecord { durability, ..run_record(&run) });
+        let lease = store.create(&frozen, links.step(), &holder("test")).await.unwrap();
+        Self { store: Arc::clone(store), links, lease }
+    }
+
+    /// Appends one record.
+    pub(crate) async fn step(&mut self) -> Result<Appended, StoreError> {
+        let batch = self.links.step();
+        Store::append(&*self.store, &self.lease, batch).await
+    }
 }

@@ -234,6 +234,32 @@ async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64
     Damage { run: run.clone(), branch: branch.clone(), seq, place: "nowhere".to_owned(), flaw }
 }
 
+impl Call {
+    /// Names the kind of call.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Create(..) => "create",
+            Self::Acquire(_) => "acquire",
+            Self::Append(..) => "append",
+            Self::Release(..) => "release",
+            Self::Renew(_) => "renew",
+            Self::Heads(..) => "heads",
+            Self::Load(..) => "load",
+            Self::Scan(_) => "scan",
+            Self::Runs(..) => "runs",
+            Self::Signal(..) => "signal",
+            Self::Quarantine(..) => "quarantine",
+            Self::Trim(..) => "trim",
+            Self::Delete(_) => "delete",
+            Self::BlobAppend(..) => "append a blob",
+            Self::BlobRead(..) => "read a blob",
+            Self::Damage(..) => "damage",
+            Self::Crash => "crash",
+            Self::Close => "close",
+        }
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -132,9 +132,9 @@ impl Script {
 
     fn propose(&mut self, run: RunId) -> Option<Call> {
         Some(match self.random.below(100) {
-            0..8 => self.create(),
-            8..18 => Call::Acquire(run),
-            18..50 => return self.append(run),
+            0..5 => self.create(),
+            5..10 => Call::Acquire(run),
+            10..50 => return self.append(run),
             50..54 => return self.wrong_append(run),
             54..57 => return self.repeated(&run),
             57..60 => {
@@ -147,25 +147,34 @@ impl Script {
                 Call::Renew(shown.collect())
             }
             63..65 => Call::Heads(run, 1 + self.random.below(4) as usize),
-            65..68 => Call::Load(run, branch(self.one_of(&BRANCHES)), self.random.below(12)),
+            65..68 => self.load(run),
             68..73 => self.scan(run),
             73..76 => self.listing(),
             76..80 => self.send(run),
-            80..83 => return self.quarantine(run),
-            83..87 => return self.trim(run),
-            87..89 => Call::Delete(run),
-            89..91 => {
-                let who = self.who(&run)?;
-                // One thing is wrong at a time: which of two is told first is the store's choice.
-                let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
-                let (name, length) = (self.one_of(names).to_owned(), self.random.below(3_000));
-                Call::BlobAppend(run, who, name, vec![length as u8; length as usize])
-            }
+            80..84 => return self.quarantine(run),
+            84..87 => return self.trim(run),
+            87 => Call::Delete(run),
+            88..91 => return self.blob(run),
             91..93 => Call::BlobRead(run, self.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000)),
-            93..96 => return self.damage(run),
-            96..99 => Call::Crash,
+            93..97 => return self.damage(run),
+            97..99 => Call::Crash,
             _ => Call::Close,
         })
+    }
+
+    fn load(&mut self, run: RunId) -> Call {
+        let path = branch(self.one_of(&BRANCHES));
+        let known = self.runs.get(&run).and_then(|known| known.sound.get(&path));
+        let newest = known.and_then(|sound| sound.last_key_value()).map_or(1, |(seq, _)| *seq);
+        Call::Load(run, path, self.random.below(newest + 2))
+    }
+
+    fn blob(&mut self, run: RunId) -> Option<Call> {
+        let who = self.who(&run)?;
+        // One thing is wrong at a time: which of two is told first is the store's choice.
+        let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
+        let (name, length) = (self.one_of(names).to_owned(), self.random.below(3_000));
+        Some(Call::BlobAppend(run, who, name, vec![length as u8; length as usize]))
     }
 
     fn create(&mut self) -> Call {
@@ -272,10 +281,11 @@ impl Script {
         let unmoved: BTreeSet<_> = known.damaged.iter().map(|(path, _)| path.clone()).collect();
         if let Some((path, (basis, digest))) = broken.first().cloned() {
             // What is damaged is moved aside first, as the engine does.
-            return (!unmoved.contains(&path)).then(|| {
-                let repair = self.repair(&mut links, &path, basis, digest);
-                Call::Append(run, who, repair)
-            });
+            if unmoved.contains(&path) {
+                return self.quarantine(run);
+            }
+            let repair = self.repair(&mut links, &path, basis, digest);
+            return Some(Call::Append(run, who, repair));
         }
         let mut branches: Vec<_> = BRANCHES.map(branch).into_iter().collect();
         let first = self.random.below(branches.len() as u64) as usize;

@@ -189,3 +189,27 @@ fn typed(value: &minijinja::Value, kind: ValueKind) -> minijinja::Value {
     };
     typed.unwrap_or_else(|| value.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expr::names::{FILTERS, TESTS};
+
+    fn kind_of(source: &str) -> Option<ErrorKind> {
+        let compiled = ENVIRONMENT.compile_expression(source).map_err(|error| error.kind());
+        compiled.and_then(|compiled| compiled.eval(()).map_err(|error| error.kind())).err()
+    }
+
+    #[test]
+    fn every_filter_and_test_that_is_allowed_exists() {
+        assert_eq!(kind_of("1 | nope"), Some(ErrorKind::UnknownFilter));
+        assert_eq!(kind_of("1 is nope"), Some(ErrorKind::UnknownTest));
+
+        for filter in FILTERS {
+            assert_ne!(kind_of(&format!("1 | {filter}")), Some(ErrorKind::UnknownFilter), "{filter}");
+        }
+        for test in TESTS {
+            assert_ne!(kind_of(&format!("1 is {test}")), Some(ErrorKind::UnknownTest), "{test}");
+        }
+    }
+}

@@ -62,9 +62,8 @@ pub(crate) const FILTERS: [&str; 37] = [
     "upper",
 ];
 /// Those of minijinja's tests that make sense on one value.
-pub(crate) const TESTS: [&str; 22] = [
+pub(crate) const TESTS: [&str; 21] = [
     "boolean",
-    "containing",
     "defined",
     "divisibleby",
     "endingwith",

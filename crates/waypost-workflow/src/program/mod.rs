@@ -1,7 +1,7 @@
 //! A workflow file as a program for the engine: its steps are processes below the run's supervisor.
 //!
-//! `prepare` renders everything that a step needs while the state is at hand; `perform` ([`attempt`]) only runs it. The
-//! state ([`state`]) keeps what expressions may read of finished steps, and nothing else.
+//! `prepare` renders everything that a step needs while the state is at hand; `perform` (`attempt.rs`) only runs it. The
+//! state (`state.rs`) keeps what expressions may read of finished steps, and nothing else.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -306,8 +306,14 @@ impl Program for WorkflowProgram {
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
-        let home = self.surroundings.store.home().map(|home| home.as_os_str().as_encoded_bytes());
-        let parts = [home.unwrap_or_default(), lease.run().as_str().as_bytes()];
+        // By its real path: the same store is named differently from different folders.
+        let home = self
+            .surroundings
+            .store
+            .home()
+            .map(|home| home.canonicalize().unwrap_or_else(|_| home.to_owned()));
+        let place = home.as_ref().map(|home| home.as_os_str().as_encoded_bytes()).unwrap_or_default();
+        let parts = [place, lease.run().as_str().as_bytes()];
         let mark = Digest::of_parts(parts).to_string()[..32].to_owned();
         // Who kills the supervisor together with the engine leaves steps behind; a store without a home dies with its
         // process and has no run to resume.

@@ -12,9 +12,9 @@ use super::engine::{Reaper, Shared};
 use super::wire::Event;
 use super::{Exit, SupervisorError};
 
-/// How long after the grace a reaper may take to end its tree. It takes milliseconds, unless a process is stuck in the
-/// kernel or the step stopped its reaper; then that is killed, and the supervisor takes over the tree.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// How long after the grace a reaper may take to end its tree. It takes milliseconds, unless the machine is very busy, a
+/// process is stuck in the kernel or the step stopped its reaper; then that is killed, and the supervisor takes over.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A running step. Dropping it before [`Child::wait`] has told its end kills its whole tree, without waiting.
 ///

@@ -12,8 +12,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::tree;
 
-/// How long a killed process may take to be gone. Beyond it is stuck in the kernel, and a person must know.
-const LEFTOVERS_END_MAX: Duration = Duration::from_secs(10);
+/// How long killed processes may stay the same before they count as stuck in the kernel, which a person must know.
+const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Why leftovers could not be ended.
 #[derive(Debug, thiserror::Error)]
@@ -44,19 +44,21 @@ pub fn leftovers(markers: &[(&str, &str)]) -> io::Result<Vec<u32>> {
 /// Call it as the holder of the run's lock, before the first step is started.
 ///
 /// # Errors
-/// - [`LeftoversError::Stuck`]: some are still there after 10 s.
+/// - [`LeftoversError::Stuck`]: some are still there 10 s after they were killed.
 /// - [`LeftoversError::List`]: `/proc` cannot be read; some may be left.
 pub fn kill_leftovers(markers: &[(&str, &str)]) -> Result<usize, LeftoversError> {
     let wanted = wanted(markers);
-    let deadline = Instant::now() + LEFTOVERS_END_MAX;
     let mut rounds = tree::Rounds::new();
     let mut killed = HashSet::new();
+    let mut last = (HashSet::new(), Instant::now());
     loop {
         let found = find(&wanted).map_err(LeftoversError::List)?;
         if found.is_empty() {
             return Ok(killed.len());
         }
-        if Instant::now() >= deadline {
+        if found != last.0 {
+            last = (found.clone(), Instant::now());
+        } else if last.1.elapsed() > STUCK_AFTER {
             return Err(LeftoversError::Stuck { pids: numbers(found) });
         }
         for pid in found {
@@ -91,12 +93,15 @@ fn find(wanted: &[Vec<u8>]) -> io::Result<HashSet<Pid>> {
     }
     let mut spared = tree::ancestors();
     spared.insert(rustix::process::getpid());
-    let marked = tree::all_pids()?.into_iter().filter(|pid| !spared.contains(pid) && has_all(*pid, wanted));
     let mut found = HashSet::new();
-    for pid in marked {
-        found.insert(pid);
-        found.extend(tree::descendants_of(pid)?.into_iter().filter(|pid| !spared.contains(pid)));
+    for pid in tree::pids()? {
+        let pid = pid?;
+        if !spared.contains(&pid) && has_all(pid, wanted) {
+            found.insert(pid);
+        }
     }
+    let below = tree::descendants(&found)?;
+    found.extend(below.into_iter().filter(|pid| !spared.contains(pid)));
     Ok(found)
 }
 

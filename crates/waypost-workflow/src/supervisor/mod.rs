@@ -31,6 +31,8 @@ mod engine;
 mod exec;
 #[cfg(target_os = "linux")]
 mod leftovers;
+#[cfg(not(target_os = "linux"))]
+mod portable;
 #[cfg(target_os = "linux")]
 mod reaper;
 #[cfg(target_os = "linux")]
@@ -54,6 +56,9 @@ pub use self::{
     leftovers::{LeftoversError, kill_leftovers, leftovers},
     serve::main,
 };
+
+#[cfg(not(target_os = "linux"))]
+pub use self::portable::{Child, LeftoversError, Supervisor, kill_leftovers, leftovers, main};
 
 /// The name that a supervisor process shows. Without "waypost", so that `pkill waypost` ends engines, whose
 /// supervisors then clean up, and not the supervisors themselves.

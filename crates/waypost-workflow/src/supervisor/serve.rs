@@ -17,8 +17,9 @@
 //! reapers talk past it.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use rustix::process::{Pid, Signal};
 
 use super::channel;
 use super::reaper;
-use super::signals::{self, ChildEnds};
+use super::signals::{self, ChildEnds, REAPER_END};
 use super::tree::{self, Reaped, Rounds};
 use super::wire::{Control, Event, MESSAGE_BYTES_MAX, PROTOCOL, Stage};
 
@@ -35,9 +36,8 @@ use super::wire::{Control, Event, MESSAGE_BYTES_MAX, PROTOCOL, Stage};
 /// the kernel or the reaper itself was stopped; then the supervisor kills it and takes over its tree.
 const REAPER_END_MAX: Duration = Duration::from_secs(5);
 
-/// How many scans in a row must find no orphan. One alone can miss a process that forks and ends during it, and the
-/// kernel's own answer, "no child at all", is not to be had while other reapers live.
-const EMPTY_SCANS: u32 = 3;
+/// The stack on which a reaper lives. It scans `/proc` on it, which takes a few pages; the rest is never touched.
+const REAPER_STACK_BYTES: usize = 1024 * 1024;
 
 /// The exit code of a supervisor that could not serve (`EX_SOFTWARE` of sysexits.h).
 const EXIT_FAILED: u8 = 70;
@@ -84,6 +84,7 @@ fn serve() -> io::Result<()> {
         reapers: HashMap::new(),
         awaited: Vec::new(),
         orphans: None,
+        reaper_stack: vec![0; REAPER_STACK_BYTES],
     };
     channel::send(&supervisor.control, &[PROTOCOL], &[])?;
     supervisor.serve_engine();
@@ -104,21 +105,16 @@ struct Supervisor {
     reapers: HashMap<Pid, u32>,
     /// Descriptors to close when that reaper is dead and no orphan is left.
     awaited: Vec<(u32, OwnedFd)>,
-    /// A reaper died without having ended its tree, which this process now kills.
-    orphans: Option<Orphans>,
-}
-
-/// The killing of what dead reapers left, while other reapers live.
-struct Orphans {
-    rounds: Rounds,
-    empty_scans: u32,
+    /// A reaper died without having ended its tree: the rounds in which this process kills that.
+    orphans: Option<Rounds>,
+    reaper_stack: Vec<u8>,
 }
 
 impl Supervisor {
     /// Serves until the engine is gone.
     fn serve_engine(&mut self) {
         loop {
-            let pause = self.orphans.as_mut().map(|orphans| orphans.rounds.pause());
+            let pause = self.orphans.as_mut().map(Rounds::pause);
             let [message, child] = self.wait(pause);
             if child || self.orphans.is_some() {
                 self.reap();
@@ -184,28 +180,32 @@ impl Supervisor {
         }
     }
 
+    /// Forks a reaper. Its end is told by a signal of its own, so that the kernel can be asked for all other children
+    /// alone: those are orphans.
     fn fork_reaper(&mut self, id: u32, channel: OwnedFd) {
+        let mut birth = Birth {
+            channel: channel.as_raw_fd(),
+            alive: self.alive_read.as_raw_fd(),
+            lock: self.lock.as_ref().map(AsRawFd::as_raw_fd),
+        };
         #[expect(unsafe_code, reason = "a reaper is this program going on in a second process")]
-        // SAFETY: this process has one thread (checked at its start), so the child finds memory and locks in order.
-        let pid = unsafe { libc::fork() };
-        match pid {
-            0 => {
-                let code = run_reaper(channel, &self.alive_read, self.lock.as_ref());
-                #[expect(unsafe_code, reason = "the child must not go on in the code of the supervisor")]
-                // SAFETY: ends the process at once; there is nothing to clean up.
-                unsafe {
-                    libc::_exit(code)
-                }
+        // SAFETY: this process has one thread (checked at its start), so the child, which has a copy of all memory,
+        // finds it and its locks in order. The top of the stack is within `reaper_stack`, aligned to 16 bytes, and used
+        // by nobody in this process; `birth` is copied with the rest.
+        let pid = unsafe {
+            let top = self.reaper_stack.as_mut_ptr().add(REAPER_STACK_BYTES);
+            let top = top.sub(top.addr() % 16);
+            libc::clone(run_reaper, top.cast(), REAPER_END, (&raw mut birth).cast())
+        };
+        match Pid::from_raw(pid.max(0)) {
+            Some(pid) => {
+                self.reapers.insert(pid, id);
             }
-            ..0 => {
+            None => {
                 let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
                 // The answer to the start order that the engine sends there; the end of the channel says the same.
                 let _ =
                     channel::send(&channel, &Event::Refused { stage: Stage::Prepare, errno }.encode(), &[]);
-            }
-            _ => {
-                let pid = Pid::from_raw(pid).expect("it is positive");
-                self.reapers.insert(pid, id);
             }
         }
     }
@@ -213,38 +213,29 @@ impl Supervisor {
     /// Reaps what ended; kills what a dead reaper left behind.
     fn reap(&mut self) {
         self.child_ends.clear();
+        // Reapers first: what one left is adopted before its own end is told, so it is seen next.
+        while let Some(pid) = tree::reap_cloned() {
+            self.reapers.remove(&pid);
+        }
         loop {
             match tree::reap() {
-                Reaped::Process(pid, status) => {
-                    let was_reaper = self.reapers.remove(&pid).is_some();
-                    // A reaper that ends with 0 has seen that it has no child left.
-                    if was_reaper && status.exit_status() != Some(0) && self.orphans.is_none() {
-                        self.orphans = Some(Orphans { rounds: Rounds::new(), empty_scans: 0 });
-                    }
+                Reaped::Process(..) => {}
+                Reaped::NoneEnded => {
+                    self.orphans.get_or_insert_with(Rounds::new);
+                    break;
                 }
-                Reaped::NoneEnded => break,
                 Reaped::NoChildren => {
                     self.orphans = None;
                     break;
                 }
             }
         }
-        self.kill_orphans();
+        if self.orphans.is_some() {
+            let spared: HashSet<Pid> = self.reapers.keys().copied().collect();
+            // An unreadable `/proc` is a passing lack of descriptors or memory; the next round tries again.
+            let _ = tree::signal_below(&spared, Signal::KILL);
+        }
         self.answer_awaited();
-    }
-
-    /// Kills what is below this process but not below a living reaper, if there can be something.
-    fn kill_orphans(&mut self) {
-        let Some(orphans) = &mut self.orphans else { return };
-        let spared: HashSet<Pid> = self.reapers.keys().copied().collect();
-        match tree::signal_below(&spared, Signal::KILL) {
-            Ok(0) => orphans.empty_scans += 1,
-            // An unreadable `/proc` is a passing lack of descriptors or memory: it shows nothing.
-            Ok(_) | Err(_) => orphans.empty_scans = 0,
-        }
-        if orphans.empty_scans >= EMPTY_SCANS {
-            self.orphans = None;
-        }
     }
 
     /// Lets go those who wait for a reaper that is dead, with all it left.
@@ -256,25 +247,27 @@ impl Supervisor {
         self.awaited.retain(|(id, _)| alive.contains(id));
     }
 
-    /// Waits until the reapers, which see that the run ends, have killed their trees and ended; takes over from those
-    /// that do not. Returns when no process is left.
+    /// Waits until the reapers, which see that the run ends, have killed their trees and ended; kills those that do not,
+    /// and takes over their trees. Returns when no process is left.
     fn end_all(&mut self) {
         let deadline = Instant::now() + REAPER_END_MAX;
         loop {
             self.reap();
-            if self.reapers.is_empty() {
-                tree::kill_all(|_, _| ());
+            if self.reapers.is_empty() && self.orphans.is_none() {
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                self.reapers.clear();
-                continue;
+                for pid in self.reapers.keys() {
+                    // Not reaped yet, so the number is still its own.
+                    let _ = rustix::process::kill_process(*pid, Signal::KILL);
+                }
             }
-            let pause = self.orphans.as_mut().map_or(left, |orphans| orphans.rounds.pause().min(left));
-            let mut sources = [PollFd::new(&self.child_ends, PollFlags::IN)];
+            let left = if left.is_zero() { None } else { Some(left) };
+            let pause = [self.orphans.as_mut().map(Rounds::pause), left].into_iter().flatten().min();
+            let pause = pause.map(|pause| Timespec::try_from(pause).expect("pauses are short"));
             // Whatever it says, the loop looks for itself.
-            let _ = poll(&mut sources, Timespec::try_from(pause).ok().as_ref());
+            let _ = poll(&mut [PollFd::new(&self.child_ends, PollFlags::IN)], pause.as_ref());
         }
     }
 
@@ -291,18 +284,34 @@ impl Supervisor {
     }
 }
 
-/// Serves as a reaper, in the fork; returns its exit code.
-fn run_reaper(channel: OwnedFd, alive: &OwnedFd, lock: Option<&OwnedFd>) -> i32 {
-    let mut kept = vec![channel.as_raw_fd(), alive.as_raw_fd()];
-    kept.extend(lock.map(AsRawFd::as_raw_fd));
+/// What a reaper inherits: descriptors of its own copy of the table.
+struct Birth {
+    channel: RawFd,
+    alive: RawFd,
+    lock: Option<RawFd>,
+}
+
+/// The reaper's process: serves and ends.
+extern "C" fn run_reaper(birth: *mut c_void) -> c_int {
+    #[expect(unsafe_code, reason = "the argument of clone's function is a plain pointer")]
+    // SAFETY: it points to this process's copy of the `Birth` that `fork_reaper` made.
+    let birth = unsafe { &*birth.cast::<Birth>() };
+    let mut kept = vec![birth.channel, birth.alive];
+    kept.extend(birth.lock);
     // The supervisor's end of `alive`, its control and its other descriptors must not live on here.
     close_all_but(&kept);
-    let Ok(alive) = alive.try_clone() else { return i32::from(EXIT_FAILED) };
-    // A panic must not unwind into the code of the supervisor. The supervisor kills what this reaper leaves.
+    #[expect(unsafe_code, reason = "the values of the supervisor that own these are out of reach here")]
+    // SAFETY: both are open, kept by the line above. The supervisor's values that own the same numbers are never used
+    // nor dropped in this process, which ends without returning to them.
+    let (channel, alive) =
+        unsafe { (OwnedFd::from_raw_fd(birth.channel), OwnedFd::from_raw_fd(birth.alive)) };
+    // A panic must not unwind into nowhere. The supervisor kills what this reaper leaves.
     let served = std::panic::catch_unwind(|| reaper::serve(channel, alive));
-    match served {
-        Ok(Ok(())) => 0,
-        Ok(Err(_)) | Err(_) => i32::from(EXIT_FAILED),
+    let code = if matches!(served, Ok(Ok(()))) { 0 } else { i32::from(EXIT_FAILED) };
+    #[expect(unsafe_code, reason = "the exit handlers of the program are the supervisor's")]
+    // SAFETY: ends the process at once; there is nothing to clean up.
+    unsafe {
+        libc::_exit(code)
     }
 }
 

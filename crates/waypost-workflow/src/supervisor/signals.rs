@@ -33,6 +33,9 @@ pub(super) fn block_all() -> io::Result<()> {
     Ok(())
 }
 
+/// The signal by which the supervisor learns that a reaper has ended, while that of other children is SIGCHLD.
+pub(super) const REAPER_END: libc::c_int = libc::SIGUSR1;
+
 /// A descriptor that is readable when a child of this process has ended.
 #[derive(Debug)]
 pub(super) struct ChildEnds(OwnedFd);
@@ -45,6 +48,7 @@ impl ChildEnds {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);
             libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            libc::sigaddset(&raw mut set, REAPER_END);
             let descriptor = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if descriptor < 0 {
                 return Err(io::Error::last_os_error());

@@ -46,29 +46,64 @@ pub(super) fn reap() -> Reaped {
     }
 }
 
+/// Reaps one child that was cloned with another signal than SIGCHLD for its end, without waiting: `None` if none ended.
+///
+/// [`reap`] does not see such children at all, as long as their parent is the one that cloned them (`__WCLONE`, wait(2)).
+pub(super) fn reap_cloned() -> Option<Pid> {
+    #[expect(unsafe_code, reason = "rustix cannot wait for such children")]
+    // SAFETY: a plain system call that writes no status.
+    let pid = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WCLONE) };
+    Pid::from_raw(pid.max(0))
+}
+
 /// Sends `signal` to all that is below this process, except below (and to) the children in `spared`.
 ///
 /// Groups are signalled as groups, which the kernel does at once for all members: so a group that forks faster than
 /// it can be scanned is hit whole. Returns how many processes were seen.
 pub(super) fn signal_below(spared: &HashSet<Pid>, signal: Signal) -> io::Result<usize> {
-    let own_group = rustix::process::getpgrp();
-    let below = descendants(rustix::process::getpid(), spared)?;
-    let mut groups = HashSet::new();
-    for entry in &below {
+    let own = rustix::process::getpid();
+    let mut senders = Senders { own_group: rustix::process::getpgrp(), groups: HashSet::new(), signal };
+    let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
+    for pid in pids()? {
+        // A process that ended during the scan is not there any more.
+        let Some(entry) = read_entry(pid?) else { continue };
+        // At once, not after the scan: one that starts the next and ends, again and again, is adopted here and has the
+        // highest number, which the scan comes to last; it would have hopped on by the end.
+        if signal == Signal::KILL
+            && entry.parent == own.as_raw_nonzero().get()
+            && !spared.contains(&entry.pid)
+        {
+            senders.send(entry);
+        }
+        children.entry(entry.parent).or_default().push(entry);
+    }
+    let below = below(vec![own], children, spared);
+    below.iter().for_each(|entry| senders.send(*entry));
+    Ok(below.len())
+}
+
+/// Sends one signal to each group, and to each process that is in this process's own.
+struct Senders {
+    own_group: Pid,
+    groups: HashSet<Pid>,
+    signal: Signal,
+}
+
+impl Senders {
+    fn send(&mut self, entry: Entry) {
         // A process that is gone by now is as good as signalled; one that may not be signalled (another user's, by
         // setuid) is found again in the next round.
         match Pid::from_raw(entry.group) {
-            Some(group) if group != own_group => {
-                if groups.insert(group) {
-                    let _ = rustix::process::kill_process_group(group, signal);
+            Some(group) if group != self.own_group => {
+                if self.groups.insert(group) {
+                    let _ = rustix::process::kill_process_group(group, self.signal);
                 }
             }
             _ => {
-                let _ = rustix::process::kill_process(entry.pid, signal);
+                let _ = rustix::process::kill_process(entry.pid, self.signal);
             }
         }
     }
-    Ok(below.len())
 }
 
 /// The rounds in which a tree is killed: what to wait between them.
@@ -108,21 +143,24 @@ pub(super) fn kill_all(mut ended: impl FnMut(Pid, WaitStatus)) {
     }
 }
 
-/// Lists what is below `root`, leaving out the `spared` processes and what is below them.
-pub(super) fn descendants_of(root: Pid) -> io::Result<Vec<Pid>> {
-    Ok(descendants(root, &HashSet::new())?.iter().map(|entry| entry.pid).collect())
-}
-
-fn descendants(root: Pid, spared: &HashSet<Pid>) -> io::Result<Vec<Entry>> {
+/// Lists what is below any of `roots`.
+pub(super) fn descendants(roots: &HashSet<Pid>) -> io::Result<Vec<Pid>> {
+    if roots.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
-    for pid in all_pids()? {
-        // A process that ended during the scan is not there any more.
-        if let Some(entry) = read_entry(pid) {
+    for pid in pids()? {
+        if let Some(entry) = read_entry(pid?) {
             children.entry(entry.parent).or_default().push(entry);
         }
     }
+    let roots = roots.iter().copied().collect();
+    Ok(below(roots, children, &HashSet::new()).iter().map(|entry| entry.pid).collect())
+}
+
+/// Walks down from the `parents`, leaving out the `spared` processes and what is below them.
+fn below(mut parents: Vec<Pid>, mut children: HashMap<i32, Vec<Entry>>, spared: &HashSet<Pid>) -> Vec<Entry> {
     let mut below = Vec::new();
-    let mut parents = vec![root];
     while let Some(parent) = parents.pop() {
         // Removed, not looked up: a parent is visited once even if the scan caught two uses of one number.
         for entry in children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default() {
@@ -132,18 +170,16 @@ fn descendants(root: Pid, spared: &HashSet<Pid>) -> io::Result<Vec<Entry>> {
             }
         }
     }
-    Ok(below)
+    below
 }
 
-/// Lists the processes of this machine, as far as `/proc` shows them.
-pub(super) fn all_pids() -> io::Result<Vec<Pid>> {
-    let mut pids = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-        pids.extend(pid);
-    }
-    Ok(pids)
+/// Lists the processes of this machine, as far as `/proc` shows them, in the order of their numbers.
+pub(super) fn pids() -> io::Result<impl Iterator<Item = io::Result<Pid>>> {
+    let entries = std::fs::read_dir("/proc")?;
+    Ok(entries.filter_map(|entry| match entry {
+        Ok(entry) => entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw).map(Ok),
+        Err(error) => Some(Err(error)),
+    }))
 }
 
 /// Reads a process's parent and group; `None` if there is none with that number.

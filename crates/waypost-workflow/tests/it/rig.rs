@@ -109,6 +109,10 @@ pub(crate) fn stop(pid: u32) {
     signal(pid, Signal::STOP);
 }
 
+pub(crate) fn go_on(pid: u32) {
+    signal(pid, Signal::CONT);
+}
+
 fn signal(pid: u32, signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }

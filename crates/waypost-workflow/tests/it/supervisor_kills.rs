@@ -8,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use waypost::lock::{Holder, LockError, RunLock};
-use waypost_workflow::supervisor::{Exit, SpawnError, SupervisorError, kill_leftovers};
+use waypost_workflow::supervisor::{Exit, SpawnError, Stdin, StepProcess, SupervisorError, kill_leftovers};
 
 use crate::rig::{
-    self, MARK, PROGRAM, children_of, kill_9, line, lives, marked, new_mark, output, script, shell, stop,
-    stubborn_tree, until,
+    self, MARK, PROGRAM, children_of, go_on, kill_9, line, lives, marked, new_mark, output, script, shell,
+    stop, stubborn_tree, until,
 };
 
 /// The processes of a stubborn tree: the members, a sleep below each, and the step's shell with its own.
@@ -117,6 +117,44 @@ async fn a_process_that_forks_for_ever_is_killed() {
     assert_eq!(marked(&mark), [0_u32; 0]);
 }
 
+/// A step with processes that each start the next in a session of its own and end, for ever.
+fn hopping(pause: &str, mark: &str) -> StepProcess {
+    let mut step = shell("for i in 1 2 3 4 5; do sh -c \"$HOP\"; done; echo ready; sleep 1000", mark);
+    step.env.push(("HOP".into(), format!("{pause} setsid sh -c \"$HOP\" &").into()));
+    step
+}
+
+#[tokio::test]
+async fn processes_that_hop_from_session_to_session_are_caught() {
+    let supervisor = rig::start(None).await;
+    for pause in ["sleep 0.005;", ""] {
+        let mark = new_mark();
+        let mut child = supervisor.spawn(hopping(pause, &mark)).await.unwrap();
+        assert_eq!(line(&mut child).await, "ready");
+
+        child.kill().await.unwrap();
+
+        assert_eq!(marked(&mark), [0_u32; 0]);
+    }
+}
+
+#[tokio::test]
+async fn processes_that_hop_are_caught_also_when_their_reaper_was_killed() {
+    let supervisor = rig::start(None).await;
+    let (mark, other_mark) = (new_mark(), new_mark());
+    let mut child = supervisor.spawn(hopping("", &mark)).await.unwrap();
+    let reaper = children_of(supervisor.pid().unwrap())[0];
+    let mut other = supervisor.spawn(shell("echo up; sleep 1000", &other_mark)).await.unwrap();
+    assert_eq!(line(&mut child).await, "ready");
+    assert_eq!(line(&mut other).await, "up");
+
+    kill_9(reaper);
+
+    assert!(matches!(child.wait().await, Err(SupervisorError::ReaperKilled)));
+    assert_eq!(marked(&mark), [0_u32; 0]);
+    assert!(!marked(&other_mark).is_empty());
+}
+
 #[tokio::test]
 async fn shutdown_ends_everything_and_frees_the_lock() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +225,7 @@ async fn free_only_after_the_last(path: &Path, mark: &str) -> Option<Holder> {
 
 #[tokio::test]
 async fn kill_9_of_the_engine_leaves_nothing_and_the_lock_is_not_free_before() {
-    for round in 0..5 {
+    for round in 0..6 {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r.lock");
         let mark = new_mark();
@@ -197,10 +235,19 @@ async fn kill_9_of_the_engine_leaves_nothing_and_the_lock_is_not_free_before() {
         until("the trees grow", || marked(&mark).len() == tree_size(25) + tree_size(3) + own).await;
         assert_eq!(own, 4);
 
+        // In some rounds those who clean up are held, so that there is a moment to look at in between.
+        let cleaners = [engine.reapers(), vec![engine.supervisor]].concat();
+        if round % 2 == 0 {
+            cleaners.iter().for_each(|pid| stop(*pid));
+        }
         engine.process.kill().unwrap();
         engine.process.wait().unwrap();
+        if round % 2 == 0 {
+            assert!(!marked(&mark).is_empty());
+            assert!(matches!(RunLock::take(&path, &here(), false), Err(LockError::Held { .. })));
+            cleaners.iter().for_each(|pid| go_on(*pid));
+        }
 
-        assert!(matches!(RunLock::take(&path, &here(), false), Err(LockError::Held { .. })), "round {round}");
         let note = free_only_after_the_last(&path, &mark).await;
         assert_eq!(note, None, "the supervisor attested that nothing is left");
     }
@@ -263,8 +310,12 @@ async fn kill_9_of_a_reaper_ends_its_step_and_no_other() {
 async fn a_step_that_kills_its_own_reaper_is_killed_with_all_it_started() {
     let supervisor = rig::start(None).await;
     let mark = new_mark();
-    let text = "(setsid sleep 1000 &) ; sleep 1000 & kill -9 $PPID; sleep 1000";
-    let mut child = supervisor.spawn(shell(text, &mark)).await.unwrap();
+    let (go, gate) = std::io::pipe().unwrap();
+    let mut step = shell("read -r go; (setsid sleep 1000 &) ; sleep 1000 & kill -9 $PPID; sleep 1000", &mark);
+    step.stdin = Stdin::File(go.into());
+    let mut child = supervisor.spawn(step).await.unwrap();
+    // Not before the engine knows of the start, or that would be what fails.
+    drop(gate);
 
     assert!(matches!(child.wait().await, Err(SupervisorError::ReaperKilled)));
 

@@ -6,7 +6,7 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
 use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
-use crate::store::{Damage, FIRST_TOKEN, Lease, Progress, Scan, ScanOrder, SignalKind};
+use crate::store::{Damage, FIRST_TOKEN, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
 
 use super::chain::Chain;
 use super::session::Session;
@@ -50,6 +50,7 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome, RunError> {
+    engine.store.wait_while_dying(run).await?;
     // Read before the lease is held: a stop that is asked for from then on is meant for this session.
     let overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
@@ -127,7 +128,8 @@ async fn prepare_resume<'a, P: Program>(
         next: head.next,
         prev: Some(newest.digest()),
         basis: (head.next != header.seq + 1).then_some(header.seq),
-        repair: !damaged.is_empty(),
+        // Also where an earlier session moved the damage aside and died before its first commit.
+        repair: head.next != header.seq + 1,
         root: None,
         resumed: true,
     };
@@ -215,19 +217,22 @@ async fn restart<'a, P: Program>(
         ..Scan::of(lease.run())
     };
     let found = engine.store.scan(&scan).await?;
+    let given = newest_given(engine, lease.run()).await;
     for damage in &found.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
     let newest = found.records.first();
-    let seqs = found.damaged.iter().map(|damage| damage.seq).chain(newest.map(|record| record.header().seq));
+    let seq = newest.map_or(0, |record| record.header().seq);
+    let seqs = found.damaged.iter().map(|damage| damage.seq).chain([seq]);
+    let next = seqs.max().unwrap_or(0).max(given) + 1;
     let chain = Chain {
         run: lease.run().clone(),
         branch: BranchPath::main(),
         token: lease.token(),
-        next: seqs.max().unwrap_or(0) + 1,
+        next,
         prev: newest.map(Record::digest),
         basis: Some(0),
-        repair: !found.damaged.is_empty(),
+        repair: next != seq + 1 || newest.is_none(),
         root: None,
         resumed: true,
     };
@@ -243,4 +248,12 @@ async fn restart<'a, P: Program>(
     session.reason = Reason::Redo;
     session.repaired = found.damaged;
     Ok(session)
+}
+
+/// Returns the highest seq that the main branch ever gave, quarantine included, as far as a head tells; else 0.
+async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
+    let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
+    let heads = heads.map(|found| found.heads).unwrap_or_default();
+    let main = heads.iter().find(|head| head.record.header().branch.is_main());
+    main.map_or(0, |head| head.next - 1)
 }

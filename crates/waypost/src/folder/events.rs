@@ -131,23 +131,18 @@ impl EventFile {
     }
 }
 
-/// Returns where the last whole line that is an event ends, and which event it is.
+/// Returns where the last event of the lines that can be read ends, and which it is.
+///
+/// What a power cut left is not trusted behind the first line that is none: what was written in order may have
+/// arrived in another.
 fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
-    let mut end = tail.iter().rposition(|byte| *byte == b'\n')? + 1;
-    loop {
-        let before = tail[..end - 1].iter().rposition(|byte| *byte == b'\n');
-        let begin = match before {
-            Some(at) => at + 1,
-            None if from_start => 0,
-            // The line begins before the part that was read.
-            None => return None,
-        };
-        if let Ok(Line { cursor }) = serde_json::from_slice(&tail[begin..end - 1]) {
-            return Some((end, Mark(cursor)));
-        }
-        if begin == 0 {
-            return None;
-        }
-        end = begin;
+    let mut end = if from_start { 0 } else { tail.iter().position(|byte| *byte == b'\n')? + 1 };
+    let mut last = None;
+    for line in tail[end..].split_inclusive(|byte| *byte == b'\n') {
+        let Some(text) = line.strip_suffix(b"\n") else { break };
+        let Ok(Line { cursor }) = serde_json::from_slice(text) else { break };
+        end += line.len();
+        last = Some((end, Mark(cursor)));
     }
+    last
 }

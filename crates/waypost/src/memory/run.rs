@@ -220,7 +220,7 @@ impl Run {
             run: record.run.clone(),
             workflow: record.workflow.clone(),
             path: record.path.clone(),
-            status: RunSummary::true_status(&self.summary, self.holder.is_some()),
+            status: RunSummary::true_status(&self.summary, self.holder.as_ref()),
             summary: self.summary.clone(),
             labels: record.labels.clone(),
             created_at: record.created_at,

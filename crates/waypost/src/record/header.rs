@@ -15,7 +15,7 @@ use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// Format version, [`FORMAT`].
+    /// Format version, [`FORMAT`](super::FORMAT).
     pub v: u32,
     /// The run.
     pub run: RunId,
@@ -224,7 +224,7 @@ pub struct Ending {
     /// Exit code of its process, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Its outputs, where small; [`OUTPUTS_INLINE_BYTES_MAX`]. All of them are in the state.
+    /// Its outputs, where small; [`OUTPUTS_INLINE_BYTES_MAX`](super::OUTPUTS_INLINE_BYTES_MAX). All of them are in the state.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Value>,
     /// Size of the outputs in bytes where they are too large to stand here.

@@ -12,7 +12,7 @@ use crate::id::{BranchPath, Digest, RunId, StepId};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunRecord {
-    /// Format version, [`FORMAT`].
+    /// Format version, [`FORMAT`](super::FORMAT).
     pub v: u32,
     /// The run.
     pub run: RunId,

@@ -174,7 +174,10 @@ pub struct RunSummary {
 
 impl RunSummary {
     /// Finds out what `status` is true: what was written, unless its process is gone.
-    pub fn true_status(summary: &Summary, held: bool) -> RunStatus {
+    ///
+    /// A holder that is gone counts as none, even while its supervisor still has the lock.
+    pub fn true_status(summary: &Summary, holder: Option<&Holder>) -> RunStatus {
+        let held = holder.is_some_and(|holder| !holder.is_gone());
         match summary.status {
             RunStatus::Running if held => RunStatus::Running,
             RunStatus::Running | RunStatus::Interrupted if summary.doubtful => RunStatus::InDoubt,

@@ -303,8 +303,11 @@ async fn a_restart_can_adopt_another_graph() {
     let other = Toy::new("z; a: z", 1);
     let adoption = Adoption { before: graph(&toy), definition: graph(&other).definition(None) };
 
-    let options =
-        ResumeOptions { restart: Some(Default::default()), adopt: Some(adoption), ..ResumeOptions::default() };
+    let options = ResumeOptions {
+        restart: Some(Default::default()),
+        adopt: Some(adoption),
+        ..ResumeOptions::default()
+    };
     let outcome = rig.engine.resume(&other, &run_id(), options).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Completed);
@@ -441,6 +444,34 @@ async fn no_silent_fresh_start() {
     let outcome = rig.engine.resume(&toy.healed(), &run_id(), options).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(toy.trace(), "a b a b");
+}
+
+// A session that moved damage aside and died before its first commit left a gap that nobody spoke of: the next session
+// took it for no damage, so that its first record was no repair and was refused, for good. The gap itself now says that
+// the record is a repair.
+#[tokio::test]
+async fn a_session_that_dies_after_moving_damage_aside_blocks_nothing() {
+    for (damaged, restart) in [(vec![3], false), (vec![3], true), (vec![3, 2, 1], true)] {
+        let rig = Rig::new();
+        let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
+        rig.crash(&toy, false, "a b c").await;
+        let main = BranchPath::main();
+        let holder = waypost_testing::records::holder("a session that dies");
+        let lease = rig.store.acquire(&run_id(), &main, &holder).await.unwrap();
+        for seq in &damaged {
+            rig.store.damage(&run_id(), &main, *seq, Part::Header);
+            let Err(StoreError::Damaged { damage, .. }) = rig.store.load(&run_id(), &main, *seq).await else {
+                panic!("{seq} was just damaged");
+            };
+            rig.store.quarantine(&lease, &damage).await.unwrap();
+        }
+        rig.store.drop_holder(&run_id());
+
+        let options = ResumeOptions { restart: restart.then(Default::default), ..ResumeOptions::default() };
+        let outcome = rig.engine.resume(&toy.healed(), &run_id(), options).await.unwrap();
+
+        assert_eq!(outcome.status, RunStatus::Completed, "{damaged:?}, restart {restart}");
+    }
 }
 
 #[tokio::test]

@@ -6,13 +6,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use waypost::BranchPath;
 use waypost::disk::RealDisk;
 use waypost::events::{self, Event};
 use waypost::folder::{RunFolder, append_blob, read_blob};
-use waypost::record::{Record, RunStatus};
+use waypost::record::{Ending, Failure, FailureKind, Phase, Record, RunStatus, Start, Try};
 use waypost::store::{BLOB_CHUNK_BYTES, StoreError};
 
-use crate::records::{Chain, run_record};
+use waypost_testing::records::{Links, run_id, run_record, step_id};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -28,7 +29,7 @@ impl Place {
     }
 
     fn folder(&self) -> RunFolder {
-        RunFolder::new(Arc::new(RealDisk), self.path(), &run_record("r-1"))
+        RunFolder::new(Arc::new(RealDisk), self.path(), &run_record(&run_id("r-1")))
     }
 
     /// Takes the folder up again, as the next writer does, with what the store has.
@@ -45,6 +46,50 @@ impl Place {
 
     fn report(&self) -> String {
         fs::read_to_string(self.path().join("report.md")).unwrap()
+    }
+}
+
+/// Records of one run, a step each.
+struct Chain {
+    links: Links,
+}
+
+impl Chain {
+    fn new() -> Self {
+        Self { links: Links::of(&run_id("r-1")) }
+    }
+
+    fn record(&mut self, step: &str, attempt: u32, phase: Phase) -> Record {
+        let mut header = self.links.header(&BranchPath::main());
+        header.step = Some(step_id(step));
+        header.at = Try { attempt, ..Try::default() };
+        if phase == Phase::Started {
+            header.started.push(Start { step: step_id(step), at: header.at.clone() });
+        }
+        header.phase = phase;
+        self.links.seal(header, &serde_json::json!({}))
+    }
+
+    fn started(&mut self, step: &str) -> Record {
+        self.record(step, 1, Phase::Started)
+    }
+
+    fn completed(&mut self, step: &str) -> Record {
+        self.record(step, 1, Phase::Completed(Ending { exit_code: Some(0), ..Ending::default() }))
+    }
+
+    fn failed(&mut self, step: &str, attempt: u32) -> Record {
+        let ending = Ending { exit_code: Some(7), ..Ending::default() };
+        let error = vec!["exit code 7".to_owned()];
+        let (kind, retried, tolerated) = (FailureKind::Exit, true, false);
+        self.record(step, attempt, Phase::Failed(Failure { kind, error, retried, tolerated, ending }))
+    }
+
+    fn ended(&mut self, step: &str, status: RunStatus) -> Record {
+        let mut header = self.links.header(&BranchPath::main());
+        header.step = Some(step_id(step));
+        header.status = Some(status);
+        self.links.seal(header, &serde_json::json!({}))
     }
 }
 
@@ -68,7 +113,7 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn events_and_sections_follow_each_commit() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let mut folder = place.folder();
 
     let mut records = four(&mut chain);
@@ -95,7 +140,7 @@ fn files_are_for_their_owner_only() {
     let place = Place::new();
     let mut folder = place.folder();
 
-    folder.committed(&four(&mut Chain::new("r-1")));
+    folder.committed(&four(&mut Chain::new()));
     append_blob(&RealDisk, &place.path(), "logs/fetch.1.log", b"x").unwrap();
 
     for (name, expect) in [
@@ -112,7 +157,7 @@ fn files_are_for_their_owner_only() {
 #[test]
 fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let mut folder = place.folder();
 
     folder.committed(&[chain.failed("early", 1)]);
@@ -133,7 +178,7 @@ fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
 
 #[test]
 fn a_torn_last_line_is_cut_off_and_what_is_missing_is_added() {
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let records = four(&mut chain);
     let whole = lines_of(&records);
     let report = {
@@ -160,7 +205,7 @@ fn a_torn_last_line_is_cut_off_and_what_is_missing_is_added() {
 #[test]
 fn the_next_event_after_a_torn_line_is_not_swallowed() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let mut records = four(&mut chain);
     place.folder().committed(&records);
     let torn = place.events().len() - 5;
@@ -177,7 +222,7 @@ fn the_next_event_after_a_torn_line_is_not_swallowed() {
 #[test]
 fn healing_asks_for_no_more_than_is_missing() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let records: Vec<Record> = (0..50).map(|count| chain.completed(&format!("s{count}"))).collect();
     place.folder().committed(&records[..48]);
 
@@ -192,7 +237,7 @@ fn healing_asks_for_no_more_than_is_missing() {
 #[test]
 fn nothing_is_written_when_nothing_is_missing() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let records = four(&mut chain);
     place.folder().committed(&records);
     let before = fs::metadata(place.path().join("report.md")).unwrap().modified().unwrap();
@@ -206,7 +251,7 @@ fn nothing_is_written_when_nothing_is_missing() {
 #[test]
 fn deleted_files_come_back() {
     let place = Place::new();
-    let records = four(&mut Chain::new("r-1"));
+    let records = four(&mut Chain::new());
     place.folder().committed(&records);
     let report = place.report();
     fs::remove_file(place.path().join("events.jsonl")).unwrap();
@@ -220,7 +265,7 @@ fn deleted_files_come_back() {
 
 #[test]
 fn a_torn_section_is_written_again() {
-    let records = four(&mut Chain::new("r-1"));
+    let records = four(&mut Chain::new());
     let place = Place::new();
     place.folder().committed(&records);
     let (report, events) = (place.report(), lines_of(&records[..3]));
@@ -239,7 +284,7 @@ fn a_torn_section_is_written_again() {
 #[test]
 fn leftovers_of_a_crash_are_removed() {
     let place = Place::new();
-    let records = four(&mut Chain::new("r-1"));
+    let records = four(&mut Chain::new());
     place.folder().committed(&records);
     fs::write(place.path().join(".tmp-99-0"), "half").unwrap();
 
@@ -251,7 +296,7 @@ fn leftovers_of_a_crash_are_removed() {
 #[test]
 fn a_file_that_cannot_be_written_is_told_and_filled_in_later() {
     let place = Place::new();
-    let mut chain = Chain::new("r-1");
+    let mut chain = Chain::new();
     let records = four(&mut chain);
     let mut folder = place.folder();
     folder.committed(&records[..1]);

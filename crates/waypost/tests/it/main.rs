@@ -3,8 +3,12 @@
 
 mod contract;
 mod engine;
+mod events;
+mod file;
+mod file_crash;
+mod file_rig;
 mod folder;
 mod lock;
 mod plan;
-mod records;
+mod report;
 mod toy;

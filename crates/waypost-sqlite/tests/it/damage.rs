@@ -1,0 +1,225 @@
+//! Damage is seen, whatever byte of the file was changed: the value as it was, an older one with a report, or an error.
+
+use std::fs;
+use std::path::Path;
+
+use waypost::BranchPath;
+use waypost::record::{Durability, Record};
+use waypost::store::{Page, Renewal, Scan, Signalled, Store, StoreError};
+use waypost_sqlite::{SqliteOptions, SqliteStore};
+use waypost_testing::records::{branch, holder, run_id};
+
+use crate::support::{Site, Writing};
+
+/// Makes a small store, closed, and returns what was written to it.
+async fn small(site: &Site) -> Vec<Record> {
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Async).await;
+    for _ in 2..=6 {
+        writing.step().await.unwrap();
+    }
+    let item = writing.links.record(&branch("each:a"));
+    let batch = writing.links.batch(vec![item]);
+    Store::append(&*store, &writing.lease, batch).await.unwrap();
+    let mut written = store.scan(&Scan::of(&run_id("r-1"))).await.unwrap().records;
+    for record in &mut written {
+        let header = record.header();
+        *record = store.load(&header.run, &header.branch, header.seq).await.unwrap();
+    }
+    drop(writing);
+    store.close().await.unwrap();
+    written
+}
+
+#[derive(Debug, Default)]
+struct Outcomes {
+    whole: usize,
+    reported: usize,
+    refused: usize,
+}
+
+impl Outcomes {
+    /// Reads a damaged store and fails if anything wrong is taken for right.
+    async fn look(&mut self, file: &Path, written: &[Record], what: &str) {
+        let Ok(store) = SqliteStore::open_read_only(file, SqliteOptions::default()) else {
+            self.refused += 1;
+            return;
+        };
+        let run = run_id("r-1");
+        for record in written {
+            let header = record.header();
+            if let Ok(found) = store.load(&run, &header.branch, header.seq).await {
+                assert_eq!(found, *record, "{what}: a wrong record was taken for right");
+            }
+        }
+        let heads = store.heads(&run, &Page::default()).await;
+        let Ok(heads) = heads else {
+            self.refused += 1;
+            return;
+        };
+        let mut reported = false;
+        for (path, newest) in [(BranchPath::main(), 6), (branch("each:a"), 1)] {
+            let head = heads.heads.iter().find(|head| head.record.header().branch == path);
+            let head = head.unwrap_or_else(|| panic!("{what}: branch {path} vanished in silence"));
+            let seq = head.record.header().seq;
+            assert!(written.contains(&head.record), "{what}: {path}@{seq} is not what was written");
+            assert!(
+                seq == newest || !head.damaged.is_empty(),
+                "{what}: {path}@{seq} stands for {newest} in silence"
+            );
+            reported |= !head.damaged.is_empty();
+        }
+        if reported { self.reported += 1 } else { self.whole += 1 }
+    }
+}
+
+#[tokio::test]
+async fn no_changed_bit_leads_to_a_wrong_value() {
+    // Every page is hit in many places; a prime so that the bit and the column move.
+    const STRIDE: usize = 257;
+    let site = Site::new();
+    let written = small(&site).await;
+    let bytes = fs::read(site.file()).unwrap();
+    let copy = Site::new();
+    fs::create_dir(copy.home()).unwrap();
+
+    let mut outcomes = Outcomes::default();
+    for place in (0..bytes.len()).step_by(STRIDE) {
+        let mut changed = bytes.clone();
+        changed[place] ^= 1 << (place % 8);
+        fs::write(copy.file(), &changed).unwrap();
+        outcomes.look(&copy.file(), &written, &format!("byte {place} bit {}", place % 8)).await;
+    }
+
+    assert!(outcomes.whole > 0 && outcomes.reported > 0 && outcomes.refused > 0, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn no_truncation_leads_to_a_wrong_value() {
+    const STRIDE: usize = 1021;
+    let site = Site::new();
+    let written = small(&site).await;
+    let bytes = fs::read(site.file()).unwrap();
+    let copy = Site::new();
+    fs::create_dir(copy.home()).unwrap();
+
+    let mut outcomes = Outcomes::default();
+    for length in (0..bytes.len()).step_by(STRIDE) {
+        fs::write(copy.file(), &bytes[..length]).unwrap();
+        outcomes.look(&copy.file(), &written, &format!("length {length}")).await;
+    }
+
+    assert!(outcomes.refused > 0, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_row_that_vanished_is_missed() {
+    let site = Site::new();
+    small(&site).await;
+    site.execute("DELETE FROM records WHERE key = (1 << 32 | 6)");
+    let store = site.open();
+    let run = run_id("r-1");
+
+    let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
+    assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (5, 7, 1));
+    assert!(matches!(
+        store.load(&run, &BranchPath::main(), 6).await,
+        Err(StoreError::Damaged { older: Some(5), .. })
+    ));
+
+    // Noted in quarantine, it is missed no more, and its number is not given again.
+    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    store.quarantine(&lease, &head.damaged[0]).await.unwrap();
+    let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
+    assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (5, 7, 0));
+}
+
+#[tokio::test]
+async fn a_branch_that_vanished_is_missed() {
+    let site = Site::new();
+    small(&site).await;
+    site.execute("DELETE FROM branches WHERE path = 'each:a'");
+    let store = site.open();
+    let run = run_id("r-1");
+
+    let heads = store.heads(&run, &Page::default()).await;
+    let scanned = store.scan(&Scan::of(&run)).await;
+
+    assert!(matches!(heads, Err(StoreError::Io { action: "read", .. })), "{heads:?}");
+    assert!(matches!(scanned, Err(StoreError::Io { action: "read", .. })), "{scanned:?}");
+}
+
+#[tokio::test]
+async fn a_row_in_the_place_of_another_is_damage() {
+    let site = Site::new();
+    small(&site).await;
+    let tables = site.tables();
+    tables
+        .execute_batch(
+            "UPDATE records SET (digest, header, body) =
+                 (SELECT digest, header, body FROM records WHERE key = (1 << 32 | 5)) WHERE key = (1 << 32 | 6)",
+        )
+        .unwrap();
+    let store = site.open();
+
+    let answer = store.load(&run_id("r-1"), &BranchPath::main(), 6).await;
+
+    assert!(matches!(answer, Err(StoreError::Damaged { older: Some(5), .. })), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_branch_whose_end_is_damaged_is_open_again() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let mut header = writing.links.header(&BranchPath::main());
+    header.end = Some(waypost::record::End::Completed);
+    let last = writing.links.seal(header, &serde_json::json!({}));
+    let batch = writing.links.batch(vec![last]);
+    Store::append(&*store, &writing.lease, batch).await.unwrap();
+    assert_eq!(store.heads(&run_id("r-1"), &Page::default()).await.unwrap().heads, []);
+
+    site.execute("UPDATE records SET header = zeroblob(10) WHERE key = (1 << 32 | 2)");
+
+    let head = store.heads(&run_id("r-1"), &Page::default()).await.unwrap().heads.remove(0);
+    assert_eq!((head.record.header().seq, head.damaged.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_newer_record_is_refused_and_nothing_older_stands_in() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    writing.step().await.unwrap();
+    let header = br#"{"v":2,"something":"new"}"#;
+    let digest = waypost::Digest::of(header);
+    site.tables()
+        .execute(
+            "UPDATE records SET header = ?1, digest = ?2 WHERE key = (1 << 32 | 2)",
+            (header, digest.as_bytes()),
+        )
+        .unwrap();
+
+    let answer = store.heads(&run_id("r-1"), &Page::default()).await;
+
+    assert!(matches!(answer, Err(StoreError::Version { found: 2, supported: 1, .. })), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_signal_is_not_taken_for_another() {
+    let site = Site::new();
+    let store = site.open();
+    let writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let stop = waypost_testing::records::signal("s-1", waypost::store::SignalKind::Stop);
+    store.signal(writing.lease.run(), &stop).await.unwrap();
+    site.execute("UPDATE signals SET message = CAST(replace(message, 'stop', 'halt') AS BLOB)");
+
+    let answer = store.signals(writing.lease.run()).await;
+    assert!(matches!(&answer, Err(StoreError::Io { action: "read", .. })), "{answer:?}");
+    let renewal = store.renew(&[&writing.lease]).await.unwrap();
+    assert_eq!(renewal, [Renewal::Held(Vec::new())], "the run itself goes on");
+
+    // Sent again, it is mended.
+    assert_eq!(store.signal(writing.lease.run(), &stop).await.unwrap(), Signalled::Now);
+    assert_eq!(store.signals(writing.lease.run()).await.unwrap(), [stop]);
+}

@@ -1,0 +1,169 @@
+//! Tasks share a sync, and none suffers for another.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use waypost::record::Durability;
+use waypost::store::{Appended, Lease, Page, Store, StoreError};
+use waypost_sqlite::SqliteStore;
+
+use crate::support::{Site, Writing};
+
+/// Long enough for any disk; only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
+
+async fn writers(store: &Arc<SqliteStore>, count: usize) -> Vec<Writing> {
+    let mut writers = Vec::new();
+    for index in 0..count {
+        writers.push(Writing::begin(store, &format!("r-{index}"), Durability::Async).await);
+    }
+    writers
+}
+
+async fn commits_per_append() -> f64 {
+    const TASKS: usize = 100;
+    const APPENDS: usize = 10;
+    let site = Site::new();
+    let store = site.open();
+    let writers = writers(&store, TASKS).await;
+    let before = store.commits();
+
+    let tasks = writers.into_iter().map(|mut writing| {
+        tokio::spawn(async move {
+            for _ in 0..APPENDS {
+                assert_eq!(writing.step().await.unwrap(), Appended::Now);
+            }
+        })
+    });
+    for ended in join_all(tasks).await {
+        ended.unwrap();
+    }
+
+    (store.commits() - before) as f64 / (TASKS * APPENDS) as f64
+}
+
+#[tokio::test]
+async fn a_hundred_tasks_of_one_thread_share_commits() {
+    let share = commits_per_append().await;
+
+    assert!(share < 0.05, "{share} commits for each append");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_tasks_of_two_threads_share_commits() {
+    let share = commits_per_append().await;
+
+    assert!(share < 0.5, "{share} commits for each append");
+}
+
+#[tokio::test]
+async fn a_task_alone_commits_each_append_once() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let before = store.commits();
+
+    for _ in 0..20 {
+        writing.step().await.unwrap();
+    }
+
+    assert_eq!(store.commits() - before, 20);
+}
+
+#[tokio::test]
+async fn more_tasks_than_fit_one_transaction_all_get_their_answer() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writers = writers(&store, 600).await;
+    let before = store.commits();
+
+    let answers = tokio::time::timeout(HANG, join_all(writers.iter_mut().map(Writing::step))).await.unwrap();
+
+    assert!(answers.iter().all(|answer| matches!(answer, Ok(Appended::Now))));
+    assert!((2..600).contains(&(store.commits() - before)), "{} commits", store.commits() - before);
+}
+
+/// What happened: a task was dropped at the one yield before it led. Nobody led then, and whoever queued next waited
+/// for ever. Leading in the drop of a guard stops that.
+#[tokio::test]
+async fn a_dropped_append_leaves_nobody_waiting() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writers = writers(&store, 2).await;
+    let (first, second) = writers.split_at_mut(1);
+
+    let mut dropped = Box::pin(first[0].step());
+    let polled =
+        std::future::poll_fn(|context| Poll::Ready(dropped.as_mut().poll(context).is_pending())).await;
+    assert!(polled, "it waits for its turn");
+    let mut behind = Box::pin(second[0].step());
+    let polled =
+        std::future::poll_fn(|context| Poll::Ready(behind.as_mut().poll(context).is_pending())).await;
+    assert!(polled, "it waits for the one before");
+    drop(dropped);
+
+    let answer = tokio::time::timeout(HANG, behind).await.expect("somebody leads");
+    assert_eq!(answer.unwrap(), Appended::Now);
+    // The dropped one may or may not be done; asked again with the same id, it is answered.
+    let mut links = first[0].links.clone();
+    links.go_on_behind(&waypost::BranchPath::main(), 2, None);
+    let known = store.load(first[0].lease.run(), &waypost::BranchPath::main(), 2).await;
+    assert!(known.is_ok(), "the dropped one was queued, so it was carried out: {known:?}");
+}
+
+#[tokio::test]
+async fn what_is_refused_does_not_hinder_its_neighbours() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writers = writers(&store, 3).await;
+    let stale = Lease::new(writers[1].lease.run().clone(), 7, None);
+    let before = store.commits();
+
+    let (a, b, c) = {
+        let (first, rest) = writers.split_at_mut(1);
+        let (second, third) = rest.split_at_mut(1);
+        let batch = second[0].links.step();
+        tokio::join!(first[0].step(), Store::append(&*store, &stale, batch), third[0].step())
+    };
+
+    assert!(matches!((a, c), (Ok(Appended::Now), Ok(Appended::Now))));
+    assert!(matches!(b, Err(StoreError::Fenced { .. })), "{b:?}");
+    assert_eq!(store.commits() - before, 1, "they shared one commit");
+}
+
+#[tokio::test]
+async fn what_fails_half_way_does_not_hinder_its_neighbours() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writers = writers(&store, 3).await;
+    site.tables()
+        .execute_batch(
+            "CREATE TRIGGER boom BEFORE INSERT ON records WHEN NEW.external = 'boom'
+             BEGIN SELECT RAISE(ABORT, 'boom'); END",
+        )
+        .unwrap();
+    let half_way = {
+        let links = &mut writers[1].links;
+        let mut header = links.header(&waypost::BranchPath::main());
+        header.external = Some("boom".to_owned());
+        let record = links.seal(header, &serde_json::json!({}));
+        links.batch(vec![record])
+    };
+
+    let (a, b, c) = {
+        let (first, rest) = writers.split_at_mut(1);
+        let (second, third) = rest.split_at_mut(1);
+        tokio::join!(first[0].step(), Store::append(&*store, &second[0].lease, half_way), third[0].step())
+    };
+
+    assert!(matches!((a, c), (Ok(Appended::Now), Ok(Appended::Now))));
+    assert!(matches!(b, Err(StoreError::Database { .. })), "{b:?}");
+    for (index, newest) in [(0, 2), (1, 1), (2, 2)] {
+        let run = writers[index].lease.run();
+        assert_eq!(store.run(run).await.unwrap().summary.checkpoints, newest, "of writer {index}");
+        let head = store.heads(run, &Page::default()).await.unwrap().heads.remove(0);
+        assert_eq!((head.record.header().seq, head.next, head.damaged), (newest, newest + 1, Vec::new()));
+    }
+}

@@ -1,0 +1,239 @@
+//! Steps as process groups, for systems that have no child sub-reaper.
+//!
+//! Here is no supervisor process: the engine starts the steps itself, and ends a step by signalling its group. What
+//! leaves the group is not found, and what `kill -9` of the engine leaves lives on; see the parent module for what is
+//! promised where. The run's lock is kept as long as the engine's `Supervisor`.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+
+use super::{Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError, SupervisorProgram};
+
+/// Serves as the supervisor of one run: there is nothing to serve here.
+#[must_use]
+pub fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+/// What keeps the steps of one run. Dropping it kills the groups of all.
+#[derive(Debug)]
+pub struct Supervisor {
+    groups: Arc<Groups>,
+}
+
+/// The groups of the steps that have not been seen dead.
+#[derive(Debug)]
+struct Groups {
+    alive: Mutex<HashSet<Pid>>,
+    /// Closed with the last of the steps.
+    _lock: Option<OwnedFd>,
+}
+
+impl Supervisor {
+    /// Keeps `lock` and is ready; the program is not run.
+    ///
+    /// # Errors
+    /// None here.
+    pub async fn start(_program: SupervisorProgram, lock: Option<OwnedFd>) -> Result<Self, SupervisorError> {
+        Ok(Self { groups: Arc::new(Groups { alive: Mutex::default(), _lock: lock }) })
+    }
+
+    /// Starts a step's process in a group of its own.
+    ///
+    /// # Errors
+    /// See [`SpawnError`]; nothing of the step is left.
+    pub async fn spawn(&self, process: StepProcess) -> Result<Child, SpawnError> {
+        let StepProcess { argv, env, dir, stdin, output } = process;
+        let [name, args @ ..] = argv.as_slice() else { return Err(SpawnError::NoCommand) };
+        if !dir.is_dir() {
+            return Err(SpawnError::DirNotFound { dir });
+        }
+        let system = |source| SpawnError::System { command: name.clone(), source };
+        let mut command = Command::new(name);
+        command.args(args).env_clear().envs(env).current_dir(&dir).process_group(0);
+        let (stdout, theirs) = io::pipe().map_err(system)?;
+        let stderr = match output {
+            Output::Separate => {
+                let (stderr, theirs) = io::pipe().map_err(system)?;
+                command.stderr(theirs);
+                Some(stderr)
+            }
+            Output::Merged => {
+                command.stderr(theirs.try_clone().map_err(system)?);
+                None
+            }
+        };
+        command.stdout(theirs).stdin(stdin_of(stdin).map_err(system)?);
+        let spawned = command.spawn();
+        // It holds the step's ends of the pipes.
+        drop(command);
+        let mut process = spawned.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => SpawnError::CommandNotFound { command: name.clone() },
+            io::ErrorKind::PermissionDenied => {
+                SpawnError::CommandNotExecutable { command: name.clone(), source }
+            }
+            _ => SpawnError::System { command: name.clone(), source },
+        })?;
+        let pid = process.id();
+        let group = Pid::from_raw(pid.cast_signed()).expect("a process has a positive number");
+        self.groups.alive().insert(group);
+        let (told, exit) = watch::channel(None);
+        let waiter = std::thread::Builder::new().name(format!("waypost-wait-{pid}"));
+        waiter.spawn(move || told.send_replace(process.wait().ok())).map_err(system)?;
+        let stdout = pipe::Receiver::from_owned_fd(stdout.into()).map_err(system)?;
+        let stderr =
+            stderr.map(|stderr| pipe::Receiver::from_owned_fd(stderr.into())).transpose().map_err(system)?;
+        Ok(Child { stdout: Some(stdout), stderr, groups: Arc::clone(&self.groups), group, exit })
+    }
+
+    /// Never resolves: there is no process that could end.
+    pub async fn ended(&self) {
+        std::future::pending().await
+    }
+
+    /// Returns nothing: there is no process.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    /// Kills the groups of all steps.
+    ///
+    /// # Errors
+    /// None here.
+    pub async fn shutdown(self) -> Result<(), SupervisorError> {
+        self.groups.kill_all();
+        Ok(())
+    }
+}
+
+impl Groups {
+    fn alive(&self) -> MutexGuard<'_, HashSet<Pid>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kill_all(&self) {
+        for group in self.alive().drain() {
+            signal(group, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+/// A running step. Dropping it before [`Child::wait`] has told its end kills its group.
+#[derive(Debug)]
+pub struct Child {
+    /// What the step writes to standard output, and to standard error if merged.
+    pub stdout: Option<pipe::Receiver>,
+    /// The same for standard error, unless merged.
+    pub stderr: Option<pipe::Receiver>,
+    groups: Arc<Groups>,
+    group: Pid,
+    exit: watch::Receiver<Option<ExitStatus>>,
+}
+
+impl Child {
+    /// Returns the number of the main process, which is also that of its group.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.group.as_raw_nonzero().get().cast_unsigned()
+    }
+
+    /// Waits until the main process ends, whatever it left in the background.
+    ///
+    /// # Errors
+    /// [`SupervisorError::ReaperKilled`]: somebody else reaped it, and its end is not known.
+    pub async fn wait(&mut self) -> Result<Exit, SupervisorError> {
+        let status = self.exit.wait_for(Option::is_some).await.map_err(|_| SupervisorError::ReaperKilled)?;
+        let status = status.ok_or(SupervisorError::ReaperKilled)?;
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Ok(Exit::Code(code)),
+            (None, Some(signal)) => Ok(Exit::Signal(signal)),
+            (None, None) => Err(SupervisorError::ReaperKilled),
+        }
+    }
+
+    /// Ends the step: TERM to its group, KILL after `grace` or once the main process has ended.
+    ///
+    /// # Errors
+    /// As [`Child::wait`].
+    pub async fn cancel(&mut self, grace: Duration) -> Result<Exit, SupervisorError> {
+        signal(self.group, Signal::TERM);
+        signal(self.group, Signal::CONT);
+        // Whether it ended or not, what is left of the group is killed.
+        let _ = tokio::time::timeout(grace, self.wait()).await;
+        self.kill().await
+    }
+
+    /// Kills the step's group.
+    ///
+    /// # Errors
+    /// As [`Child::wait`].
+    pub async fn kill(&mut self) -> Result<Exit, SupervisorError> {
+        signal(self.group, Signal::KILL);
+        let exit = self.wait().await;
+        self.groups.alive().remove(&self.group);
+        exit
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.exit.borrow().is_none() {
+            signal(self.group, Signal::KILL);
+            self.groups.alive().remove(&self.group);
+        }
+    }
+}
+
+/// Signals a group; one that is gone by now needs none.
+fn signal(group: Pid, signal: Signal) {
+    let _ = rustix::process::kill_process_group(group, signal);
+}
+
+fn stdin_of(stdin: Stdin) -> io::Result<Stdio> {
+    match stdin {
+        Stdin::Empty => Ok(Stdio::null()),
+        Stdin::File(file) => Ok(file.into()),
+        Stdin::Bytes(bytes) => {
+            let (theirs, mut ours) = io::pipe()?;
+            // A step that does not read it all ends the writing by its end.
+            std::thread::Builder::new().name("waypost-stdin".into()).spawn(move || ours.write_all(&bytes))?;
+            Ok(theirs.into())
+        }
+    }
+}
+
+/// Why leftovers could not be ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LeftoversError {}
+
+/// Finds nothing: this system does not show the environment of processes.
+///
+/// # Errors
+/// None here.
+pub fn leftovers(_markers: &[(&str, &str)]) -> io::Result<Vec<u32>> {
+    Ok(Vec::new())
+}
+
+/// Finds nothing, and kills nothing.
+///
+/// # Errors
+/// None here.
+pub fn kill_leftovers(_markers: &[(&str, &str)]) -> Result<usize, LeftoversError> {
+    Ok(0)
+}

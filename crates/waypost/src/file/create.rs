@@ -1,0 +1,225 @@
+//! The beginning and the end of a run's folder: there as a whole, or not at all.
+//!
+//! A run is built as `runs/.tmp-RUN`, synced, and renamed into its place. It is removed the other way round: renamed to
+//! `runs/.tmp-RUN`, then emptied. Both under the lock of the run, so whoever has that lock removes what a crash left
+//! under that name.
+
+use std::io;
+use std::path::Path;
+
+use crate::disk::{Disk, Kind, write_whole};
+use crate::folder::{TEMP_PREFIX, create_temp, remove_leftovers};
+use crate::id::RunId;
+use crate::lock::Holder;
+use crate::record::SealedRun;
+use crate::store::{Batch, FIRST_TOKEN, Lease, StoreError};
+
+use super::FileStore;
+use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
+use super::lease::{locked, sync_new_folder};
+use super::list::read_run;
+use super::paths::{NEWEST_FILE, RUN_FILE, RunPaths};
+use super::read::read_error;
+use super::write::{Writer, seal, write_sidecar};
+
+/// Deepest folder in a run's folder: blobs lie in folders of their own.
+const DEPTH_MAX: u32 = 64;
+const ORDINAL_FILE: &str = "ordinal.json";
+
+impl FileStore {
+    pub(super) fn create_run(
+        &self,
+        run: &SealedRun,
+        first: &Batch,
+        holder: &Holder,
+    ) -> Result<Lease, StoreError> {
+        let name = &run.record().run;
+        let seat = self.seat(name);
+        let mut seat = locked(&seat);
+        if self.is_there(name)? {
+            return Err(StoreError::Exists { run: name.clone() });
+        }
+        self.make_folders()?;
+        let lock = self.lock_run(name, &seat, holder)?;
+        if self.is_there(name)? {
+            return Err(StoreError::Exists { run: name.clone() });
+        }
+        let mut writer = Writer::new(self.disk.clone(), name.clone(), self.run_paths(name), FIRST_TOKEN);
+        let commit = writer.commit_of(first)?;
+        let ordinal = self.with_store_lock(|| self.next_ordinal())?;
+        let temp = self.temp_folder(name);
+        let built = self.build(&temp, run, &commit, ordinal).and_then(|()| self.put_in_place(&temp, name));
+        if let Err(error) = built {
+            // As well as can be: the next who has the lock of this run does it otherwise.
+            let _ = remove_folder(self.disk.as_ref(), &temp, 0);
+            return Err(error);
+        }
+        writer.take_in(&commit);
+        writer.configure(run.record(), self.retention);
+        if let Some(folder) = &mut writer.folder {
+            folder.committed(&first.records);
+        }
+        let lease = Self::seat_writer(&mut seat, writer, lock, holder);
+        if first.release {
+            seat.release();
+        }
+        Ok(lease)
+    }
+
+    pub(super) fn is_there(&self, run: &RunId) -> Result<bool, StoreError> {
+        let paths = self.run_paths(run);
+        for path in [paths.root.join(RUN_FILE), paths.history()] {
+            match self.disk.metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(read_error(&path, source)),
+                Ok(_) => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn check_there(&self, run: &RunId) -> Result<(), StoreError> {
+        if self.is_there(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
+    }
+
+    fn make_folders(&self) -> Result<(), StoreError> {
+        for path in [self.dir.clone(), self.runs_folder()] {
+            sync_new_folder(self.disk.as_ref(), &path)
+                .map_err(|source| StoreError::Create { path: path.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the ordinal of a new run, greater than that of all before it. Under the lock of the store.
+    fn next_ordinal(&self) -> Result<u64, StoreError> {
+        let disk = self.disk.as_ref();
+        let path = self.dir.join(ORDINAL_FILE);
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        remove_leftovers(disk, &self.dir).map_err(failed)?;
+        let counted = match disk.read(&path, FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            text => OrdinalFile::open(&text.map_err(|source| read_error(&path, source))?).ok(),
+        };
+        let newest = match counted {
+            Some(counted) => counted.newest,
+            None => self.greatest_ordinal()?,
+        } + 1;
+        let (temp, mut file) = create_temp(disk, &self.dir).map_err(failed)?;
+        let text = OrdinalFile { newest }.seal();
+        let written = write_whole(file.as_mut(), &text).and_then(|()| file.sync());
+        let placed = written.and_then(|()| disk.rename(&temp, &path));
+        if let Err(source) = placed {
+            let _ = disk.remove(&temp);
+            return Err(failed(source));
+        }
+        disk.sync_dir(&self.dir).map_err(failed)?;
+        Ok(newest)
+    }
+
+    fn greatest_ordinal(&self) -> Result<u64, StoreError> {
+        let mut greatest = 0;
+        for run in self.run_ids()? {
+            if let Some((ordinal, _)) = read_run(self.disk.as_ref(), &run, &self.run_paths(&run))? {
+                greatest = greatest.max(ordinal);
+            }
+        }
+        Ok(greatest)
+    }
+
+    fn temp_folder(&self, run: &RunId) -> std::path::PathBuf {
+        self.runs_folder().join(format!("{TEMP_PREFIX}{run}"))
+    }
+
+    fn build(&self, temp: &Path, run: &SealedRun, commit: &Commit, ordinal: u64) -> Result<(), StoreError> {
+        let disk = self.disk.as_ref();
+        let paths = RunPaths { root: temp.to_owned() };
+        let text = seal(commit, &run.record().run)?;
+        let failed = |source| StoreError::of_write("write", temp.display().to_string(), source);
+        let build = || {
+            remove_folder(disk, temp, 0)?;
+            disk.create_dir(temp)?;
+            disk.create_dir(&paths.history())?;
+            write_synced(disk, &temp.join(RUN_FILE), &format::seal_run(run, ordinal))?;
+            write_sidecar(disk, &paths, commit.number, &text);
+            write_synced(disk, &paths.commit(commit.number), &text)?;
+            // A convenience; a file system without hard links goes without.
+            let _ = disk.hard_link(&paths.commit(commit.number), &temp.join(NEWEST_FILE));
+            disk.sync_dir(&paths.history())?;
+            disk.sync_dir(temp)
+        };
+        build().map_err(failed)
+    }
+
+    fn put_in_place(&self, temp: &Path, run: &RunId) -> Result<(), StoreError> {
+        let root = self.run_paths(run).root;
+        let runs = self.runs_folder();
+        match self.disk.rename(temp, &root) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty
+                ) =>
+            {
+                return Err(StoreError::Exists { run: run.clone() });
+            }
+            renamed => {
+                renamed.map_err(|source| StoreError::of_write("write", root.display().to_string(), source))?
+            }
+        }
+        self.disk.sync_dir(&runs).map_err(|source| {
+            // Not acknowledged, so it should not be there, as well as that can be had.
+            let _ = self.disk.rename(&root, temp);
+            StoreError::of_write("sync", runs.display().to_string(), source)
+        })
+    }
+
+    pub(super) fn delete_run(&self, run: &RunId) -> Result<(), StoreError> {
+        self.check_there(run)?;
+        let seat = self.seat(run);
+        let mut seat = locked(&seat);
+        let holder = Holder::here(jiff::Timestamp::UNIX_EPOCH)
+            .map_err(|source| read_error(Path::new("the process table"), source))?;
+        let lock = self.lock_run(run, &seat, &holder)?;
+        self.check_there(run)?;
+        seat.release();
+        let (disk, root, runs) = (self.disk.as_ref(), self.run_paths(run).root, self.runs_folder());
+        let temp = self.temp_folder(run);
+        let failed = |source| StoreError::of_write("remove", root.display().to_string(), source);
+        remove_folder(disk, &temp, 0).map_err(failed)?;
+        disk.rename(&root, &temp).map_err(failed)?;
+        disk.sync_dir(&runs).map_err(failed)?;
+        remove_folder(disk, &temp, 0).map_err(failed)?;
+        locked(&self.journals).remove(run);
+        *seat = super::lease::Seat::default();
+        if let Some(lock) = lock {
+            let path = lock.path().display().to_string();
+            lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))?;
+        }
+        Ok(())
+    }
+}
+
+fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = disk.create_new(path)?;
+    write_whole(file.as_mut(), text)?;
+    file.sync()
+}
+
+/// Removes a folder with all that is in it; links are removed and not followed. Nothing happens if it is not there.
+fn remove_folder(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(io::Error::other(format!("`{}` is nested too deep", path.display())));
+    }
+    let entries = match disk.list(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = path.join(&entry.name);
+        match entry.kind {
+            Kind::Folder => remove_folder(disk, &path, depth + 1)?,
+            Kind::File | Kind::Other => disk.remove(&path)?,
+        }
+    }
+    disk.remove_dir(path)
+}

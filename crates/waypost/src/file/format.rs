@@ -1,0 +1,390 @@
+//! The bytes of the file store: text that vouches for itself.
+//!
+//! Every file but the journal begins with the member `integrity_hash`, always at the same offset: SHA-256 of the file
+//! with the 64 characters of the hash itself replaced by zeros (the character `0`). So it is plain JSON, and whatever
+//! byte of it was changed is found before anything of it is believed.
+//!
+//! Headers and states stand in a commit file as they are, to the byte, so that their digests are those of every other
+//! store. What is not JSON to the byte stands in base64.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use crate::id::{BranchPath, Digest, RunId};
+use crate::record::{Flaw, Record, SealedRun};
+use crate::store::{BatchId, Signal, Summary};
+
+/// The newest format of files that is read, and the one that is written.
+pub(super) const FILE_FORMAT: u32 = 1;
+/// Largest file: a batch of several records with the largest states, in base64, fits.
+pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
+
+const HASH_PREFIX: &[u8] = b"{\"integrity_hash\":\"";
+const HASH_CHARS: usize = 64;
+const HASH_END: usize = HASH_PREFIX.len() + HASH_CHARS;
+const ZEROS: [u8; HASH_CHARS] = [b'0'; HASH_CHARS];
+
+/// Begins a text; members follow, each preceded by a comma.
+fn begin(capacity: usize) -> Vec<u8> {
+    let mut text = Vec::with_capacity(capacity + 256);
+    text.extend_from_slice(HASH_PREFIX);
+    text.extend_from_slice(&ZEROS);
+    text.push(b'"');
+    text
+}
+
+/// Ends a text and makes it vouch for itself.
+fn finish(mut text: Vec<u8>) -> Vec<u8> {
+    text.extend_from_slice(b"}\n");
+    let hash = integrity(&text);
+    text[HASH_PREFIX.len()..HASH_END].copy_from_slice(hash.to_string().as_bytes());
+    text
+}
+
+fn integrity(text: &[u8]) -> Digest {
+    let mut hash = Sha256::new();
+    hash.update(HASH_PREFIX);
+    hash.update(ZEROS);
+    hash.update(&text[HASH_END..]);
+    Digest::from_bytes(hash.finalize().into())
+}
+
+/// Checks that a text is the one that was written, and of a format that this version reads.
+fn check(text: &[u8]) -> Result<(), Flaw> {
+    let hash = text
+        .strip_prefix(HASH_PREFIX)
+        .and_then(|rest| rest.get(..HASH_CHARS))
+        .and_then(|hash| std::str::from_utf8(hash).ok())
+        .and_then(|hash| hash.parse().ok())
+        .ok_or_else(|| Flaw::Malformed("it does not begin with its integrity hash".to_owned()))?;
+    let actual = integrity(text);
+    if actual != hash {
+        return Err(Flaw::Digest { part: "file", expect: hash, actual });
+    }
+    match format_of(text) {
+        Some(FILE_FORMAT) => Ok(()),
+        Some(found) if found > FILE_FORMAT => Err(Flaw::Newer { found }),
+        _ => Err(Flaw::Malformed("its format is not told".to_owned())),
+    }
+}
+
+/// Reads the member that follows the hash; it is the first in every format, so that it can be told without the rest.
+fn format_of(text: &[u8]) -> Option<u32> {
+    let rest = text[HASH_END..].strip_prefix(b"\",\n\"format\":")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Flaw> {
+    serde_json::from_slice(text).map_err(|error| Flaw::Malformed(error.to_string()))
+}
+
+fn member(text: &mut Vec<u8>, name: &str, value: &impl Serialize) {
+    text.extend_from_slice(b",\n\"");
+    text.extend_from_slice(name.as_bytes());
+    text.extend_from_slice(b"\":");
+    serde_json::to_writer(text, value).expect("plain values have JSON");
+}
+
+/// A small file that is written whole: its members are those of a struct.
+pub(super) trait Small: Serialize + DeserializeOwned {
+    /// Returns the text of the file.
+    fn seal(&self) -> Vec<u8> {
+        let json = serde_json::to_vec(self).expect("plain values have JSON");
+        let mut text = begin(json.len());
+        member(&mut text, "format", &FILE_FORMAT);
+        text.extend_from_slice(b",\n");
+        text.extend_from_slice(json[1..].strip_suffix(b"}").expect("a struct is an object"));
+        finish(text)
+    }
+
+    /// Reads the text of the file back, after checking every byte of it.
+    fn open(text: &[u8]) -> Result<Self, Flaw> {
+        check(text)?;
+        parse(text)
+    }
+}
+
+/// `lease.json`: the token of the newest lease, where that is not in the newest commit file yet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct LeaseFile {
+    /// The token.
+    pub(super) token: u64,
+    /// The newest commit file when this was written; `wake_at` holds until there is a newer one.
+    pub(super) commit: u64,
+    /// When the run is due, as said at the release of the lease.
+    pub(super) wake_at: Option<jiff::Timestamp>,
+}
+
+impl Small for LeaseFile {}
+
+/// A file in `signals/`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct SignalFile {
+    /// Its place in the order of arrival.
+    pub(super) ordinal: u64,
+    /// The message.
+    pub(super) signal: Signal,
+}
+
+impl Small for SignalFile {}
+
+/// The counter that gives runs their order.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct OrdinalFile {
+    /// The ordinal of the newest run.
+    pub(super) newest: u64,
+}
+
+impl Small for OrdinalFile {}
+
+/// What stands in quarantine beside a file: which records are gone with it, and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct NoteFile {
+    /// The name that the file had.
+    pub(super) file: String,
+    /// What was wrong with it.
+    pub(super) flaw: String,
+    /// The records that it held, as far as could be told.
+    pub(super) records: Vec<(BranchPath, u64)>,
+}
+
+impl Small for NoteFile {}
+
+/// Returns the text of `run.json`.
+pub(super) fn seal_run(run: &SealedRun, ordinal: u64) -> Vec<u8> {
+    let mut text = begin(run.bytes().len());
+    member(&mut text, "format", &FILE_FORMAT);
+    member(&mut text, "ordinal", &ordinal);
+    member(&mut text, "digest", &run.digest());
+    text.extend_from_slice(b",\n\"record\":");
+    text.extend_from_slice(run.bytes());
+    finish(text)
+}
+
+/// Reads `run.json` of a run back.
+pub(super) fn open_run(run: &RunId, text: &[u8]) -> Result<(u64, SealedRun), Flaw> {
+    #[derive(Deserialize)]
+    struct RunFile<'a> {
+        ordinal: u64,
+        digest: Digest,
+        #[serde(borrow)]
+        record: &'a RawValue,
+    }
+    check(text)?;
+    let file: RunFile<'_> = parse(text)?;
+    let sealed = SealedRun::open(file.digest, file.record.get().as_bytes().to_vec())?;
+    is_of(run, &sealed.record().run)?;
+    Ok((file.ordinal, sealed))
+}
+
+fn is_of(run: &RunId, found: &RunId) -> Result<(), Flaw> {
+    if run == found { Ok(()) } else { Err(Flaw::Malformed(format!("it belongs to run {found}"))) }
+}
+
+/// A commit file: one batch, and what the run is after it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Commit {
+    /// Counts the commits of the run, from 1.
+    pub(super) number: u64,
+    /// The fencing token it was written under.
+    pub(super) token: u64,
+    /// Its batch.
+    pub(super) batch: BatchId,
+    /// The lease was given back with it.
+    pub(super) release: bool,
+    /// Signals that it took in.
+    pub(super) consumed: Vec<String>,
+    /// The run's summary.
+    pub(super) summary: Summary,
+    /// How many checkpoints the run has, with these.
+    pub(super) checkpoints: u64,
+    /// How many branches it has, with these.
+    pub(super) branches: u64,
+    /// The records, each with the place of its branch in the order of opening, from 0.
+    pub(super) records: Vec<(u64, Record)>,
+}
+
+impl Commit {
+    /// Returns the text of the file.
+    pub(super) fn seal(&self, run: &RunId) -> Vec<u8> {
+        let size = |record: &Record| record.header_bytes().len() + record.body_bytes().map_or(0, |b| b.len());
+        let mut text = begin(self.records.iter().map(|(_, record)| size(record) + 256).sum());
+        member(&mut text, "format", &FILE_FORMAT);
+        member(&mut text, "run", run);
+        member(&mut text, "commit", &self.number);
+        member(&mut text, "token", &self.token);
+        member(&mut text, "batch", &self.batch);
+        member(&mut text, "release", &self.release);
+        member(&mut text, "consumed", &self.consumed);
+        member(&mut text, "summary", &self.summary);
+        member(&mut text, "checkpoints", &self.checkpoints);
+        member(&mut text, "branches", &self.branches);
+        text.extend_from_slice(b",\n\"records\":[");
+        for (index, (opened, record)) in self.records.iter().enumerate() {
+            text.extend_from_slice(if index == 0 { b"\n" } else { b",\n" });
+            push_record(&mut text, *opened, record);
+        }
+        text.push(b']');
+        finish(text)
+    }
+
+    /// Reads the text of a file of `run` back, after checking every byte of it.
+    pub(super) fn open(run: &RunId, number: u64, text: &[u8]) -> Result<Self, Flaw> {
+        #[derive(Deserialize)]
+        struct CommitFile<'a> {
+            run: RunId,
+            commit: u64,
+            token: u64,
+            batch: BatchId,
+            release: bool,
+            consumed: Vec<String>,
+            summary: Summary,
+            checkpoints: u64,
+            branches: u64,
+            #[serde(borrow)]
+            records: Vec<RecordText<'a>>,
+        }
+        check(text)?;
+        let file: CommitFile<'_> = parse(text)?;
+        is_of(run, &file.run)?;
+        if file.commit != number {
+            return Err(Flaw::Malformed(format!("it is commit {}", file.commit)));
+        }
+        let records = file.records.into_iter().map(RecordText::open).collect::<Result<Vec<_>, _>>()?;
+        for (_, record) in &records {
+            is_of(run, &record.header().run)?;
+        }
+        Ok(Self {
+            number,
+            token: file.token,
+            batch: file.batch,
+            release: file.release,
+            consumed: file.consumed,
+            summary: file.summary,
+            checkpoints: file.checkpoints,
+            branches: file.branches,
+            records,
+        })
+    }
+}
+
+fn push_record(text: &mut Vec<u8>, opened: u64, record: &Record) {
+    text.extend_from_slice(format!("{{\"opened\":{opened},\"digest\":\"{}\"", record.digest()).as_bytes());
+    text.extend_from_slice(b",\n\"header\":");
+    text.extend_from_slice(record.header_bytes());
+    if let (Some(info), Some(body)) = (&record.header().body, record.body_bytes()) {
+        let (position, state) = body.split_at(info.position_bytes as usize);
+        // One newline stands between the two.
+        let state = &state[1..];
+        text.extend_from_slice(b",\n\"position\":");
+        text.extend_from_slice(position);
+        if is_json_to_the_byte(state) {
+            text.extend_from_slice(b",\n\"state\":");
+            text.extend_from_slice(state);
+        } else {
+            member(text, "state_base64", &BASE64.encode(state));
+        }
+    }
+    text.push(b'}');
+}
+
+/// Says whether a reader of JSON gives these very bytes back as the text of one value.
+fn is_json_to_the_byte(bytes: &[u8]) -> bool {
+    serde_json::from_slice::<&RawValue>(bytes).is_ok_and(|value| value.get().len() == bytes.len())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordText<'a> {
+    opened: u64,
+    digest: Digest,
+    #[serde(borrow)]
+    header: &'a RawValue,
+    #[serde(borrow, default, deserialize_with = "present")]
+    position: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    state: Option<&'a RawValue>,
+    #[serde(default)]
+    state_base64: Option<String>,
+}
+
+/// Reads a member that is there, whatever it holds: a state may well be `null`.
+fn present<'de, D: serde::Deserializer<'de>>(member: D) -> Result<Option<&'de RawValue>, D::Error> {
+    Deserialize::deserialize(member).map(Some)
+}
+
+impl RecordText<'_> {
+    fn open(self) -> Result<(u64, Record), Flaw> {
+        let state = match (self.state, self.state_base64) {
+            (Some(state), None) => Some(state.get().as_bytes().to_vec()),
+            (None, Some(text)) => {
+                Some(BASE64.decode(text).map_err(|error| Flaw::Malformed(error.to_string()))?)
+            }
+            (None, None) => None,
+            (Some(_), Some(_)) => return Err(Flaw::Malformed("it has two states".to_owned())),
+        };
+        let body = match (self.position, state) {
+            (Some(position), Some(state)) => {
+                let mut body = position.get().as_bytes().to_vec();
+                body.push(b'\n');
+                body.extend_from_slice(&state);
+                Some(body)
+            }
+            (None, None) => None,
+            _ => return Err(Flaw::Malformed("it has half a body".to_owned())),
+        };
+        let header = self.header.get().as_bytes().to_vec();
+        Ok((self.opened, Record::open(self.digest, header, body)?))
+    }
+}
+
+/// Tells which branches the records of a damaged file were on, as far as its text still shows, in order.
+///
+/// Only for saying what is lost: nothing of it is believed. A header begins with its run, branch and seq, and no
+/// string in JSON can look like that, since its quotes would be escaped.
+pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
+    let begin = format!("\"header\":{{\"v\":1,\"run\":\"{run}\",\"branch\":\"").into_bytes();
+    let mut branches = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.windows(begin.len()).position(|part| part == begin) {
+        rest = &rest[at + begin.len()..];
+        let name =
+            rest.iter().position(|byte| *byte == b'"').and_then(|end| std::str::from_utf8(&rest[..end]).ok());
+        branches.extend(name.and_then(|name| BranchPath::new(name).ok()));
+    }
+    branches
+}
+
+/// A line of the journal: the header of a record whose commit file is gone, and its digest.
+pub(super) fn journal_line(record: &Record) -> Vec<u8> {
+    let header = record.header_bytes();
+    let mut line = Vec::with_capacity(header.len() + 96);
+    line.extend_from_slice(format!("{{\"digest\":\"{}\",\"header\":", record.digest()).as_bytes());
+    line.extend_from_slice(header);
+    line.extend_from_slice(b"}\n");
+    line
+}
+
+/// Reads a line of the journal of `run` back, after checking every byte of it.
+pub(super) fn open_journal_line(run: &RunId, line: &[u8]) -> Result<Record, Flaw> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Line<'a> {
+        digest: Digest,
+        #[serde(borrow)]
+        header: &'a RawValue,
+    }
+    let parsed: Line<'_> = parse(line)?;
+    let record = Record::open(parsed.digest, parsed.header.get().as_bytes().to_vec(), None)?;
+    is_of(run, &record.header().run)?;
+    // White space between the members is under no digest, so there may be none but what was written.
+    if journal_line(&record).strip_suffix(b"\n") != Some(line) {
+        return Err(Flaw::Malformed("it is not as it was written".to_owned()));
+    }
+    Ok(record)
+}

@@ -1,0 +1,149 @@
+//! `journal.jsonl`: the headers of what rotation removed, one line a record, only ever appended to.
+//!
+//! Lines are written and synced before the files they stand for are removed. So a line that is torn stands for a file
+//! that is still there; it is left as it is, and the next lines begin after it. A record may stand here and in a file,
+//! or here twice: all of them are the same.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::disk::{Disk, write_whole};
+use crate::id::{BranchPath, RunId};
+use crate::record::{Flaw, HEADER_BYTES_MAX, Record};
+
+use super::format;
+
+/// How much is read at once to find out where the lines are.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Longest line: a header, its digest and the names of both.
+const LINE_BYTES_MAX: usize = HEADER_BYTES_MAX + 128;
+
+/// Where the records of a journal stand, by their names. Whether they are sound is found out when they are read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Index {
+    /// How much of the file was looked at: up to the end of a line.
+    bytes: u64,
+    /// How the file begins, by which another one in its place is known.
+    begin: Vec<u8>,
+    branches: BTreeMap<BranchPath, BTreeMap<u64, Line>>,
+}
+
+/// A line: where, and how long without its end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Line {
+    offset: u64,
+    len: usize,
+}
+
+impl Index {
+    /// Brings the index up to date with the file, of which it may know the beginning.
+    pub(super) fn update(
+        self: Arc<Self>,
+        disk: &dyn Disk,
+        path: &Path,
+        run: &RunId,
+    ) -> io::Result<Arc<Self>> {
+        let len = match disk.metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Arc::default()),
+            metadata => metadata?.len,
+        };
+        let begin = disk.read_at(path, 0, 256)?;
+        let same = self.bytes > 0 && self.bytes <= len && begin.starts_with(&self.begin);
+        if same && self.bytes == len {
+            return Ok(self);
+        }
+        let mut index = if same { Self::clone(&self) } else { Self { begin, ..Self::default() } };
+        index.extend(disk, path, run)?;
+        Ok(Arc::new(index))
+    }
+
+    fn extend(&mut self, disk: &dyn Disk, path: &Path, run: &RunId) -> io::Result<()> {
+        let mut window = CHUNK_BYTES;
+        loop {
+            let chunk = disk.read_at(path, self.bytes, window)?;
+            let Some(end) = chunk.iter().rposition(|byte| *byte == b'\n') else {
+                // A line longer than the window, or a torn one at the end.
+                if chunk.len() < window || window > 2 * LINE_BYTES_MAX {
+                    return Ok(());
+                }
+                window *= 2;
+                continue;
+            };
+            let mut offset = self.bytes;
+            for line in chunk[..=end].split_inclusive(|byte| *byte == b'\n') {
+                let text = &line[..line.len() - 1];
+                if let Some((branch, seq)) = name_of(run, text) {
+                    self.branches.entry(branch).or_default().insert(seq, Line { offset, len: text.len() });
+                }
+                offset += line.len() as u64;
+            }
+            self.bytes = offset;
+        }
+    }
+
+    /// Returns the branches that have lines.
+    pub(super) fn branches(&self) -> impl Iterator<Item = (&BranchPath, &BTreeMap<u64, Line>)> {
+        self.branches.iter()
+    }
+
+    /// Returns all lines, the last one first.
+    pub(super) fn last_first(&self) -> Vec<(BranchPath, u64, Line)> {
+        let all = self
+            .branches
+            .iter()
+            .flat_map(|(branch, lines)| lines.iter().map(move |(seq, line)| (branch.clone(), *seq, *line)));
+        let mut all: Vec<_> = all.collect();
+        all.sort_unstable_by_key(|(_, _, line)| std::cmp::Reverse(line.offset));
+        all
+    }
+
+    /// Returns where a record stands.
+    pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<Line> {
+        self.branches.get(branch)?.get(&seq).copied()
+    }
+}
+
+/// Reads the record of a line, without its body; what is wrong with it, if it is not what was written.
+pub(super) fn read(
+    disk: &dyn Disk,
+    path: &Path,
+    run: &RunId,
+    line: Line,
+) -> io::Result<Result<Record, (Flaw, Vec<u8>)>> {
+    let text = disk.read_at(path, line.offset, line.len)?;
+    Ok(format::open_journal_line(run, &text).map_err(|flaw| (flaw, text)))
+}
+
+/// Reads which record a line says it is of; the line begins as it was written, or it is none.
+fn name_of(run: &RunId, line: &[u8]) -> Option<(BranchPath, u64)> {
+    let rest = line.strip_prefix(b"{\"digest\":\"")?.get(64..)?;
+    let rest = rest.strip_prefix(b"\",\"header\":{\"v\":")?;
+    let rest = &rest[rest.iter().position(|byte| !byte.is_ascii_digit())?..];
+    let rest = rest.strip_prefix(b",\"run\":\"")?.strip_prefix(run.as_str().as_bytes())?;
+    let rest = rest.strip_prefix(b"\",\"branch\":\"")?;
+    let end = rest.iter().position(|byte| *byte == b'"')?;
+    let branch = BranchPath::new(std::str::from_utf8(&rest[..end]).ok()?).ok()?;
+    let rest = rest[end..].strip_prefix(b"\",\"seq\":")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let seq = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
+    Some((branch, seq))
+}
+
+/// Appends lines and syncs them. The name of a new file is not synced.
+pub(super) fn append(disk: &dyn Disk, path: &Path, lines: &[u8]) -> io::Result<()> {
+    let (mut file, torn) = match disk.open_append(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (disk.create_new(path)?, false),
+        file => {
+            let len = disk.metadata(path)?.len;
+            let last = disk.read_at(path, len.saturating_sub(1), 1)?;
+            (file?, last.first().is_some_and(|byte| *byte != b'\n'))
+        }
+    };
+    if torn {
+        write_whole(file.as_mut(), b"\n")?;
+    }
+    write_whole(file.as_mut(), lines)?;
+    file.sync()
+}

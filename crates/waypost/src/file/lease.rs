@@ -1,0 +1,317 @@
+//! Leases: who may append to a run, and why a writer that lost that right is refused.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::disk::Disk;
+use crate::folder::{create_temp, remove_leftovers};
+use crate::id::RunId;
+use crate::lock::{Holder, LockError, RunLock};
+use crate::store::{BatchId, Lease, StoreError};
+
+use super::FileStore;
+use super::format::{FILE_BYTES_MAX, LeaseFile, Small};
+use super::paths::{LEASE_FILE, RunPaths};
+use super::read::{IndexSource, Walk, read_error};
+use super::replay::NewestFirst;
+use super::write::{Tail, Writer};
+
+/// Tokens that are left out when `lease.json` is damaged: more than there can have been leases without any commit.
+const TOKENS_SKIPPED: u64 = 1 << 20;
+/// How long one waits for the lock of the store; its holder has it for a few syncs.
+const STORE_LOCK_WAIT: Duration = Duration::from_secs(10);
+/// How often one looks.
+const STORE_LOCK_STEP: Duration = Duration::from_millis(1);
+/// Name of the store's lock among those of its runs: no run can be named so.
+const STORE_LOCK: &str = ".store.lock";
+
+/// How one writer at a time is made sure of.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Locking {
+    /// By the kernel, over all processes of this machine.
+    Kernel {
+        /// Network file systems are trusted to lock.
+        allow_network: bool,
+    },
+    /// Within one value of the store only: for a disk that is not the machine's.
+    InProcess,
+}
+
+/// What this store knows of its lease on a run, held or given back.
+#[derive(Debug, Default)]
+pub(super) struct Seat {
+    pub(super) token: u64,
+    pub(super) last_batch: Option<BatchId>,
+    /// Only while the lease is held.
+    pub(super) writer: Option<Box<Writer>>,
+    holder: Option<Holder>,
+}
+
+impl Seat {
+    /// Gives the lease back. The kernel's lock goes with the last copy of the [`Lease`].
+    pub(super) fn release(&mut self) {
+        self.writer = None;
+        self.holder = None;
+    }
+}
+
+pub(super) type Seats = Mutex<BTreeMap<RunId, Arc<Mutex<Seat>>>>;
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change of what is behind these mutexes is made whole before anything can panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FileStore {
+    pub(super) fn seat(&self, run: &RunId) -> Arc<Mutex<Seat>> {
+        locked(&self.seats).entry(run.clone()).or_default().clone()
+    }
+
+    /// Takes the lock of a run.
+    pub(super) fn lock_run(
+        &self,
+        run: &RunId,
+        seat: &Seat,
+        holder: &Holder,
+    ) -> Result<Option<RunLock>, StoreError> {
+        let held = |holder| Err(StoreError::Held { run: run.clone(), holder });
+        match self.locking {
+            Locking::InProcess if seat.writer.is_some() => held(seat.holder.clone()),
+            Locking::InProcess => Ok(None),
+            Locking::Kernel { allow_network } => {
+                match RunLock::take(&self.lock_path(run), holder, allow_network) {
+                    Ok(lock) => Ok(Some(lock)),
+                    Err(LockError::Held { holder, .. }) => {
+                        held(Some(*holder).filter(|holder| holder.pid != 0))
+                    }
+                    Err(error) => Err(lock_error(error)),
+                }
+            }
+        }
+    }
+
+    /// Says who holds a run now.
+    pub(super) fn holder_of(&self, run: &RunId) -> Result<Option<Holder>, StoreError> {
+        if let Locking::InProcess = self.locking {
+            let seat = locked(&self.seats).get(run).cloned();
+            return Ok(seat.and_then(|seat| locked(&seat).holder.clone()));
+        }
+        let path = self.lock_path(run);
+        RunLock::probe(&path).map_err(|source| read_error(&path, source))
+    }
+
+    /// Makes the lease that a new writer works under.
+    pub(super) fn seat_writer(
+        seat: &mut Seat,
+        writer: Writer,
+        lock: Option<RunLock>,
+        holder: &Holder,
+    ) -> Lease {
+        *seat = Seat {
+            token: writer.token,
+            last_batch: writer.last_batch,
+            holder: Some(holder.clone()),
+            writer: None,
+        };
+        let lease = Lease::new(writer.run.clone(), writer.token, lock);
+        seat.writer = Some(Box::new(writer));
+        lease
+    }
+
+    pub(super) fn acquire_run(&self, run: &RunId, holder: &Holder) -> Result<Lease, StoreError> {
+        let paths = self.run_paths(run);
+        self.check_there(run)?;
+        let seat = self.seat(run);
+        let mut seat = locked(&seat);
+        let lock = self.lock_run(run, &seat, holder)?;
+        // It may have been deleted before the lock was ours.
+        self.check_there(run)?;
+        let mut writer = Writer::new(self.disk.clone(), run.clone(), paths, 0);
+        writer.take_over(self.retention, &self.index())?;
+        Ok(Self::seat_writer(&mut seat, writer, lock, holder))
+    }
+
+    /// Calls `change` with the writer of a lease that holds.
+    pub(super) fn with_writer<T>(
+        &self,
+        lease: &Lease,
+        change: impl FnOnce(&mut Writer) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.check_open()?;
+        let seat = self.seat(lease.run());
+        let mut seat = locked(&seat);
+        let token = seat.token;
+        match &mut seat.writer {
+            Some(writer) if token == lease.token() => change(writer),
+            _ => Err(self.fenced(lease)?),
+        }
+    }
+
+    /// Says that a lease was lost, if its run is there.
+    pub(super) fn fenced(&self, lease: &Lease) -> Result<StoreError, StoreError> {
+        let reader = self.readable(lease.run())?;
+        let of_commit = reader.newest()?.map_or(0, |commit| commit.token);
+        let of_lease = reader.lease()?.and_then(Result::ok).map_or(0, |lease| lease.token);
+        let newest = of_commit.max(of_lease);
+        Ok(StoreError::Fenced { run: lease.run().clone(), token: lease.token(), newest })
+    }
+
+    /// Calls `change` while no other process makes runs or leaves signals in this store.
+    pub(super) fn with_store_lock<T>(
+        &self,
+        change: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let _here = locked(&self.store_lock);
+        let Locking::Kernel { allow_network } = self.locking else { return change() };
+        let path = self.locks().join(STORE_LOCK);
+        // The note says who; since when matters to nobody for so short a time.
+        let holder = Holder::here(Timestamp::UNIX_EPOCH)
+            .map_err(|source| read_error(Path::new("the process table"), source))?;
+        let mut waited = Duration::ZERO;
+        let _lock = loop {
+            match RunLock::take(&path, &holder, allow_network) {
+                Ok(lock) => break lock,
+                Err(LockError::Held { .. }) if waited < STORE_LOCK_WAIT => {
+                    std::thread::sleep(STORE_LOCK_STEP);
+                    waited += STORE_LOCK_STEP;
+                }
+                Err(error) => return Err(lock_error(error)),
+            }
+        };
+        change()
+    }
+}
+
+fn lock_error(error: LockError) -> StoreError {
+    match error {
+        LockError::Io { path, source } => StoreError::Create { path, source },
+        LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
+        LockError::Held { path, holder } => {
+            let source = io::Error::new(io::ErrorKind::WouldBlock, format!("held by {holder}"));
+            StoreError::Create { path, source }
+        }
+    }
+}
+
+impl Writer {
+    /// Takes over a run from its last writer, alive or dead: cleans up, finds the newest sound commit, and makes a
+    /// greater token durable, under which the last one's is refused for good.
+    fn take_over(&mut self, retention: Option<u32>, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        let disk = self.disk.clone();
+        let history = self.paths.history();
+        let failed =
+            |path: &Path, source| StoreError::of_write("clean up", path.display().to_string(), source);
+        for folder in [&self.paths.root, &history, &self.paths.quarantine()] {
+            remove_leftovers(disk.as_ref(), folder).map_err(|source| failed(folder, source))?;
+        }
+        let walk = self.find_tails()?;
+        let newest_file = walk.numbers.last().copied().unwrap_or(0);
+        self.number = newest_file.max(self.greatest_moved()?);
+        self.files = walk.numbers.len();
+        let mut newest_token = 0;
+        if let Some(commit) = walk.sound.first() {
+            newest_token = commit.token;
+            self.checkpoints = commit.checkpoints;
+            self.last_batch = Some(commit.batch);
+            self.summary = Some(commit.summary.clone());
+            self.consumed = commit.consumed.iter().cloned().collect();
+        }
+        let mut wake_at = None;
+        self.token = match self.reader().lease()? {
+            None => newest_token + 1,
+            Some(Ok(lease)) => {
+                // What was said at the release holds until there is a newer commit.
+                wake_at = lease.wake_at.filter(|_| lease.commit == self.number);
+                newest_token.max(lease.token) + 1
+            }
+            Some(Err(_)) => {
+                self.copy_aside(LEASE_FILE);
+                newest_token + TOKENS_SKIPPED
+            }
+        };
+        self.write_lease(wake_at)?;
+        match walk.sound.first() {
+            Some(newest) => self.place_again(newest.number)?,
+            None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,
+        }
+        self.plan_rotation();
+        if let Some((_, Ok(record))) = super::list::read_run(disk.as_ref(), &self.run, &self.paths)? {
+            self.configure(record.record(), retention);
+            self.heal(index)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the newest commit file once more, under its name: its writer may have died before it synced the folder,
+    /// or may have been told that this sync failed, after which no other sync says anything about that name.
+    fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
+        let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
+        let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
+        let placed = self
+            .fill(file.as_mut(), &temp, &text, true)
+            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
+        if let Err(error) = placed {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
+    }
+
+    /// Finds out where every branch ends.
+    pub(super) fn find_tails(&mut self) -> Result<Walk, StoreError> {
+        let walk = self.reader().walk_to_ends()?;
+        let ends = self.reader().ends(&walk)?;
+        self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
+        Ok(walk)
+    }
+
+    /// Makes the token of this lease durable, and when the run is due.
+    pub(super) fn write_lease(&mut self, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
+        let (disk, root, path) = (self.disk.clone(), self.paths.root.clone(), self.paths.lease());
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let text = LeaseFile { token: self.token, commit: self.number, wake_at }.seal();
+        let (temp, mut file) = create_temp(disk.as_ref(), &root).map_err(failed)?;
+        let placed = self
+            .fill(file.as_mut(), &temp, &text, true)
+            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
+        if let Err(error) = placed {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))
+    }
+
+    /// Adds to `events.jsonl` and `report.md` what a crash kept out of them.
+    fn heal(&mut self, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        let Some(mut folder) = self.folder.take() else { return Ok(()) };
+        let healed = folder.heal(NewestFirst::new(self.reader(), index));
+        self.folder = Some(folder);
+        healed
+    }
+}
+
+pub(super) fn sync_new_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    disk.create_dir(path)?;
+    let synced = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => disk.sync_dir(parent),
+        _ => disk.sync_dir(Path::new(".")),
+    };
+    if synced.is_err() {
+        // Another sync would say nothing about this name: it is to be made again. Where it was there before, it is
+        // not empty and stays.
+        let _ = disk.remove_dir(path);
+    }
+    synced
+}
+
+/// Returns where the files of a run are.
+pub(super) fn paths_of(runs: &Path, run: &RunId) -> RunPaths {
+    RunPaths { root: runs.join(run.as_str()) }
+}

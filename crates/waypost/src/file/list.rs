@@ -1,0 +1,169 @@
+//! What is known of runs without opening more than their newest commit.
+
+use std::io;
+use std::path::Path;
+
+use crate::disk::{Disk, Kind};
+use crate::id::{BranchPath, RunId};
+use crate::record::{Flaw, RunStatus, SealedRun};
+use crate::store::{Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary};
+
+use super::FileStore;
+use super::format::{self, FILE_BYTES_MAX};
+use super::paths::{RUN_FILE, RunPaths, files_in};
+use super::read::{RunReader, number, read_error};
+
+/// A run's ordinal, and its frozen record or why that may not be used.
+pub(super) type FoundRun = (u64, Result<SealedRun, Flaw>);
+
+/// Reads `run.json`: the run's ordinal, 0 if it cannot be told, and its frozen record, or why that may not be used.
+/// `None` if there is no such file.
+pub(super) fn read_run(
+    disk: &dyn Disk,
+    run: &RunId,
+    paths: &RunPaths,
+) -> Result<Option<FoundRun>, StoreError> {
+    let path = paths.root.join(RUN_FILE);
+    match disk.read(&path, FILE_BYTES_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(read_error(&path, source)),
+        Ok(text) => Ok(Some(match format::open_run(run, &text) {
+            Ok((ordinal, sealed)) => (ordinal, Ok(sealed)),
+            Err(flaw) => (0, Err(flaw)),
+        })),
+    }
+}
+
+impl FileStore {
+    pub(super) fn entry(&self, run: &RunId) -> Result<RunEntry, StoreError> {
+        self.check_there(run)?;
+        let paths = self.run_paths(run);
+        let flaw = match read_run(self.disk.as_ref(), run, &paths)? {
+            Some((_, Ok(record))) => {
+                let summary = self.summarise(run, Some(&record))?;
+                return Ok(RunEntry { record, summary });
+            }
+            Some((_, Err(flaw))) => flaw,
+            None => Flaw::Malformed("it is missing".to_owned()),
+        };
+        let damage =
+            Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place: RUN_FILE.to_owned(), flaw };
+        Err(StoreError::of_damage(damage, None))
+    }
+
+    /// Says what is known of a run; of one whose frozen record is damaged, what its newest commit tells.
+    fn summarise(&self, run: &RunId, record: Option<&SealedRun>) -> Result<RunSummary, StoreError> {
+        let reader = self.reader(run);
+        // The lock first: a run whose holder ends between the two was still running when this was asked.
+        let holder = self.holder_of(run)?;
+        let newest = reader.newest()?;
+        let lease = reader.lease()?.and_then(Result::ok);
+        // Given back, although the process that had it still keeps the lock for its last moments.
+        let given_back = newest.as_ref().is_some_and(|commit| {
+            commit.release && lease.as_ref().is_none_or(|lease| lease.token <= commit.token)
+        });
+        let holder = holder.filter(|_| !given_back);
+        let record = record.map(SealedRun::record);
+        let created_at = record.map_or(jiff::Timestamp::UNIX_EPOCH, |record| record.created_at);
+        let mut summary = newest.as_ref().map_or_else(unknown, |commit| commit.summary.clone());
+        if let Some(lease) = lease
+            && lease.wake_at.is_some()
+            && newest.as_ref().is_some_and(|commit| commit.number == lease.commit)
+        {
+            summary.wake_at = lease.wake_at;
+        }
+        let last = newest.as_ref().and_then(|commit| commit.records.last());
+        Ok(RunSummary {
+            run: run.clone(),
+            workflow: record.map(|record| record.workflow.clone()).unwrap_or_default(),
+            path: record.and_then(|record| record.path.clone()),
+            status: RunSummary::true_status(&summary, holder.as_ref()),
+            summary,
+            labels: record.map(|record| record.labels.clone()).unwrap_or_default(),
+            created_at,
+            updated_at: last.map_or(created_at, |(_, record)| record.header().created_at),
+            checkpoints: newest.as_ref().map_or(0, |commit| commit.checkpoints),
+            bytes: bytes_of(&reader)?,
+            holder,
+        })
+    }
+
+    pub(super) fn list(&self, query: &RunQuery) -> Result<Runs, StoreError> {
+        let mut all = Vec::new();
+        for run in self.run_ids()? {
+            if query.prefix.as_ref().is_some_and(|prefix| !run.as_str().starts_with(prefix.as_str())) {
+                continue;
+            }
+            // A folder without `run.json` is being made or removed, or not ours.
+            if let Some((ordinal, record)) = read_run(self.disk.as_ref(), &run, &self.run_paths(&run))? {
+                all.push((ordinal, run, record.ok()));
+            }
+        }
+        all.sort_unstable_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+        let after = query.cursor.as_deref().map(cursor).transpose()?;
+        let mut found = Runs { runs: Vec::new(), next: None };
+        let mut last = None;
+        for (ordinal, run, record) in all {
+            if after.as_ref().is_some_and(|after| (ordinal, run.as_str()) >= (after.0, after.1.as_str())) {
+                continue;
+            }
+            let summary = match self.summarise(&run, record.as_ref()) {
+                Err(StoreError::NotFound { .. }) => continue,
+                summary => summary?,
+            };
+            if query.wants(&summary) {
+                if found.runs.len() == query.limit() {
+                    found.next = last;
+                    return Ok(found);
+                }
+                last = Some(format!("{ordinal}.{run}"));
+                found.runs.push(summary);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the names of all runs.
+    pub(super) fn run_ids(&self) -> Result<Vec<RunId>, StoreError> {
+        let runs = self.runs_folder();
+        let entries = match self.disk.list(&runs) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|source| read_error(&runs, source))?,
+        };
+        let folders = entries.into_iter().filter(|entry| entry.kind == Kind::Folder);
+        Ok(folders.filter_map(|entry| RunId::new(entry.name.to_str()?).ok()).collect())
+    }
+}
+
+/// Stands for a run of which nothing sound is left.
+fn unknown() -> Summary {
+    Summary {
+        status: RunStatus::Interrupted,
+        doubtful: false,
+        step: None,
+        progress: Progress::default(),
+        wake_at: None,
+        lost: 0,
+    }
+}
+
+/// Returns how many bytes the records of a run take.
+fn bytes_of(reader: &RunReader<'_>) -> Result<u64, StoreError> {
+    let history = reader.paths.history();
+    let names = files_in(reader.disk, &history).map_err(|source| read_error(&history, source))?;
+    let of = |path: &Path| match reader.disk.metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(source) => Err(read_error(path, source)),
+        Ok(metadata) => Ok(metadata.len),
+    };
+    let mut bytes = of(&reader.paths.journal())?;
+    for name in names.iter().filter(|name| super::paths::commit_number(name).is_some()) {
+        bytes += of(&history.join(name))?;
+    }
+    Ok(bytes)
+}
+
+fn cursor(text: &str) -> Result<(u64, String), StoreError> {
+    let (ordinal, run) = text.split_once('.').unwrap_or((text, ""));
+    Ok((number(ordinal)?, run.to_owned()))
+}

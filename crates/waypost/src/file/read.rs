@@ -1,0 +1,589 @@
+//! Reading a run: without any lock, beside a writer, on a disk that may be read-only.
+//!
+//! Everything is read anew from the files at each call; the newest sound commit file decides. A writer may take files
+//! away meanwhile, but only after it wrote what they hold to the journal, so a call that misses one begins again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use crate::disk::Disk;
+use crate::id::{BranchPath, Digest, RunId};
+use crate::record::{Flaw, Reason, Record};
+use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
+
+use super::format::{self, Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small};
+use super::journal::{self, Index, Line};
+use super::paths::{
+    HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_number, commit_numbers, files_in,
+};
+
+/// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
+/// least one rotation, which is some commits long.
+const RESTARTS_MAX: u32 = 100;
+/// Most records of one branch that are reported as missing one by one: a listing of more helps nobody.
+const MISSING_MAX: usize = 10_000;
+
+/// A run as it is read.
+#[derive(Debug, Clone)]
+pub(super) struct RunReader<'a> {
+    pub(super) disk: &'a dyn Disk,
+    pub(super) run: &'a RunId,
+    pub(super) paths: RunPaths,
+}
+
+/// A commit file that is not what was written.
+#[derive(Debug, Clone)]
+pub(super) struct DamagedFile {
+    pub(super) number: u64,
+    pub(super) flaw: Flaw,
+    /// The branches of its records, as far as the text still shows them; the main branch where it does not.
+    pub(super) branches: Vec<BranchPath>,
+}
+
+/// Whether a walk keeps the bodies of what it has seen: those of a whole history may not fit into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bodies {
+    Keep,
+    Drop,
+}
+
+/// What was found in the history, newest first.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    pub(super) sound: Vec<Commit>,
+    pub(super) damaged: Vec<DamagedFile>,
+    /// All commit files there are.
+    pub(super) numbers: Vec<u64>,
+    /// The oldest file was reached.
+    pub(super) exhausted: bool,
+}
+
+/// The end of a branch.
+#[derive(Debug, Clone, Default)]
+pub(super) struct End {
+    /// Place in the order of opening.
+    pub(super) opened: u64,
+    /// Its newest sound record, and the commit it is in.
+    pub(super) newest: Option<(u64, Record)>,
+    /// The seq of the next record.
+    pub(super) next: u64,
+    /// Damage above the newest sound record, oldest first.
+    pub(super) damaged: Vec<Damage>,
+}
+
+impl End {
+    /// Returns seq and digest of the newest sound record.
+    pub(super) fn link(&self) -> Option<(u64, Digest)> {
+        self.newest.as_ref().map(|(_, record)| (record.header().seq, record.digest()))
+    }
+}
+
+/// A record that is known to be or to have been.
+enum Slot {
+    /// In a commit file.
+    Record(Box<Record>),
+    /// In the journal.
+    Line(Line),
+    /// Not what was written, or not there.
+    Damaged(Damage),
+}
+
+type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
+
+/// Why a read could not be finished.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// A file that was listed is gone: begin again.
+    Gone,
+    Error(StoreError),
+}
+
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        Self::Error(error)
+    }
+}
+
+pub(super) fn read_error(place: &std::path::Path, source: io::Error) -> StoreError {
+    StoreError::Io { action: "read", place: place.display().to_string(), source }
+}
+
+impl<'a> RunReader<'a> {
+    /// Reads the history from its newest file on, until `enough` of it was seen; `T` is what that needs to remember.
+    pub(super) fn walk<T: Default>(
+        &self,
+        bodies: Bodies,
+        enough: impl Fn(&mut T, &Commit) -> bool,
+    ) -> Result<(Walk, T), StoreError> {
+        self.again(|| {
+            let mut walk = Walk { numbers: self.numbers()?, ..Walk::default() };
+            let mut memory = T::default();
+            for number in walk.numbers.clone().into_iter().rev() {
+                match self.commit(number)? {
+                    Ok(mut commit) => {
+                        let enough = enough(&mut memory, &commit);
+                        if bodies == Bodies::Drop {
+                            commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
+                        }
+                        walk.sound.push(commit);
+                        if enough {
+                            return Ok((walk, memory));
+                        }
+                    }
+                    Err(damaged) => walk.damaged.push(damaged),
+                }
+            }
+            walk.exhausted = true;
+            Ok((walk, memory))
+        })
+    }
+
+    fn again<T>(&self, mut read: impl FnMut() -> Result<T, Stop>) -> Result<T, StoreError> {
+        for _ in 0..RESTARTS_MAX {
+            match read() {
+                Ok(found) => return Ok(found),
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Gone) => {}
+            }
+        }
+        let source = io::Error::other("it changes faster than it can be read");
+        Err(read_error(&self.paths.history(), source))
+    }
+
+    pub(super) fn numbers(&self) -> Result<Vec<u64>, StoreError> {
+        let history = self.paths.history();
+        commit_numbers(self.disk, &history).map_err(|source| read_error(&history, source))
+    }
+
+    /// Reads one commit file. A newer format is no damage: nothing may be concluded without what it says.
+    pub(super) fn commit(&self, number: u64) -> Result<Result<Commit, DamagedFile>, Stop> {
+        let path = self.paths.commit(number);
+        let text = match self.disk.read(&path, FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Stop::Gone),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
+                return Ok(Err(DamagedFile { number, flaw, branches: vec![BranchPath::main()] }));
+            }
+            text => text.map_err(|source| read_error(&path, source))?,
+        };
+        match Commit::open(self.run, number, &text) {
+            Ok(commit) => Ok(Ok(commit)),
+            Err(flaw @ Flaw::Newer { .. }) => {
+                let damage = self.damage(BranchPath::main(), number, number, flaw);
+                Err(StoreError::of_damage(damage, None).into())
+            }
+            Err(flaw) => {
+                let mut branches = format::branches_in(self.run, &text);
+                if branches.is_empty() {
+                    branches.push(BranchPath::main());
+                }
+                Ok(Err(DamagedFile { number, flaw, branches }))
+            }
+        }
+    }
+
+    fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
+        let place = format!("{HISTORY}/{}", commit_name(number));
+        Damage { run: self.run.clone(), branch, seq, place, flaw }
+    }
+
+    /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
+    /// crash, and says nothing yet.
+    pub(super) fn gone(&self) -> Result<BTreeSet<(BranchPath, u64)>, StoreError> {
+        let folder = self.paths.quarantine();
+        let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
+        let mut gone = BTreeSet::new();
+        for name in names.iter().filter(|name| name.ends_with(NOTE_SUFFIX)) {
+            let path = folder.join(name);
+            let text = self.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
+            // A damaged note says nothing; what it stood for is told as missing.
+            let Ok(note) = NoteFile::open(&text) else { continue };
+            let there = match commit_number(&note.file) {
+                Some(number) => self.numbers()?.contains(&number),
+                None => false,
+            };
+            if !there {
+                gone.extend(note.records);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Returns `lease.json`, if there is one; `Err` within if it is not what was written.
+    pub(super) fn lease(&self) -> Result<Option<Result<LeaseFile, Flaw>>, StoreError> {
+        let path = self.paths.lease();
+        match self.disk.read(&path, FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(read_error(&path, source)),
+            Ok(text) => Ok(Some(LeaseFile::open(&text))),
+        }
+    }
+
+    /// Returns the newest sound commit.
+    pub(super) fn newest(&self) -> Result<Option<Commit>, StoreError> {
+        Ok(self.walk(Bodies::Keep, |(), _| true)?.0.sound.pop())
+    }
+
+    /// Reads as far back as is needed to know the newest record of every branch.
+    pub(super) fn walk_to_ends(&self) -> Result<Walk, StoreError> {
+        type Memory = (Option<u64>, BTreeSet<u64>);
+        let enough = |(count, seen): &mut Memory, commit: &Commit| {
+            let count = *count.get_or_insert(commit.branches);
+            seen.extend(commit.records.iter().map(|(opened, _)| *opened));
+            seen.len() as u64 >= count
+        };
+        Ok(self.walk(Bodies::Keep, enough)?.0)
+    }
+
+    /// Returns the end of every branch that a walk has seen.
+    pub(super) fn ends(&self, walk: &Walk) -> Result<BTreeMap<BranchPath, End>, StoreError> {
+        let mut ends: BTreeMap<BranchPath, End> = BTreeMap::new();
+        for commit in &walk.sound {
+            for (opened, record) in commit.records.iter().rev() {
+                let header = record.header();
+                ends.entry(header.branch.clone()).or_insert_with(|| End {
+                    opened: *opened,
+                    newest: Some((commit.number, record.clone())),
+                    next: header.seq + 1,
+                    damaged: Vec::new(),
+                });
+            }
+        }
+        let gone = self.gone()?;
+        for file in walk.damaged.iter().rev() {
+            for branch in &file.branches {
+                let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
+                if end.newest.as_ref().is_none_or(|(number, _)| *number < file.number) {
+                    let seq = (end.next..).find(|seq| !gone.contains(&(branch.clone(), *seq)));
+                    let seq = seq.expect("there are more numbers than files in quarantine");
+                    end.damaged.push(self.damage(branch.clone(), seq, file.number, file.flaw.clone()));
+                    end.next = seq + 1;
+                }
+            }
+        }
+        for (branch, seq) in gone {
+            let end = ends.entry(branch).or_insert_with(End::unknown);
+            end.next = end.next.max(seq + 1);
+        }
+        Ok(ends)
+    }
+
+    pub(super) fn heads(&self, page: &Page) -> Result<Heads, StoreError> {
+        let walk = self.walk_to_ends()?;
+        let from = page.cursor.as_deref().map_or(Ok(0), number)?;
+        let mut ends: Vec<End> = self.ends(&walk)?.into_values().collect();
+        let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
+        if walk.exhausted && walk.damaged.is_empty() && walk.sound.first().is_some_and(|c| known < c.branches)
+        {
+            let flaw = Flaw::Malformed("files are missing".to_owned());
+            let damage = self.damage(BranchPath::main(), 0, 0, flaw);
+            return Err(StoreError::of_damage(Damage { place: HISTORY.to_owned(), ..damage }, None));
+        }
+        ends.sort_by_key(|end| end.opened);
+        let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
+        let mut heads = Vec::new();
+        for end in ends.into_iter().filter(|end| end.opened >= from) {
+            let End { opened, newest, next, mut damaged } = end;
+            damaged.reverse();
+            match newest {
+                Some((_, record)) if record.header().end.is_some() => {}
+                Some(_) if heads.len() == limit => {
+                    return Ok(Heads { heads, next: Some(opened.to_string()) });
+                }
+                Some((_, record)) => heads.push(Head { record, next, damaged }),
+                None if damaged.is_empty() => {}
+                None => return Err(StoreError::of_damage(damaged.swap_remove(0), None)),
+            }
+        }
+        Ok(Heads { heads, next: None })
+    }
+
+    pub(super) fn load(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Record, StoreError> {
+        let is_it = |record: &Record| record.header().branch == *branch && record.header().seq == seq;
+        let below = |record: &Record| record.header().branch == *branch && record.header().seq < seq;
+        let reached =
+            |commit: &Commit| commit.records.iter().any(|(_, record)| is_it(record) || below(record));
+        let found = |found: &mut Option<Record>, commit: &Commit| {
+            *found = commit.records.iter().map(|(_, record)| record).find(|record| is_it(record)).cloned();
+            reached(commit)
+        };
+        if let (_, Some(record)) = self.walk(Bodies::Drop, found)? {
+            return Ok(record);
+        }
+        let mut slots = self.slots(index)?;
+        let (_, slots) = slots
+            .iter_mut()
+            .find(|((_, name), _)| name == branch)
+            .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
+        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
+        let damage = match self.open_slot(branch, seq, slot)? {
+            Ok(record) => return Ok(record),
+            Err(damage) => damage,
+        };
+        while let Some((older, slot)) = slots.pop_last() {
+            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
+                return Err(StoreError::of_damage(damage, Some(older)));
+            }
+        }
+        Err(StoreError::of_damage(damage, None))
+    }
+
+    pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
+        let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
+        let after = scan.cursor.as_deref().map(position).transpose()?;
+        if let Some(found) = self.scan_newest(scan, limit, after)? {
+            return Ok(found);
+        }
+        let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
+        let mut last = None;
+        for ((opened, branch), slots) in self.slots(index)? {
+            let skip = after.is_some_and(|(at, _)| opened < at)
+                || scan.branch.as_ref().is_some_and(|wanted| *wanted != branch);
+            if skip {
+                continue;
+            }
+            let slots: Box<dyn Iterator<Item = (u64, Slot)>> = match scan.order {
+                ScanOrder::OldestFirst => Box::new(slots.into_iter()),
+                ScanOrder::NewestFirst => Box::new(slots.into_iter().rev()),
+            };
+            for (seq, slot) in slots {
+                if after.is_some_and(|(at, after)| opened == at && !comes_after(scan.order, seq, after)) {
+                    continue;
+                }
+                if found.records.len() == limit {
+                    found.next = last.map(|(opened, seq): (u64, u64)| format!("{opened}.{seq}"));
+                    return Ok(found);
+                }
+                last = Some((opened, seq));
+                match self.open_slot(&branch, seq, slot)? {
+                    Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
+                    Ok(_) => {}
+                    Err(damage) if scan.spans(seq) => found.damaged.push(damage),
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Answers from the newest files alone, if they hold all that was asked for and no damage; so the newest records
+    /// cost the same however long the run is.
+    fn scan_newest(
+        &self,
+        scan: &Scan,
+        limit: usize,
+        after: Option<(u64, u64)>,
+    ) -> Result<Option<Scanned>, StoreError> {
+        let (Some(branch), ScanOrder::NewestFirst) = (&scan.branch, scan.order) else { return Ok(None) };
+        let wanted = |record: &Record| {
+            let header = record.header();
+            header.branch == *branch
+                && after.is_none_or(|(_, after)| header.seq < after)
+                && scan.wants(record)
+        };
+        let enough = |count: &mut usize, commit: &Commit| {
+            *count += commit.records.iter().filter(|(_, record)| wanted(record)).count();
+            *count > limit
+        };
+        let (walk, _) = self.walk(Bodies::Drop, enough)?;
+        if walk.exhausted || !walk.damaged.is_empty() || !self.gone()?.is_empty() {
+            return Ok(None);
+        }
+        let newest_first = walk.sound.into_iter().flat_map(|commit| commit.records.into_iter().rev());
+        let found: Vec<(u64, Record)> =
+            newest_first.filter(|(_, record)| wanted(record)).take(limit).collect();
+        let next = found.last().map(|(opened, record)| format!("{opened}.{}", record.header().seq));
+        let records = found.into_iter().map(|(_, record)| record.without_body()).collect();
+        Ok(Some(Scanned { records, damaged: Vec::new(), next }))
+    }
+
+    fn open_slot(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        slot: Slot,
+    ) -> Result<Result<Record, Damage>, StoreError> {
+        let line = match slot {
+            Slot::Record(record) => return Ok(Ok(*record)),
+            Slot::Damaged(damage) => return Ok(Err(damage)),
+            Slot::Line(line) => line,
+        };
+        let path = self.paths.journal();
+        let read = journal::read(self.disk, &path, self.run, line);
+        let opened = read.map_err(|source| read_error(&path, source))?;
+        Ok(opened.map_err(|(flaw, _)| self.journal_damage(branch.clone(), seq, flaw)))
+    }
+
+    fn journal_damage(&self, branch: BranchPath, seq: u64, flaw: Flaw) -> Damage {
+        Damage { run: self.run.clone(), branch, seq, place: JOURNAL_FILE.to_owned(), flaw }
+    }
+
+    /// Returns all records that are or should be: those of the files, those of the journal, and those that are
+    /// missing between others.
+    fn slots(&self, index: &IndexSource<'_>) -> Result<Slots, StoreError> {
+        let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
+        // After the files: what was taken away meanwhile is in the journal.
+        let journal = index.get(self)?;
+        let gone = self.gone()?;
+        let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
+        let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
+        for (opened, record) in walk.sound.into_iter().flat_map(|commit| commit.records) {
+            let (branch, seq) = (record.header().branch.clone(), record.header().seq);
+            order.insert(branch.clone(), opened);
+            branches.entry(branch).or_default().insert(seq, Slot::Record(Box::new(record)));
+        }
+        for (branch, lines) in journal.branches() {
+            let slots = branches.entry(branch.clone()).or_default();
+            for (seq, line) in lines.iter().filter(|(seq, _)| !gone.contains(&(branch.clone(), **seq))) {
+                slots.entry(*seq).or_insert(Slot::Line(*line));
+            }
+        }
+        for file in &walk.damaged {
+            for branch in &file.branches {
+                branches.entry(branch.clone()).or_default();
+            }
+        }
+        let mut all = Slots::new();
+        for (branch, mut slots) in branches {
+            self.add_damage(&branch, &mut slots, &walk.damaged, &gone)?;
+            // Where no file tells the order any more, the branch comes last.
+            let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
+            all.insert((opened, branch), slots);
+        }
+        Ok(all)
+    }
+
+    /// Returns the records that a damaged commit file held, as far as can be told.
+    pub(super) fn damaged_in(
+        &self,
+        number: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Vec<(BranchPath, u64)>, StoreError> {
+        let place = format!("{HISTORY}/{}", commit_name(number));
+        let mut records = Vec::new();
+        for ((_, branch), slots) in self.slots(index)? {
+            let lies_there = |slot: &Slot| matches!(slot, Slot::Damaged(damage) if damage.place == place);
+            let seqs = slots.iter().filter(|(_, slot)| lies_there(slot)).map(|(seq, _)| *seq);
+            records.extend(seqs.map(|seq| (branch.clone(), seq)));
+        }
+        Ok(records)
+    }
+
+    /// Returns the text of a damaged line of the journal; empty if there is none for the record.
+    pub(super) fn damaged_line(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let Some(line) = index.get(self)?.line(branch, seq) else { return Ok(Vec::new()) };
+        let path = self.paths.journal();
+        let read = journal::read(self.disk, &path, self.run, line);
+        Ok(read.map_err(|source| read_error(&path, source))?.err().map(|(_, text)| text).unwrap_or_default())
+    }
+
+    /// Adds what is missing on a branch: it lies in its damaged files, as far as there are any, else nowhere.
+    fn add_damage(
+        &self,
+        branch: &BranchPath,
+        slots: &mut BTreeMap<u64, Slot>,
+        damaged: &[DamagedFile],
+        gone: &BTreeSet<(BranchPath, u64)>,
+    ) -> Result<(), StoreError> {
+        let mut missing = Vec::new();
+        let mut expect = 1;
+        for (seq, slot) in &*slots {
+            let gap = (expect..*seq).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
+            let mut gap = gap.take(MISSING_MAX.saturating_sub(missing.len())).peekable();
+            if gap.peek().is_some() && !self.repairs(slot)? {
+                missing.extend(gap);
+            }
+            expect = seq + 1;
+        }
+        let mut missing = missing.into_iter();
+        let mut tail = (expect..).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
+        for file in damaged.iter().rev() {
+            for _ in file.branches.iter().filter(|name| *name == branch) {
+                let seq = missing.next().or_else(|| tail.next());
+                let seq = seq.expect("there are more numbers than files");
+                let damage = self.damage(branch.clone(), seq, file.number, file.flaw.clone());
+                slots.insert(seq, Slot::Damaged(damage));
+            }
+        }
+        for seq in missing {
+            let flaw = Flaw::Malformed("it is missing".to_owned());
+            slots.insert(seq, Slot::Damaged(self.journal_damage(branch.clone(), seq, flaw)));
+        }
+        Ok(())
+    }
+
+    /// Says whether a record may stand behind a gap.
+    fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
+        let record = match slot {
+            Slot::Record(record) => (**record).clone(),
+            Slot::Damaged(_) => return Ok(false),
+            Slot::Line(line) => {
+                let path = self.paths.journal();
+                match journal::read(self.disk, &path, self.run, *line)
+                    .map_err(|source| read_error(&path, source))?
+                {
+                    Ok(record) => record,
+                    Err(_) => return Ok(false),
+                }
+            }
+        };
+        Ok(record.header().reason == Reason::Repair)
+    }
+}
+
+impl End {
+    /// A branch of which no sound record was seen.
+    fn unknown() -> Self {
+        Self { opened: u64::MAX, newest: None, next: 1, damaged: Vec::new() }
+    }
+}
+
+/// Where the index of a journal is kept between calls.
+#[derive(Debug)]
+pub(super) struct IndexSource<'a>(pub(super) &'a std::sync::Mutex<BTreeMap<RunId, Arc<Index>>>);
+
+impl IndexSource<'_> {
+    pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
+        let known = self.lock().get(reader.run).cloned().unwrap_or_default();
+        let path = reader.paths.journal();
+        let index =
+            known.update(reader.disk, &path, reader.run).map_err(|source| read_error(&path, source))?;
+        self.lock().insert(reader.run.clone(), index.clone());
+        Ok(index)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<RunId, Arc<Index>>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn comes_after(order: ScanOrder, seq: u64, after: u64) -> bool {
+    match order {
+        ScanOrder::OldestFirst => seq > after,
+        ScanOrder::NewestFirst => seq < after,
+    }
+}
+
+fn position(cursor: &str) -> Result<(u64, u64), StoreError> {
+    let (opened, seq) = cursor.split_once('.').ok_or_else(|| no_cursor(cursor))?;
+    Ok((number(opened)?, number(seq)?))
+}
+
+pub(super) fn number(cursor: &str) -> Result<u64, StoreError> {
+    cursor.parse().map_err(|_| no_cursor(cursor))
+}
+
+fn no_cursor(cursor: &str) -> StoreError {
+    StoreError::Invalid(format!("`{cursor}` is not a cursor of this store"))
+}

@@ -1,0 +1,76 @@
+//! The records of a run against the order of their commits, read only as far as somebody asks.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::id::BranchPath;
+use crate::record::Record;
+use crate::store::StoreError;
+
+use super::journal::{self, Line};
+use super::read::{IndexSource, RunReader, Stop, read_error};
+
+/// Gives the sound records of a run, without bodies, newest first: those of the commit files, then those of the
+/// journal. For the holder of the lease, so nothing is taken away meanwhile.
+pub(super) struct NewestFirst<'a> {
+    reader: RunReader<'a>,
+    index: &'a IndexSource<'a>,
+    seen: BTreeSet<(BranchPath, u64)>,
+    /// Commit files to be read, the next one last; not listed yet at first.
+    numbers: Option<Vec<u64>>,
+    /// Lines to be read, the next one first; not looked up before the files are used up.
+    lines: Option<VecDeque<(BranchPath, u64, Line)>>,
+    ready: VecDeque<Record>,
+}
+
+impl<'a> NewestFirst<'a> {
+    pub(super) fn new(reader: RunReader<'a>, index: &'a IndexSource<'a>) -> Self {
+        Self { reader, index, seen: BTreeSet::new(), numbers: None, lines: None, ready: VecDeque::new() }
+    }
+
+    fn read(&mut self) -> Result<Option<Record>, StoreError> {
+        loop {
+            if let Some(record) = self.ready.pop_front() {
+                return Ok(Some(record));
+            }
+            if self.numbers.is_none() {
+                self.numbers = Some(self.reader.numbers()?);
+            }
+            let Some(number) = self.numbers.as_mut().and_then(Vec::pop) else { return self.read_line() };
+            match self.reader.commit(number) {
+                Ok(Ok(commit)) => {
+                    let records = commit.records.into_iter().rev().map(|(_, record)| record.without_body());
+                    self.ready.extend(records);
+                    let names = self.ready.iter().map(|r| (r.header().branch.clone(), r.header().seq));
+                    self.seen.extend(names);
+                }
+                Ok(Err(_)) | Err(Stop::Gone) => {}
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn read_line(&mut self) -> Result<Option<Record>, StoreError> {
+        if self.lines.is_none() {
+            self.lines = Some(self.index.get(&self.reader)?.last_first().into());
+        }
+        while let Some((branch, seq, line)) = self.lines.as_mut().and_then(VecDeque::pop_front) {
+            if self.seen.contains(&(branch, seq)) {
+                continue;
+            }
+            let path = self.reader.paths.journal();
+            let read = journal::read(self.reader.disk, &path, self.reader.run, line);
+            if let Ok(record) = read.map_err(|source| read_error(&path, source))? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for NewestFirst<'_> {
+    type Item = Result<Record, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}

@@ -1,0 +1,261 @@
+//! What is removed and what is moved aside: rotation, trim, quarantine. Headers are never lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use crate::folder::create_temp;
+use crate::id::BranchPath;
+use crate::store::{Damage, StoreError, TrimMode, Trimmed};
+
+use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
+use super::journal;
+use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_name, commit_number};
+use super::read::{Bodies, IndexSource, read_error};
+use super::signals;
+use super::write::{Writer, no_links, seal, write_sidecar};
+
+/// Fewest step boundaries that keep their states: one, and one more in case that one is damaged.
+const KEEP_MIN: usize = 2;
+/// How many names are tried for a file that is moved aside: so often the same one would have been damaged before.
+const ASIDE_NAMES_MAX: u32 = 10_000;
+
+/// Bytes of each body of a commit, by branch and seq.
+type BodySizes = BTreeMap<u64, Vec<(BranchPath, u64, u64)>>;
+
+impl Writer {
+    /// Lets go of old states where there are more than are to be kept.
+    pub(super) fn rotate(&mut self, keep: u32) -> Result<(), StoreError> {
+        let rotated = self.trim(keep, TrimMode::Apply).map(|_| ());
+        self.plan_rotation();
+        rotated
+    }
+
+    /// Drops the bodies of all but the newest `keep` sound records of each branch that have one. A commit file of
+    /// which no body is left goes, once its headers are durable in the journal; the newest sound one always stays, and
+    /// so do damaged ones.
+    pub(super) fn trim(&mut self, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
+        self.check_unpoisoned()?;
+        self.sync_all()?;
+        let sizes = |sizes: &mut BodySizes, commit: &Commit| {
+            let bodies = commit.records.iter().filter_map(|(_, record)| {
+                let header = record.header();
+                record.body_bytes().map(|body| (header.branch.clone(), header.seq, body.len() as u64))
+            });
+            sizes.insert(commit.number, bodies.collect());
+            false
+        };
+        let (walk, sizes) = self.reader().walk(Bodies::Drop, sizes)?;
+        let oldest_kept = oldest_kept(&sizes, (keep as usize).max(KEEP_MIN));
+        let goes = |branch: &BranchPath, seq: u64| oldest_kept.get(branch).is_some_and(|kept| seq < *kept);
+        let mut trimmed = Trimmed::default();
+        let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
+        for commit in walk.sound.iter().skip(1).rev() {
+            let bodies = &sizes[&commit.number];
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                bodies.iter().partition(|(branch, seq, _)| goes(branch, *seq));
+            trimmed.checkpoints += gone.len() as u64;
+            trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+            if kept.is_empty() {
+                removed.push(commit);
+            } else if !gone.is_empty() {
+                rewritten.push(commit.number);
+            }
+        }
+        if mode == TrimMode::Apply {
+            self.remove(&removed)?;
+            self.rewrite(&rewritten, &goes)?;
+        }
+        Ok(trimmed)
+    }
+
+    /// Moves the headers of commits to the journal and removes their files.
+    fn remove(&mut self, commits: &[&Commit]) -> Result<(), StoreError> {
+        if commits.is_empty() {
+            return Ok(());
+        }
+        let disk = self.disk.clone();
+        let consumed: Vec<String> =
+            commits.iter().flat_map(|commit| commit.consumed.iter().cloned()).collect();
+        if !consumed.is_empty() {
+            let signals = self.paths.signals();
+            let marked = signals::mark(disk.as_ref(), &self.paths, &consumed);
+            marked.map_err(|source| StoreError::of_write("write", signals.display().to_string(), source))?;
+            disk.sync_dir(&signals).map_err(|source| self.poison(&signals, source))?;
+        }
+        let records = commits.iter().flat_map(|commit| &commit.records);
+        let lines: Vec<u8> = records.flat_map(|(_, record)| journal_line(record)).collect();
+        let journal = self.paths.journal();
+        // A failed append may have failed at its sync, after which the journal cannot be trusted from here.
+        journal::append(disk.as_ref(), &journal, &lines).map_err(|source| self.poison(&journal, source))?;
+        let root = self.paths.root.clone();
+        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))?;
+        for commit in commits {
+            let path = self.paths.commit(commit.number);
+            let removed = disk.remove(&path);
+            removed.map_err(|source| StoreError::of_write("remove", path.display().to_string(), source))?;
+            let _ = disk.remove(&self.paths.sidecar(commit.number));
+            self.files = self.files.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    /// Writes commit files anew without the bodies that go, each in the place of its older self.
+    fn rewrite(
+        &mut self,
+        numbers: &[u64],
+        goes: &dyn Fn(&BranchPath, u64) -> bool,
+    ) -> Result<(), StoreError> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let (disk, history) = (self.disk.clone(), self.paths.history());
+        for number in numbers {
+            let path = self.paths.commit(*number);
+            let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+            let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
+            let Ok(mut commit) = Commit::open(&self.run, *number, &text) else { continue };
+            for (_, record) in &mut commit.records {
+                if goes(&record.header().branch, record.header().seq) {
+                    *record = record.without_body();
+                }
+            }
+            let text = seal(&commit, &self.run)?;
+            let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
+            self.fill(file.as_mut(), &temp, &text, true)?;
+            write_sidecar(disk.as_ref(), &self.paths, *number, &text);
+            disk.rename(&temp, &path).map_err(failed)?;
+        }
+        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
+    }
+
+    /// Moves a damaged file aside, with a note of what it held; a damaged line of the journal is copied.
+    pub(super) fn quarantine(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        self.check_unpoisoned()?;
+        if self.reader().gone()?.contains(&(damage.branch.clone(), damage.seq)) {
+            // It shared its file with a record that was moved aside already.
+            return Ok(());
+        }
+        match self.reader().load(&damage.branch, damage.seq, index) {
+            Ok(_) => {
+                let reference = format!("{}/{}@{}", self.run, damage.branch, damage.seq);
+                return Err(StoreError::Invalid(format!("checkpoint {reference} is sound")));
+            }
+            Err(StoreError::Damaged { damage: found, .. }) if found.place == damage.place => {}
+            Err(StoreError::Damaged { .. }) => {
+                return Err(StoreError::Invalid(format!(
+                    "there is no damage of checkpoint @{} in {}",
+                    damage.seq, damage.place
+                )));
+            }
+            Err(error) => return Err(error),
+        }
+        let moved = match number_of(&damage.place) {
+            Some(number) => self.move_aside(number, damage, index),
+            None => self.note_line(damage, index),
+        };
+        moved?;
+        // The chain goes on behind what is gone.
+        self.find_tails().map(|_| ())
+    }
+
+    fn move_aside(
+        &mut self,
+        number: u64,
+        damage: &Damage,
+        index: &IndexSource<'_>,
+    ) -> Result<(), StoreError> {
+        let records = self.reader().damaged_in(number, index)?;
+        let name = commit_name(number);
+        let target = self.write_note(&name, damage, records)?;
+        let (disk, history, folder) = (self.disk.clone(), self.paths.history(), self.paths.quarantine());
+        let path = history.join(&name);
+        let failed = |source| StoreError::of_write("move", path.display().to_string(), source);
+        disk.rename(&path, &folder.join(&target)).map_err(failed)?;
+        let sidecar = self.paths.sidecar(number);
+        let _ = disk.rename(&sidecar, &folder.join(format!("{target}{SIDECAR_SUFFIX}")));
+        disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))?;
+        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?;
+        self.files = self.files.saturating_sub(1);
+        Ok(())
+    }
+
+    fn note_line(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        let line = self.reader().damaged_line(&damage.branch, damage.seq, index)?;
+        let records = vec![(damage.branch.clone(), damage.seq)];
+        let target = self.write_note(JOURNAL_FILE, damage, records)?;
+        let path = self.paths.quarantine().join(target);
+        let written = self.disk.create_new(&path).and_then(|mut file| {
+            crate::disk::write_whole(file.as_mut(), &line)?;
+            file.sync()
+        });
+        written.map_err(|source| self.poison(&path, source))?;
+        let folder = self.paths.quarantine();
+        self.disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))
+    }
+
+    /// Writes the note for a file that is about to be moved aside, and returns the name that the file gets.
+    fn write_note(
+        &mut self,
+        name: &str,
+        damage: &Damage,
+        records: Vec<(BranchPath, u64)>,
+    ) -> Result<String, StoreError> {
+        let (disk, folder, root) = (self.disk.clone(), self.paths.quarantine(), self.paths.root.clone());
+        let failed = |source| StoreError::of_write("write", folder.display().to_string(), source);
+        disk.create_dir(&folder).map_err(failed)?;
+        let taken: BTreeSet<String> =
+            super::paths::files_in(disk.as_ref(), &folder).map_err(failed)?.into_iter().collect();
+        let target = (0..ASIDE_NAMES_MAX)
+            .map(|count| if count == 0 { name.to_owned() } else { format!("{name}.{count}") })
+            .find(|target| !taken.contains(target) && !taken.contains(&format!("{target}{NOTE_SUFFIX}")))
+            .ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
+        let note = NoteFile { file: name.to_owned(), flaw: damage.flaw.to_string(), records };
+        let (temp, mut file) = create_temp(disk.as_ref(), &folder).map_err(failed)?;
+        self.fill(file.as_mut(), &temp, &note.seal(), true)?;
+        disk.rename(&temp, &folder.join(format!("{target}{NOTE_SUFFIX}"))).map_err(failed)?;
+        disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))?;
+        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))?;
+        Ok(target)
+    }
+
+    /// Keeps a copy of a damaged file that is about to be replaced, as well as can be.
+    pub(super) fn copy_aside(&self, name: &str) {
+        let folder = self.paths.quarantine();
+        let _ = self.disk.create_dir(&folder);
+        for count in 0..ASIDE_NAMES_MAX {
+            let target = if count == 0 { name.to_owned() } else { format!("{name}.{count}") };
+            match self.disk.hard_link(&self.paths.root.join(name), &folder.join(target)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !no_links(&error) => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Returns the greatest number of a commit file that was moved aside.
+    pub(super) fn greatest_moved(&self) -> Result<u64, StoreError> {
+        let folder = self.paths.quarantine();
+        let names = super::paths::files_in(self.disk.as_ref(), &folder)
+            .map_err(|source| read_error(&folder, source))?;
+        let number = |name: &String| name.find(".json").and_then(|end| commit_number(&name[..end + 5]));
+        Ok(names.iter().filter_map(number).max().unwrap_or(0))
+    }
+}
+
+/// Returns the number of the commit file that a damage lies in; none if it is not one of ours.
+fn number_of(place: &str) -> Option<u64> {
+    commit_number(place.strip_prefix(HISTORY)?.strip_prefix('/')?)
+}
+
+/// Returns the seq of the oldest body of each branch that is kept.
+fn oldest_kept(sizes: &BodySizes, keep: usize) -> BTreeMap<BranchPath, u64> {
+    let mut by_branch: BTreeMap<&BranchPath, Vec<u64>> = BTreeMap::new();
+    for (branch, seq, _) in sizes.values().flatten() {
+        by_branch.entry(branch).or_default().push(*seq);
+    }
+    let oldest = by_branch.into_iter().map(|(branch, mut seqs)| {
+        seqs.sort_unstable_by(|a, b| b.cmp(a));
+        let oldest = seqs.iter().take(keep).next_back().copied().expect("a branch here has a body");
+        (branch.clone(), oldest)
+    });
+    oldest.collect()
+}

@@ -1,0 +1,422 @@
+//! The one writer of a run: how a batch becomes a file.
+//!
+//! ```text
+//!   create temp   write   sync   (sidecar)   link as checkpoint_N.json   sync folder   rename temp to checkpoint.json
+//!                           |                          |                     |
+//!                  all bytes are durable     visible, if N is free     acknowledged
+//! ```
+//!
+//! The name is given by a hard link and not by a rename, because a link never takes the place of another file: of two
+//! writers that both believe to be the only one, the second is refused by the file system itself. The temp file's
+//! own name then becomes `checkpoint.json` at no further cost. Two syncs a batch, as few as a file of its own allows;
+//! the sidecar and `checkpoint.json` are for people, nothing depends on them, and they are not waited for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::disk::{Disk, DiskFile, write_whole};
+use crate::folder::{RunFolder, create_temp};
+use crate::id::{BranchPath, Digest, RunId};
+use crate::record::{Durability, Header, Reason, RunRecord};
+use crate::store::{Batch, BatchId, StoreError, Summary};
+
+use super::format::{Commit, FILE_BYTES_MAX};
+use super::paths::{NEWEST_FILE, RunPaths, commit_name};
+use super::read::{End, IndexSource, RunReader};
+use super::replay::NewestFirst;
+use super::signals;
+
+/// Most branches of a run: every one of them keeps at least two files, and a folder of more serves nobody.
+pub(super) const BRANCHES_MAX: usize = 10_000;
+/// How many commits of an `async` run are synced at once: a power cut loses no more than these.
+const UNSYNCED_MAX: usize = 16;
+/// How many files more than are to be kept gather before some are removed, at least: each time costs one sync of the
+/// journal, and every file is read again first.
+const ROTATE_SLACK: usize = 4;
+
+/// What the writer of a run knows without reading.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) run: RunId,
+    pub(super) paths: RunPaths,
+    pub(super) token: u64,
+    /// Number of the newest commit file, damaged and quarantined ones counted.
+    pub(super) number: u64,
+    pub(super) tails: BTreeMap<BranchPath, Tail>,
+    pub(super) checkpoints: u64,
+    pub(super) last_batch: Option<BatchId>,
+    pub(super) summary: Option<Summary>,
+    /// How many step boundaries keep their states; none for all.
+    pub(super) retention: Option<u32>,
+    pub(super) durability: Durability,
+    /// `None` if the run record is damaged: then nothing can be written for people.
+    pub(super) folder: Option<RunFolder>,
+    /// Signals taken in whose mark may not be there yet.
+    pub(super) consumed: BTreeSet<String>,
+    /// Commits that were not synced.
+    unsynced: Vec<u64>,
+    /// How many commit files there are, and with how many of them the next rotation is due.
+    pub(super) files: usize,
+    pub(super) rotate_at: usize,
+    /// The file or folder of which a sync failed.
+    poisoned: Option<String>,
+}
+
+/// The end of a branch, as far as a batch is checked against it.
+#[derive(Debug, Clone)]
+pub(super) struct Tail {
+    opened: u64,
+    /// The highest seq that is there, sound or not.
+    last: u64,
+    /// Seq and digest of the newest sound record.
+    link: Option<(u64, Digest)>,
+    /// One more than the highest seq that ever was.
+    next: u64,
+}
+
+impl From<&End> for Tail {
+    fn from(end: &End) -> Self {
+        let link = end.link();
+        let sound = link.map_or(0, |(seq, _)| seq);
+        let last = end.damaged.last().map_or(sound, |damage| damage.seq.max(sound));
+        Self { opened: end.opened, last, link, next: end.next }
+    }
+}
+
+impl Writer {
+    /// Makes a writer of a run of which nothing is known yet.
+    pub(super) fn new(disk: Arc<dyn Disk>, run: RunId, paths: RunPaths, token: u64) -> Self {
+        Self {
+            disk,
+            run,
+            paths,
+            token,
+            number: 0,
+            tails: BTreeMap::new(),
+            checkpoints: 0,
+            last_batch: None,
+            summary: None,
+            retention: None,
+            durability: Durability::Sync,
+            folder: None,
+            consumed: BTreeSet::new(),
+            unsynced: Vec::new(),
+            files: 0,
+            rotate_at: 0,
+            poisoned: None,
+        }
+    }
+
+    /// Takes in how the run is to be kept.
+    pub(super) fn configure(&mut self, record: &RunRecord, retention: Option<u32>) {
+        self.retention = record.retention.or(retention);
+        self.durability = record.durability;
+        self.folder = Some(RunFolder::new(self.disk.clone(), self.paths.root.clone(), record));
+        self.plan_rotation();
+    }
+
+    pub(super) fn reader(&self) -> RunReader<'_> {
+        RunReader { disk: self.disk.as_ref(), run: &self.run, paths: self.paths.clone() }
+    }
+
+    /// Appends a batch; when this returns, it is as durable as the run asks.
+    pub(super) fn append(&mut self, batch: &Batch) -> Result<(), StoreError> {
+        self.check_unpoisoned()?;
+        let commit = self.commit_of(batch)?;
+        self.check_newest()?;
+        self.write(&commit)?;
+        self.take_in(&commit);
+        if let Some(folder) = &mut self.folder {
+            folder.committed(&batch.records);
+        }
+        self.settle(batch.release);
+        Ok(())
+    }
+
+    /// Makes the commit of a batch that continues the run.
+    pub(super) fn commit_of(&self, batch: &Batch) -> Result<Commit, StoreError> {
+        batch.check(&self.run, self.token)?;
+        self.check_links(batch)?;
+        let mut opened: BTreeMap<&BranchPath, u64> = BTreeMap::new();
+        let mut records = Vec::with_capacity(batch.records.len());
+        for record in &batch.records {
+            let branch = &record.header().branch;
+            let known =
+                self.tails.get(branch).map(|tail| tail.opened).or_else(|| opened.get(branch).copied());
+            let place = known.unwrap_or_else(|| (self.tails.len() + opened.len()) as u64);
+            if known.is_none() {
+                opened.insert(branch, place);
+            }
+            records.push((place, record.clone()));
+        }
+        let consumed = signals::known(self.disk.as_ref(), &self.paths, &batch.consumed)?;
+        let branches = self.tails.len() + opened.len();
+        if branches > BRANCHES_MAX && !opened.is_empty() {
+            return Err(StoreError::Invalid(format!(
+                "run {} would have {branches} branches, a file store keeps {BRANCHES_MAX}: use a store named `sqlite:PATH` for it",
+                self.run
+            )));
+        }
+        Ok(Commit {
+            number: self.number + 1,
+            token: self.token,
+            batch: batch.id,
+            release: batch.release,
+            consumed,
+            summary: batch.summary.clone(),
+            checkpoints: self.checkpoints + records.len() as u64,
+            branches: branches as u64,
+            records,
+        })
+    }
+
+    /// Checks that every record follows the one before on its branch.
+    fn check_links(&self, batch: &Batch) -> Result<(), StoreError> {
+        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
+        for record in &batch.records {
+            let header = record.header();
+            let refused = match (tips.get(&header.branch), self.tails.get(&header.branch)) {
+                (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
+                    .then(|| format!("the batch has @{seq} with digest {digest} before it")),
+                (None, None) => (header.seq != 1 || header.prev.is_some())
+                    .then(|| "a branch begins with 1 and without a record before".to_owned()),
+                (None, Some(tail)) if header.reason == Reason::Repair => self.misrepairs(header, tail)?,
+                (None, Some(tail)) => misses(header, tail),
+            };
+            if let Some(why) = refused {
+                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
+                return Err(StoreError::Conflict { run, branch, seq, why });
+            }
+            tips.insert(&header.branch, (header.seq, record.digest()));
+        }
+        Ok(())
+    }
+
+    /// Returns why a record does not go on behind damage, if it does not.
+    fn misrepairs(&self, header: &Header, tail: &Tail) -> Result<Option<String>, StoreError> {
+        if header.seq <= tail.last || header.seq > tail.next {
+            let (last, next) = (tail.last, tail.next);
+            return Ok(Some(format!("its branch ends at {last} and goes on at {next} at most")));
+        }
+        let Some(prev) = header.prev else { return Ok(None) };
+        if tail.link.is_some_and(|(_, digest)| digest == prev) {
+            return Ok(None);
+        }
+        let journals = Mutex::default();
+        let index = IndexSource(&journals);
+        for record in NewestFirst::new(self.reader(), &index) {
+            let record = record?;
+            if record.header().branch == header.branch && record.digest() == prev {
+                return Ok(None);
+            }
+        }
+        Ok(Some(format!("its `prev` {prev} is no sound record of its branch")))
+    }
+
+    /// Remembers a commit that was written.
+    pub(super) fn take_in(&mut self, commit: &Commit) {
+        self.number = commit.number;
+        self.checkpoints = commit.checkpoints;
+        self.last_batch = Some(commit.batch);
+        self.summary = Some(commit.summary.clone());
+        self.files += 1;
+        for (opened, record) in &commit.records {
+            let header = record.header();
+            let link = Some((header.seq, record.digest()));
+            let tail = Tail { opened: *opened, last: header.seq, link, next: header.seq + 1 };
+            self.tails.insert(header.branch.clone(), tail);
+        }
+        self.consumed.extend(commit.consumed.iter().cloned());
+    }
+
+    /// What may be done once a batch is acknowledged, and what of it may fail without harm: the next one does it.
+    fn settle(&mut self, release: bool) {
+        if self.durability == Durability::Async
+            && (release || self.unsynced.len() >= UNSYNCED_MAX)
+            && self.sync_all().is_err()
+        {
+            // The handle is poisoned now; the next append says so.
+            return;
+        }
+        let consumed: Vec<String> = self.consumed.iter().cloned().collect();
+        if signals::mark(self.disk.as_ref(), &self.paths, &consumed).is_ok() {
+            self.consumed.clear();
+        }
+        let due = self.files >= self.rotate_at || release;
+        if let Some(keep) = self.retention.filter(|_| due) {
+            let _ = self.rotate(keep);
+        }
+    }
+
+    pub(super) fn plan_rotation(&mut self) {
+        let keep = self.retention.map_or(0, |keep| keep.max(2) as usize);
+        self.rotate_at = self.files.max(keep) + ROTATE_SLACK.max(keep / 2).max(self.files / 2);
+        if self.files <= keep {
+            self.rotate_at = keep + ROTATE_SLACK.max(keep / 2);
+        }
+    }
+
+    /// Refuses a writer that was overtaken: another has taken a lease since, although our lock should have kept it out.
+    pub(super) fn check_newest(&self) -> Result<(), StoreError> {
+        match self.reader().lease()? {
+            Some(Ok(lease)) if lease.token > self.token => Err(self.fenced(lease.token)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn fenced(&self, newest: u64) -> StoreError {
+        StoreError::Fenced { run: self.run.clone(), token: self.token, newest }
+    }
+
+    pub(super) fn check_unpoisoned(&self) -> Result<(), StoreError> {
+        match &self.poisoned {
+            Some(place) => Err(StoreError::Poisoned { place: place.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Reports a failed sync: what the disk holds is not known any more, so nothing more is written.
+    pub(super) fn poison(&mut self, place: &Path, source: io::Error) -> StoreError {
+        let place = place.display().to_string();
+        self.poisoned = Some(place.clone());
+        StoreError::of_write("sync", place, source)
+    }
+
+    fn write(&mut self, commit: &Commit) -> Result<(), StoreError> {
+        let disk = self.disk.clone();
+        let (disk, history) = (disk.as_ref(), self.paths.history());
+        let text = seal(commit, &self.run)?;
+        let path = self.paths.commit(commit.number);
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let (temp, mut file) = create_temp(disk, &history).map_err(failed)?;
+        let sync = self.durability == Durability::Sync;
+        if let Err(error) = self.fill(file.as_mut(), &temp, &text, sync) {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        drop(file);
+        write_sidecar(disk, &self.paths, commit.number, &text);
+        let temp_is_left = match place(disk, &temp, &path) {
+            Ok(Placed::Linked) => true,
+            Ok(Placed::Renamed) => false,
+            Err(error) => {
+                let _ = disk.remove(&temp);
+                return Err(match error.kind() {
+                    io::ErrorKind::AlreadyExists => self.fenced(self.token + 1),
+                    _ => failed(error),
+                });
+            }
+        };
+        if sync {
+            disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?;
+        } else {
+            self.unsynced.push(commit.number);
+        }
+        if temp_is_left && disk.rename(&temp, &self.paths.root.join(NEWEST_FILE)).is_err() {
+            let _ = disk.remove(&temp);
+        }
+        Ok(())
+    }
+
+    pub(super) fn fill(
+        &mut self,
+        file: &mut dyn DiskFile,
+        path: &Path,
+        text: &[u8],
+        sync: bool,
+    ) -> Result<(), StoreError> {
+        write_whole(file, text)
+            .map_err(|source| StoreError::of_write("write", path.display().to_string(), source))?;
+        if sync {
+            file.sync().map_err(|source| self.poison(path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Makes all commits durable.
+    pub(super) fn sync_all(&mut self) -> Result<(), StoreError> {
+        if self.unsynced.is_empty() {
+            return Ok(());
+        }
+        for number in std::mem::take(&mut self.unsynced) {
+            let path = self.paths.commit(number);
+            let synced = self.disk.open_append(&path).and_then(|mut file| file.sync());
+            synced.map_err(|source| self.poison(&path, source))?;
+        }
+        let history = self.paths.history();
+        self.disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
+    }
+}
+
+/// Returns why a record does not follow the one before, if it does not.
+fn misses(header: &Header, tail: &Tail) -> Option<String> {
+    if header.seq != tail.next || tail.last + 1 != tail.next {
+        return Some(format!("its branch ends at {} and goes on at {}", tail.last, tail.next));
+    }
+    let sound = tail.link.filter(|(seq, _)| *seq == tail.last).map(|(_, digest)| digest);
+    match (sound, header.prev) {
+        (Some(expect), Some(prev)) if expect == prev => None,
+        (Some(expect), Some(prev)) => Some(format!("its `prev` is {prev}, the record before is {expect}")),
+        (Some(expect), None) => Some(format!("it has no `prev`, the record before is {expect}")),
+        (None, _) => Some("the record before is damaged".to_owned()),
+    }
+}
+
+/// Returns the text of a commit file, unless it would be too large to be read again.
+pub(super) fn seal(commit: &Commit, run: &RunId) -> Result<Vec<u8>, StoreError> {
+    let text = commit.seal(run);
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let found = text.len();
+        return Err(StoreError::Invalid(format!(
+            "commit {} of run {run} has {found} bytes, {FILE_BYTES_MAX} are allowed",
+            commit.number
+        )));
+    }
+    // Read back before it is trusted: what cannot be read again must not be acknowledged.
+    debug_assert!(Commit::open(run, commit.number, &text).is_ok_and(|read| read == *commit));
+    Ok(text)
+}
+
+enum Placed {
+    Linked,
+    Renamed,
+}
+
+/// Gives a synced file its name, if nothing has that name.
+fn place(disk: &dyn Disk, temp: &Path, path: &Path) -> io::Result<Placed> {
+    match disk.hard_link(temp, path) {
+        Ok(()) => Ok(Placed::Linked),
+        Err(error) if no_links(&error) => {
+            // A file system without hard links. The lock alone keeps a second writer out here.
+            match disk.metadata(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+            }
+            disk.rename(temp, path).map(|()| Placed::Renamed)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn no_links(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK))
+}
+
+/// Writes the digest of a commit file beside it, so that `sha256sum -c` can check it. Not synced, and no harm if it
+/// fails: the file vouches for itself, and a missing or torn sidecar says nothing against it.
+pub(super) fn write_sidecar(disk: &dyn Disk, paths: &RunPaths, number: u64, text: &[u8]) {
+    let path = paths.sidecar(number);
+    let line = format!("{}  {}\n", Digest::of(text), commit_name(number));
+    let file = match disk.create_new(&path) {
+        // Left by a writer that died before the file itself had its name.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            disk.remove(&path).and_then(|()| disk.create_new(&path))
+        }
+        file => file,
+    };
+    let _ = file.and_then(|mut file| write_whole(file.as_mut(), line.as_bytes()));
+}

@@ -1,0 +1,287 @@
+//! Events: what a record says, line by line.
+
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+use waypost::events::{Cursor, Event, of};
+use waypost::record::{
+    Claim, Definition, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Printed, Reason,
+    RunStatus, SkipCause, Start, Try, Usage, Verdict, Wait, WaitKind,
+};
+use waypost::{BranchPath, Digest};
+use waypost_testing::records::{Links, branch, run_id, step_id};
+
+/// The events of a record of `branch`, one JSON line each, without the members that are the same in all of them.
+fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
+    let path = branch(path);
+    let mut links = Links::of(&run_id("r-1"));
+    links.go_on_behind(&path, 4, Some(Digest::of(b"4")));
+    let mut header = links.header(&path);
+    header.phase = Phase::Started;
+    (header.step, header.at) = (None, Try::default());
+    change(&mut header);
+    let record = links.seal_bare(header);
+    lines(record.header())
+}
+
+fn lines(header: &Header) -> String {
+    let short = |event: Event| {
+        let mut line = serde_json::to_value(&event).unwrap();
+        let members = line.as_object_mut().unwrap();
+        for same in ["v", "ts", "run", "branch", "seq"] {
+            assert!(members.shift_remove(same).is_some(), "{same} stands in every event");
+        }
+        let null: Vec<_> =
+            members.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
+        null.iter().for_each(|name| drop(members.shift_remove(name)));
+        line.to_string()
+    };
+    of(header).into_iter().map(short).collect::<Vec<_>>().join("\n")
+}
+
+fn start(step: &str, attempt: u32) -> Start {
+    Start { step: step_id(step), at: Try { attempt, ..Try::default() } }
+}
+
+fn of_step(header: &mut Header, step: &str, attempt: u32, phase: Phase) {
+    (header.step, header.at.attempt, header.phase) = (Some(step_id(step)), attempt, phase);
+}
+
+fn failure(retried: bool) -> Failure {
+    let log = Printed { bytes: 12, digest: Digest::of(b"log"), tail: "no such file".to_owned() };
+    Failure {
+        kind: FailureKind::Exit,
+        error: vec!["it ended with 2".to_owned()],
+        retried,
+        tolerated: false,
+        ending: Ending { exit_code: Some(2), log: Some(log), ..Ending::default() },
+    }
+}
+
+#[test]
+fn a_line_has_the_members_that_the_command_promises_in_their_order() {
+    let mut links = Links::of(&run_id("r-1"));
+    links.record(&BranchPath::main());
+    let mut header = links.header(&BranchPath::main());
+    header.started = vec![start("load", 1)];
+    let event = of(links.seal(header, &json!({})).header()).remove(0);
+
+    let line = serde_json::to_string(&event).unwrap();
+
+    assert_snapshot!(line, @r#"{"v":1,"cursor":"main@2.0","ts":"2026-09-21T14:13:21Z","run":"r-1","branch":"main","seq":2,"parent":"r-1@1","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":2}}"#);
+    assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event, "it can be read back");
+}
+
+#[test]
+fn a_run_begins() {
+    let mut links = Links::of(&run_id("r-1"));
+    let mut header = links.header(&BranchPath::main());
+    header.phase = Phase::Started;
+    (header.step, header.at) = (None, Try::default());
+    header.started = vec![start("fetch", 1), start("scan", 1)];
+    let record = links.seal(header, &json!({}));
+    assert_snapshot!(lines(record.header()), @r#"
+    {"cursor":"main@1.0","event":"run_started"}
+    {"cursor":"main@1.1","step":"fetch","attempt":1,"event":"step_started"}
+    {"cursor":"main@1.2","step":"scan","attempt":1,"event":"step_started"}
+    {"cursor":"main@1.3","event":"checkpoint_written","reason":"start","digest":"8384c3416334fdeac97a1facd407750c98d6470238704db0504afe5ed3010176","bytes":5}
+    "#);
+}
+
+#[test]
+fn a_step_ends_and_frees_others() {
+    assert_snapshot!(events_of("main", |header| {
+        let outputs = [("rows".to_owned(), json!(3))].into();
+        of_step(header, "fetch", 2, Phase::Completed(Ending { exit_code: Some(0), outputs, ..Ending::default() }));
+        header.started = vec![start("load", 1)];
+        header.usage = Some(Usage { tokens_in: 5, tokens_out: 7, cost: 0.25, model: Some("m".to_owned()) });
+        header.notes = vec![
+            Note::Event { name: "scraped".to_owned(), data: json!({"urls": 8}) },
+            Note::Report("# not an event".to_owned()),
+            Note::Warning("slow".to_owned()),
+        ];
+    }), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":2,"event":"step_completed","exit_code":0,"outputs":{"rows":3}}
+    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":2,"event":"usage","tokens_in":5,"tokens_out":7,"cost":0.25,"model":"m"}
+    {"cursor":"main@5.2","parent":"r-1@4","step":"fetch","attempt":2,"event":"custom","name":"scraped","data":{"urls":8}}
+    {"cursor":"main@5.3","parent":"r-1@4","step":"fetch","attempt":2,"event":"custom","name":"warning","data":"slow"}
+    {"cursor":"main@5.4","parent":"r-1@5","step":"load","attempt":1,"event":"step_started"}
+    "#);
+}
+
+#[test]
+fn a_try_fails_and_is_made_again() {
+    assert_snapshot!(events_of("main", |header| {
+        of_step(header, "fetch", 1, Phase::Failed(failure(true)));
+        header.started = vec![start("fetch", 2)];
+    }), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":1,"event":"step_retried","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12}
+    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":2,"event":"step_started"}
+    "#);
+}
+
+#[test]
+fn a_step_fails_for_good_and_the_run_with_it() {
+    assert_snapshot!(events_of("main", |header| {
+        of_step(header, "fetch", 3, Phase::Failed(failure(false)));
+        header.at.iteration = vec![2, 1];
+        header.at.epoch = 1;
+        header.status = Some(RunStatus::Failed);
+    }), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":3,"event":"step_failed","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12,"iteration":[2,1],"epoch":1}
+    {"cursor":"main@5.1","parent":"r-1@4","event":"run_failed"}
+    "#);
+}
+
+#[test]
+fn evidence_is_counted() {
+    let claim = |verdict: Verdict| Claim {
+        kind: "file_sha256".to_owned(),
+        subject: "out.json".to_owned(),
+        name: None,
+        expect: Value::Null,
+        pinned: false,
+        live: false,
+        verdict,
+        found: Value::Null,
+        error: None,
+        checked_at: None,
+    };
+    assert_snapshot!(events_of("main", |header| {
+        of_step(header, "fetch", 1, Phase::Completed(Ending::default()));
+        let claims = [Verdict::Ok, Verdict::Ok, Verdict::Failed, Verdict::Unknown].map(claim).into();
+        header.evidence = Some(Pack { at_least: Some(2), claims });
+    }), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":1,"event":"step_completed"}
+    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":1,"event":"evidence_checked","total":4,"ok":2,"failed":1,"unknown":1,"skipped":0}
+    "#);
+}
+
+#[test]
+fn skips_waits_answers_and_progress() {
+    let wait =
+        Wait { id: "w".to_owned(), key: "ok".to_owned(), on: WaitKind::Answer, question: Some(json!("Go?")) };
+    let phases = [
+        (Reason::Step, Phase::Skipped(SkipCause::Condition("rows > 0".to_owned())), None),
+        (Reason::Step, Phase::Skipped(SkipCause::Need(step_id("fetch"))), None),
+        (Reason::Interrupt, Phase::Waiting(vec![wait]), Some(RunStatus::Waiting)),
+        (Reason::Answer, Phase::Progress { key: "ok".to_owned(), value: json!("yes") }, None),
+        (Reason::Interval, Phase::Progress { key: "elapsed".to_owned(), value: json!(60) }, None),
+        (
+            Reason::Stopped,
+            Phase::Interrupted { in_progress: true, by: "SIGINT".to_owned() },
+            Some(RunStatus::Interrupted),
+        ),
+    ];
+    let told = phases.map(|(reason, phase, status)| {
+        events_of("main", |header| {
+            of_step(header, "load", 1, phase);
+            (header.reason, header.status) = (reason, status);
+        })
+    });
+    assert_snapshot!(told.join("\n"), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"step_skipped","cause":{"condition":"rows > 0"}}
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"step_skipped","cause":{"need":"fetch"}}
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"interrupted","in_progress":true,"waits":[{"id":"w","key":"ok","on":"answer","question":"Go?"}]}
+    {"cursor":"main@5.1","parent":"r-1@4","event":"run_waiting"}
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"answered","key":"ok","value":"yes"}
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"progress","key":"elapsed","value":60}
+    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"interrupted","by":"SIGINT","in_progress":true}
+    {"cursor":"main@5.1","parent":"r-1@4","event":"run_interrupted","status":"interrupted"}
+    "#);
+}
+
+#[test]
+fn a_run_goes_on_after_damage_rollback_and_restart() {
+    let resumed = events_of("main", |header| {
+        (header.seq, header.basis, header.reason, header.resumed) = (7, Some(4), Reason::Repair, true);
+        header.started = vec![start("load", 2)];
+    });
+    let rolled_back = events_of("main", |header| {
+        (header.reason, header.basis, header.phase) = (Reason::Rollback, Some(2), Phase::Restored);
+    });
+    let restarted = events_of("main", |header| {
+        (header.reason, header.basis, header.resumed) = (Reason::Redo, Some(0), true);
+        header.definition = Some(Definition { text: None, steps: Vec::new() });
+    });
+    assert_snapshot!([resumed, rolled_back, restarted].join("\n\n"), @r#"
+    {"cursor":"main@7.0","parent":"r-1@4","event":"run_resumed"}
+    {"cursor":"main@7.1","parent":"r-1@4","event":"quarantined","from":5,"to":6}
+    {"cursor":"main@7.2","parent":"r-1@4","step":"load","attempt":2,"event":"step_started"}
+
+    {"cursor":"main@5.0","parent":"r-1@2","event":"run_rolled_back","to":2}
+
+    {"cursor":"main@5.0","event":"run_resumed"}
+    {"cursor":"main@5.1","event":"custom","name":"definition_adopted","data":{"steps":0}}
+    "#);
+}
+
+#[test]
+fn a_run_ends() {
+    let statuses = [
+        RunStatus::Completed,
+        RunStatus::CompletedWithFailures,
+        RunStatus::InDoubt,
+        RunStatus::Cancelled,
+        RunStatus::Running,
+    ];
+    let told = statuses.map(|status| events_of("main", |header| header.status = Some(status)));
+    assert_snapshot!(told.join("\n"), @r#"
+    {"cursor":"main@5.0","parent":"r-1@4","event":"run_completed","status":"completed"}
+    {"cursor":"main@5.0","parent":"r-1@4","event":"run_completed","status":"completed_with_failures"}
+    {"cursor":"main@5.0","parent":"r-1@4","event":"run_interrupted","status":"in_doubt"}
+    {"cursor":"main@5.0","parent":"r-1@4","event":"run_cancelled"}
+    "#);
+}
+
+#[test]
+fn an_item_begins_and_ends() {
+    let mut links = Links::of(&run_id("r-1"));
+    let path = branch("each:a%2Fb/in:eu");
+    let record = links.record(&path);
+    let begun = lines(record.header());
+    let ended = [End::Completed, End::Skipped, End::Failed, End::Cancelled].map(|end| {
+        events_of("each:a%2Fb", |header| {
+            of_step(header, "ask", 1, Phase::Completed(Ending::default()));
+            header.end = Some(end);
+        })
+    });
+    assert_snapshot!(format!("{begun}\n\n{}", ended.join("\n")), @r#"
+    {"cursor":"each:a%2Fb/in:eu@1.0","parent":"r-1/each:a%2Fb","step":"in","event":"item_started","key":"eu"}
+    {"cursor":"each:a%2Fb/in:eu@1.1","parent":"r-1/each:a%2Fb","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":1}}
+    {"cursor":"each:a%2Fb/in:eu@1.2","parent":"r-1/each:a%2Fb","step":"work","attempt":1,"event":"checkpoint_written","reason":"start","digest":"e11f1f85a796005933c1a7775703e9e42fa27fc5077119c3aff717ab0ace86c6","bytes":40}
+
+    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.1","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_completed","key":"a/b","end":"completed"}
+    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.1","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_completed","key":"a/b","end":"skipped"}
+    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.1","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_dead","key":"a/b","end":"failed"}
+    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.1","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_dead","key":"a/b","end":"cancelled"}
+    "#);
+}
+
+#[test]
+fn cursors_are_stable_ordered_and_read_back() {
+    let cursor = |text: &str| text.parse::<Cursor>().unwrap();
+    let in_order = ["each:a@1.0", "main@2.1", "main@2.10", "main@10.0", "main@10.1"];
+    assert!(in_order.is_sorted_by_key(|text| cursor(text)), "by number, not by text");
+    for text in in_order {
+        assert_eq!(cursor(text).to_string(), text);
+    }
+    for wrong in [
+        "",
+        "main",
+        "main@1",
+        "main@1.",
+        "main@a.0",
+        "@1.0",
+        "a b@1.0",
+        "main@1.0.0",
+        "main@-1.0",
+        "main@+1.0",
+        "main@01.0",
+    ] {
+        assert!(wrong.parse::<Cursor>().is_err(), "{wrong}");
+    }
+}

@@ -1,0 +1,153 @@
+//! The file store: what is there after a crash, damage and a full disk, and what a person finds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use waypost::file::FileStore;
+use waypost::store::Store;
+use waypost::{BranchPath, RunId};
+use waypost_testing::contract::{Place, StoreFixture};
+use waypost_testing::disk::SimDisk;
+use waypost_testing::{store_contract, store_differential};
+
+/// A store in a folder of the real disk.
+struct Folder {
+    dir: tempfile::TempDir,
+    store: Option<Arc<FileStore>>,
+}
+
+impl Folder {
+    fn fresh() -> Self {
+        let mut folder = Self { dir: tempfile::tempdir().unwrap(), store: None };
+        folder.open();
+        folder
+    }
+
+    fn open(&mut self) {
+        // The contract lets nobody but `trim` drop states.
+        self.store =
+            Some(Arc::new(FileStore::open(self.dir.path().join("store")).unwrap().with_retention(None)));
+    }
+
+    fn run(&self, run: &RunId) -> PathBuf {
+        self.dir.path().join("store/runs").join(run.as_str())
+    }
+}
+
+/// Returns the commit file in which a record is, and where its header begins in it.
+fn find(run: &Path, branch: &BranchPath, seq: u64) -> (PathBuf, usize) {
+    let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
+    let files = fs::read_dir(run.join("history")).unwrap().map(|entry| entry.unwrap().path());
+    let found =
+        files.filter(|path| path.extension().is_some_and(|suffix| suffix == "json")).find_map(|path| {
+            let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+            text.find(&mark).map(|at| (path, at))
+        });
+    found.unwrap_or_else(|| panic!("no file has {branch}@{seq}"))
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[async_trait]
+impl StoreFixture for Folder {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone().unwrap()
+    }
+
+    async fn reopen(&mut self) {
+        self.store = None;
+        self.open();
+    }
+
+    async fn damage(&mut self, run: &RunId, place: &Place) {
+        let folder = self.run(run);
+        match place {
+            Place::Run => flip(&folder.join("run.json"), 200),
+            Place::Header(branch, seq) => {
+                let (path, at) = find(&folder, branch, *seq);
+                flip(&path, at + 40);
+            }
+            Place::Body(branch, seq) => {
+                let (path, at) = find(&folder, branch, *seq);
+                let text = fs::read_to_string(&path).unwrap();
+                let state = text[at..].find("\"state\":").unwrap();
+                flip(&path, at + state + 10);
+            }
+        }
+    }
+
+    async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>> {
+        let Ok(entries) = fs::read_dir(self.run(run).join("quarantine")) else { return Vec::new() };
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let is_record = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            !name.ends_with(".note") && !name.ends_with(".sha256")
+        };
+        paths.filter(is_record).map(|path| fs::read(path).unwrap()).collect()
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        Some(self.dir.path().to_owned())
+    }
+}
+
+/// A store on a disk in memory: the same code without waiting for a real disk.
+struct Memory {
+    disk: SimDisk,
+    store: Option<Arc<FileStore>>,
+}
+
+impl Memory {
+    fn fresh() -> Self {
+        let disk = SimDisk::with_folder("store");
+        let store = Some(Self::open(&disk));
+        Self { disk, store }
+    }
+
+    fn open(disk: &SimDisk) -> Arc<FileStore> {
+        Arc::new(FileStore::on(Arc::new(disk.clone()), "store").with_retention(None))
+    }
+}
+
+#[async_trait]
+impl StoreFixture for Memory {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone().unwrap()
+    }
+
+    async fn reopen(&mut self) {
+        self.store = Some(Self::open(&self.disk));
+    }
+
+    async fn damage(&mut self, run: &RunId, place: &Place) {
+        self.disk.settle();
+        let history = Path::new("store/runs").join(run.as_str()).join("history");
+        let (Place::Header(branch, seq) | Place::Body(branch, seq)) = place else {
+            panic!("only records are damaged here");
+        };
+        let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let files = self.disk.files().into_iter().filter(|(path, _)| path.starts_with(&history));
+        let found = files.map(|(path, bytes)| (path, text(&bytes))).find(|(_, text)| text.contains(&mark));
+        let (path, text) = found.unwrap();
+        let at = text.find(&mark).unwrap() + 40;
+        self.disk.spoil(&path, |bytes| bytes[at] ^= 1).unwrap();
+    }
+
+    async fn quarantined(&mut self, _: &RunId) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        None
+    }
+}
+
+store_contract!(contract, Folder::fresh());
+store_differential!(like_the_model, Memory::fresh());

@@ -1,0 +1,136 @@
+//! The file store on a disk that answers with errors: nothing is acknowledged that is not there, what was there stays,
+//! and once the disk is well again, the run goes on.
+
+use std::sync::Arc;
+
+use waypost::disk::Disk;
+use waypost::store::StoreError;
+use waypost_testing::disk::{Action, Fault, Refusal, Sampling, SimDisk};
+
+use super::{Program, Told, creates, disk_after, goes_on, promises, rotates, share};
+
+/// What a power cut right after the error may leave behind is sampled thinly: `file_crash` looks there closely.
+const DRAWS: usize = 20;
+/// One in so many of those states is checked.
+const STATES_SHARE: usize = 397;
+/// One in so many pairs of a call and a fault is tried; prime to their number, so that each fault has its turn.
+const SHARE: usize = 29;
+
+/// All errors, and writes that stop early.
+fn faults() -> impl Iterator<Item = Fault> {
+    let refusals = Refusal::ALL.into_iter().map(Fault::Refuse);
+    refusals.chain([1, 7, 100].map(Fault::ShortWrite))
+}
+
+/// How long the disk is unwell.
+#[derive(Debug, Clone, Copy)]
+enum Illness {
+    Once,
+    UntilHealed,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    faults: u64,
+    refused: u64,
+    states: u64,
+}
+
+/// Lets each call of a program meet each fault.
+fn survives(start: &SimDisk, told: &Told, program: Program, illness: Illness) -> Tally {
+    let whole = start.fork();
+    program(Arc::new(whole.clone()), &mut told.clone()).unwrap();
+    let calls = start.call_count()..whole.call_count();
+    let mut tally = Tally::default();
+    for (call, fault) in calls.flat_map(|call| faults().map(move |fault| (call, fault))).step_by(share(SHARE))
+    {
+        let place = format!("{fault:?} at call {call} ({:?})", whole.calls()[usize::try_from(call).unwrap()]);
+        let disk = start.fork();
+        match illness {
+            Illness::Once => disk.fail(call, fault),
+            Illness::UntilHealed => disk.fail_from(call, fault),
+        }
+        let mut told = told.clone();
+        let answer = program(Arc::new(disk.clone()), &mut told);
+        disk.heal();
+        tally.faults += 1;
+        tally.refused += u64::from(answer.is_err());
+        check_answer(answer, fault).unwrap_or_else(|error| panic!("{place}: {error}"));
+        for state in disk.crash_states_with(Sampling { seed: call, draws: DRAWS }).step_by(STATES_SHARE) {
+            tally.states += 1;
+            promises(&told, &state)
+                .unwrap_or_else(|what| panic!("{place}, then a power cut: {what}\n{state}"));
+        }
+        went_on_without_a_cut(&told, &disk).unwrap_or_else(|what| panic!("{place}: {what}"));
+    }
+    tally
+}
+
+/// The run goes on, on the disk as it is, and what it is then told survives a power cut as well.
+fn went_on_without_a_cut(told: &Told, disk: &SimDisk) -> Result<(), String> {
+    promises(told, &disk.fork())?;
+    let mut told = told.clone();
+    let again: Program = if told.created { goes_on } else { creates };
+    match again(Arc::new(disk.clone()), &mut told) {
+        Ok(()) => {}
+        // It was made, and not acknowledged.
+        Err(StoreError::Exists { .. }) => return promises(&told, disk),
+        Err(error) => return Err(format!("it does not go on: {error:?}")),
+    }
+    let states = disk.crash_states_with(Sampling { seed: 1, draws: DRAWS });
+    for state in states.step_by(STATES_SHARE) {
+        promises(&told, &state).map_err(|what| format!("it went on, then a power cut: {what}\n{state}"))?;
+    }
+    Ok(())
+}
+
+/// The answer names what is the matter; short writes are nobody's matter.
+fn check_answer(answer: Result<(), StoreError>, fault: Fault) -> Result<(), String> {
+    let Err(error) = answer else { return Ok(()) };
+    let fits = match (&error, fault) {
+        (_, Fault::ShortWrite(_)) => false,
+        (
+            StoreError::Full { .. } | StoreError::Create { .. },
+            Fault::Refuse(Refusal::Full | Refusal::OverQuota),
+        ) => true,
+        (_, Fault::Refuse(Refusal::Full | Refusal::OverQuota)) => false,
+        (StoreError::Io { .. } | StoreError::Create { .. }, Fault::Refuse(_)) => true,
+        (_, Fault::Refuse(_)) => false,
+    };
+    if fits { Ok(()) } else { Err(format!("an answer that says something else: {error:?}")) }
+}
+
+#[test]
+fn an_error_at_any_call_loses_nothing() {
+    for illness in [Illness::Once, Illness::UntilHealed] {
+        let (empty, none) = disk_after(&[]);
+        let (started, told) = disk_after(&[creates]);
+        let tallies = [
+            survives(&empty, &none, creates, illness),
+            survives(&started, &told, goes_on, illness),
+            survives(&started, &told, rotates, illness),
+        ];
+        let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
+        let shown = [sum(|tally| tally.faults), sum(|tally| tally.refused), sum(|tally| tally.states)];
+        assert!(shown[0] > 40 && shown[1] > 8 && shown[2] > 40, "{illness:?} shows little: {tallies:?}");
+    }
+}
+
+#[test]
+fn a_failed_sync_is_not_tried_again() {
+    let (start, told) = disk_after(&[creates]);
+    let whole = start.fork();
+    goes_on(Arc::new(whole.clone()), &mut told.clone()).unwrap();
+    let calls = whole.calls();
+    let syncs = (0_u64..).zip(&calls).skip(usize::try_from(start.call_count()).unwrap());
+
+    for (call, made) in syncs.filter(|(_, made)| matches!(made.action, Action::Sync | Action::SyncDir)) {
+        let disk = start.fork();
+        disk.fail(call, Fault::Refuse(Refusal::Broken));
+        let answer = goes_on(Arc::new(disk.clone()) as Arc<dyn Disk>, &mut told.clone());
+
+        assert!(answer.is_err(), "{made:?} failed and nobody was told");
+        let after = &disk.calls()[usize::try_from(call).unwrap() + 1..];
+        assert!(!after.contains(made), "{made:?} failed and was tried again");
+    }
+}

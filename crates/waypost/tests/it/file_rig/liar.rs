@@ -1,0 +1,196 @@
+//! Disks that break their contract in one way each: planted mistakes, which the rigs must see.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use waypost::Digest;
+use waypost::disk::{Disk, DiskFile, Entry, Metadata, write_whole};
+
+/// What a store would do wrong if the disk were right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lie {
+    /// It does not sync its files.
+    FileNotSynced,
+    /// It does not sync its folders.
+    FolderNotSynced,
+    /// It acknowledges first, and syncs the folder only with its next call.
+    FolderSyncedLater,
+    /// It gives a file its name before the bytes are there: it writes in place.
+    NamedFirst,
+    /// It takes every file that it reads for sound.
+    DigestUnchecked,
+}
+
+/// A disk that lies about what it has done.
+#[derive(Debug, Clone)]
+pub(super) struct Liar {
+    disk: Arc<dyn Disk>,
+    lie: Lie,
+    owed: Arc<Mutex<Owed>>,
+}
+
+/// What is still to be done.
+#[derive(Debug, Default)]
+struct Owed {
+    folder: Option<PathBuf>,
+    /// Bytes that were taken and not written, by the path of their file.
+    bytes: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Liar {
+    pub(super) fn new(disk: Arc<dyn Disk>, lie: Lie) -> Self {
+        Self { disk, lie, owed: Arc::default() }
+    }
+
+    /// Does late what should have been done before.
+    fn pay(&self) {
+        let folder = self.owed.lock().unwrap().folder.take();
+        if let Some(folder) = folder {
+            let _ = self.disk.sync_dir(&folder);
+        }
+    }
+
+    /// Writes what a file was given, after it got another name.
+    fn fill(&self, source: &Path, target: &Path) -> io::Result<()> {
+        let mut owed = self.owed.lock().unwrap();
+        let Some(index) = owed.bytes.iter().position(|(path, _)| path == source) else { return Ok(()) };
+        let (_, bytes) = owed.bytes.remove(index);
+        drop(owed);
+        let mut file = self.disk.open_append(target)?;
+        write_whole(file.as_mut(), &bytes)?;
+        file.sync()
+    }
+
+    fn wrap(&self, path: &Path, file: Box<dyn DiskFile>) -> Box<dyn DiskFile> {
+        Box::new(LyingFile { file, lie: self.lie, path: path.to_owned(), owed: self.owed.clone() })
+    }
+
+    fn seen(&self, bytes: Vec<u8>) -> Vec<u8> {
+        if self.lie == Lie::DigestUnchecked { resealed(bytes) } else { bytes }
+    }
+}
+
+/// Puts the hash into a file of a store that its bytes have, whatever it said before.
+fn resealed(mut text: Vec<u8>) -> Vec<u8> {
+    const PREFIX: &[u8] = b"{\"integrity_hash\":\"";
+    let hash = PREFIX.len()..PREFIX.len() + 64;
+    if text.starts_with(PREFIX) && text.len() > hash.end {
+        text[hash.clone()].fill(b'0');
+        let digest = Digest::of(&text).to_string();
+        text[hash].copy_from_slice(digest.as_bytes());
+    }
+    text
+}
+
+impl fmt::Display for Liar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a disk that lies ({:?})", self.lie)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Disk for Liar {
+    fn create_new(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.pay();
+        Ok(self.wrap(path, self.disk.create_new(path)?))
+    }
+
+    fn open_append(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.pay();
+        Ok(self.wrap(path, self.disk.open_append(path)?))
+    }
+
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+        self.pay();
+        Ok(self.seen(self.disk.read(path, bytes_max)?))
+    }
+
+    fn read_at(&self, path: &Path, offset: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
+        self.disk.read_at(path, offset, bytes_max)
+    }
+
+    fn rename(&self, source: &Path, target: &Path) -> io::Result<()> {
+        self.pay();
+        self.disk.rename(source, target)?;
+        self.fill(source, target)
+    }
+
+    fn hard_link(&self, source: &Path, target: &Path) -> io::Result<()> {
+        self.pay();
+        self.disk.hard_link(source, target)?;
+        self.fill(source, target)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dir(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_dir(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.pay();
+        match self.lie {
+            Lie::FolderNotSynced => Ok(()),
+            Lie::FolderSyncedLater => {
+                self.owed.lock().unwrap().folder = Some(path.to_owned());
+                Ok(())
+            }
+            Lie::FileNotSynced | Lie::NamedFirst | Lie::DigestUnchecked => self.disk.sync_dir(path),
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        self.disk.list(path)
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        self.disk.metadata(path)
+    }
+}
+
+#[derive(Debug)]
+struct LyingFile {
+    file: Box<dyn DiskFile>,
+    lie: Lie,
+    path: PathBuf,
+    owed: Arc<Mutex<Owed>>,
+}
+
+impl LyingFile {
+    /// A file whose bytes come after its name: one that is renamed or linked later.
+    fn is_filled_later(&self) -> bool {
+        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        self.lie == Lie::NamedFirst && name.starts_with(".tmp-")
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl DiskFile for LyingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.is_filled_later() {
+            return self.file.write(bytes);
+        }
+        let mut owed = self.owed.lock().unwrap();
+        match owed.bytes.iter_mut().find(|(path, _)| *path == self.path) {
+            Some((_, before)) => before.extend_from_slice(bytes),
+            None => owed.bytes.push((self.path.clone(), bytes.to_vec())),
+        }
+        Ok(bytes.len())
+    }
+
+    fn truncate(&mut self, len: u64) -> io::Result<()> {
+        self.file.truncate(len)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        if self.lie == Lie::FileNotSynced || self.is_filled_later() { Ok(()) } else { self.file.sync() }
+    }
+}

@@ -1,0 +1,115 @@
+//! Runs the real `waypost` on disks that fill up, one after another a little larger, and makes room afterwards.
+//!
+//! The disk is a tmpfs of so many KiB that only the store is on; room is made by growing it. Mounting takes root;
+//! where it is not allowed, nothing is shown, and that is said.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use super::promise::{broken, final_state};
+use super::rig::{Stage, Subject, WORKFLOW, Workflow};
+
+/// The folder that the disk is mounted at, in the folder of a play.
+pub(super) const MOUNTED: &str = "disk";
+
+/// Room for everything.
+const ROOM_KIB: u64 = 16 << 10;
+
+/// Exit codes of a store that cannot be made, and of one that cannot be written.
+const NO_ROOM: [i32; 2] = [73, 74];
+
+/// How the runs on disks of all sizes ended.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Those that had room enough.
+    pub(super) roomy: usize,
+    /// Those that said that there is none: before anything was acknowledged, and after.
+    pub(super) refused_at_once: usize,
+    pub(super) refused_later: usize,
+}
+
+/// A tmpfs that is gone when this is.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Mounts a disk of that size; `None` if that is not allowed here.
+    fn new(path: &Path, kib: u64) -> anyhow::Result<Option<Self>> {
+        fs::create_dir(path)?;
+        let size = format!("size={kib}k,mode=0700");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(path).stderr(Stdio::null());
+        Ok(command.status().is_ok_and(|status| status.success()).then(|| Self(path.to_owned())))
+    }
+
+    fn make_room(&self) -> anyhow::Result<()> {
+        let size = format!("remount,size={ROOM_KIB}k");
+        if !Command::new("mount").args(["-o", &size]).arg(&self.0).status()?.success() {
+            bail!("cannot grow the disk at `{}`", self.0.display());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily: a process that was killed may not be quite gone.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Runs a workflow on disks of all sizes of `kib`; `None` if no disk can be mounted here.
+///
+/// # Errors
+/// The first size at which a promise was broken.
+pub(super) fn fill(
+    subject: &Subject,
+    workflow: &Workflow,
+    kib: impl Iterator<Item = u64>,
+) -> anyhow::Result<Option<Tally>> {
+    let mut tally = Tally::default();
+    for kib in kib {
+        let one = one(subject, workflow, kib, &mut tally);
+        if one.with_context(|| format!("{}: a disk of {kib} KiB", subject.store.0))?.is_none() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(tally))
+}
+
+fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> anyhow::Result<Option<()>> {
+    let folder = tempfile::Builder::new().prefix("waypost-full-").tempdir()?;
+    let Some(mounted) = Mounted::new(&folder.path().join(MOUNTED), kib)? else { return Ok(None) };
+    fs::write(folder.path().join(WORKFLOW), &workflow.text)?;
+    let mut stage = Stage { subject, folder: folder.path(), starts: Vec::new() };
+    let (code, stdout, stderr) = stage.run(&stage.next_command())?;
+    if code != Some(0) && !code.is_some_and(|code| NO_ROOM.contains(&code)) {
+        bail!("it ends with {code:?}: {stdout} {stderr}");
+    }
+    // What was there is readable on the full disk already.
+    let full = stage.answer("checkpoints");
+    mounted.make_room()?;
+    stage.observe(&stdout, Vec::new())?;
+    let start = stage.starts.last().context("it was observed")?;
+    if !start.acknowledged.is_empty() {
+        full.context("what was acknowledged cannot be read while the disk is full")?;
+    }
+    match (code, start.acknowledged.is_empty()) {
+        (Some(0), _) => tally.roomy += 1,
+        (_, true) => tally.refused_at_once += 1,
+        (_, false) => tally.refused_later += 1,
+    }
+    stage.finish()?;
+    let mut found = broken(&workflow.steps, &stage.starts);
+    found.extend(stage.verify()?);
+    let state = final_state(&stage.answer("show")?.context("the run is gone after its end")?);
+    if state["status"] != "completed" {
+        found.push(format!("it ended with {state}"));
+    }
+    match found.into_iter().next() {
+        Some(broken) => bail!("{broken}"),
+        None => Ok(Some(())),
+    }
+}
