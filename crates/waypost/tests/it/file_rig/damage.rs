@@ -9,7 +9,7 @@ use waypost::disk::Disk;
 use waypost::file::FileStore;
 use waypost::record::Record;
 use waypost::store::{Page, Scan, Store, StoreError};
-use waypost_testing::damage::{FirstWrong, OneIn, Outcome, Tally, damage_disk};
+use waypost_testing::damage::{ALL, FirstWrong, OneIn, Outcome, Tally, damage_disk};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::picture::{of_summary, scan_all};
 
@@ -135,7 +135,9 @@ fn damage_of_what_is_for_people_changes_nothing() {
 fn a_store_that_checks_no_digest_is_seen() {
     let newest = commit_files(&small().0).pop().unwrap();
 
-    let found = damaged(Some(Lie::DigestUnchecked), OneIn(7), |path| path == newest);
+    // Few bits of a file can change without its becoming unreadable: a thin sample may miss them all.
+    let shares = [OneIn(7), OneIn(5), OneIn(3), ALL];
+    let seen = |share| damaged(Some(Lie::DigestUnchecked), share, |path| path == newest).is_err();
 
-    assert!(found.is_err(), "damage was believed, and nobody saw it");
+    assert!(shares.into_iter().any(seen), "damage was believed, and nobody saw it");
 }
