@@ -246,7 +246,9 @@ impl WorkflowProgram {
             Err(mut failure) => {
                 // What was wrong with an output is quoted, and it may be a secret, or a part of one that was clipped.
                 failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());
-                if quotes_secret {
+                // Those that say that there is a secret name the output only.
+                let safe = ["output `", "standard output is read"];
+                if quotes_secret && !safe.iter().any(|start| failure.error[0].starts_with(start)) {
                     failure.error.truncate(1);
                     failure.error[0] =
                         "its outputs cannot be read, and what is wrong with them is not shown: a secret is \
