@@ -14,7 +14,7 @@ const DRAWS: usize = 20;
 /// One in so many of those states is checked.
 const STATES_SHARE: usize = 397;
 /// One in so many pairs of a call and a fault is tried; prime to their number, so that each fault has its turn.
-const SHARE: usize = 29;
+const SHARE: usize = 61;
 
 /// All errors, and writes that stop early.
 fn faults() -> impl Iterator<Item = Fault> {
@@ -112,7 +112,7 @@ fn an_error_at_any_call_loses_nothing() {
         ];
         let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
         let shown = [sum(|tally| tally.faults), sum(|tally| tally.refused), sum(|tally| tally.states)];
-        assert!(shown[0] > 40 && shown[1] > 8 && shown[2] > 40, "{illness:?} shows little: {tallies:?}");
+        assert!(shown[0] > 20 && shown[1] > 3 && shown[2] > 20, "{illness:?} shows little: {tallies:?}");
     }
 }
 
