@@ -20,6 +20,20 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
+/// How this very program is started again, for as long as it runs.
+///
+/// On Linux that is the file it was started from even after cargo has built another one in its place, which a
+/// `cargo test` in the midst of it may do; elsewhere it is its path.
+///
+/// # Errors
+/// When the system does not say which program this is.
+pub(crate) fn this_program() -> anyhow::Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        return Ok(format!("/proc/{}/exe", std::process::id()).into());
+    }
+    std::env::current_exe().context("cannot tell which program this is")
+}
+
 /// A cargo command in the workspace, by the cargo that runs this xtask.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use waypost::RunId;
 use waypost::engine::{Engine, ResumeOptions, SessionOptions};
 use waypost::record::Durability;
@@ -13,6 +12,7 @@ use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use super::append::RECORD_BYTES;
 use super::program::{Again, Row, runtime};
+use crate::repo;
 
 /// The run that every part works on.
 pub(super) const RUN: &str = "r-1";
@@ -45,7 +45,7 @@ pub(super) enum Part {
 /// # Errors
 /// When the system does not say which program this is.
 pub(super) fn command(part: Part, store: &Path, count: u32) -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    let mut command = Command::new(repo::this_program()?);
     let name = clap::ValueEnum::to_possible_value(&part).expect("no part is left out of the command line");
     command.args(["bench-part", name.get_name()]).arg(store).arg(count.to_string());
     Ok(command)

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::output;
+use crate::{output, repo};
 
 /// What is wrong inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -199,6 +199,6 @@ impl Toy {
 /// The command line that starts a toy with that mistake.
 pub(super) fn command(mistake: Mistake) -> anyhow::Result<Vec<OsString>> {
     let name = clap::ValueEnum::to_possible_value(&mistake).context("every mistake has a name")?;
-    let this = std::env::current_exe().context("cannot tell which program this is")?;
+    let this = repo::this_program()?;
     Ok(vec![this.into(), "toy".into(), name.get_name().into()])
 }

@@ -21,6 +21,7 @@ use anyhow::{Context as _, bail};
 
 use super::calls::{self, Seen};
 use super::sys::{self, Idle, Pid, Stop};
+use crate::repo;
 
 /// How long a command may take that is not killed. Its steps take milliseconds.
 const RUN_SECONDS_MAX: u64 = 60;
@@ -87,7 +88,7 @@ pub(crate) struct Traceable<'a> {
 /// Runs the command to its end, or to its death and the end of all that it started.
 pub(crate) fn trace(traceable: Traceable<'_>, kill: Option<Kill>) -> anyhow::Result<Traced> {
     sys::hold_child_signals();
-    let this = std::env::current_exe().context("cannot tell which program this is")?;
+    let this = repo::this_program()?;
     let mut command = Command::new(this);
     command.arg("trace-me").args(&traceable.command).current_dir(traceable.folder);
     command.env("PATH", SEARCHED).env("TMPDIR", traceable.folder);

@@ -1,6 +1,6 @@
 //! The rig that kills, seen from outside: it kills where it says, and it sees what it must.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn prove(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_xtask")).arg("prove").args(args).output().unwrap()
@@ -103,4 +103,27 @@ fn a_broken_promise_fails_and_is_told() {
     assert_eq!(output.status.code(), Some(1));
     let story = String::from_utf8(output.stdout).unwrap();
     assert!(story.contains("start 0 acknowledged main@1, and it is gone"), "{story}");
+}
+
+// What happened: the whole of `cargo xtask ci` failed in a fresh clone with "no such file", and passed here.
+// Why: its `cargo test` linked another xtask in the place of the running one, which then started itself by its path.
+// What stops it now: on Linux a program starts itself by the link that the system keeps to it.
+#[test]
+fn a_rig_whose_program_was_replaced_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("xtask");
+    std::fs::copy(env!("CARGO_BIN_EXE_xtask"), &copy).unwrap();
+
+    let child = Command::new(&copy)
+        .args(["prove", "--store", "toy", "--op", "save", "--mistake", "none", "--kill", "5:before"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    let output = child.wait_with_output().unwrap();
+
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("start 1"), "{stderr}");
 }
