@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::graph::Graph;
 use waypost::plan::{Plan, Verdicts, plan};
 use waypost::record::{Definition, Position, RunRecord};
+use waypost::shape::Shape;
 use waypost::store::Store;
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::graph_of;
+use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
 use crate::commands::{Context, near_here};
@@ -41,7 +41,7 @@ impl Choice {
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) workflow: Workflow,
-    pub(crate) graph: Graph,
+    pub(crate) shape: Shape,
     /// How the definition in force becomes this one, where it is another.
     pub(crate) adoption: Option<Adoption>,
     /// What the user should know.
@@ -62,15 +62,15 @@ impl Chosen {
         verdicts: &Verdicts,
         now: Timestamp,
     ) -> Result<Plan, Error> {
-        let mut effective = snapshot.effective(store, &self.graph).await?;
+        let mut effective = snapshot.effective(store, &self.shape).await?;
         if let Some(adoption) = &self.adoption {
             for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
                 let carried =
-                    carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.graph);
+                    carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.shape);
                 branch.position = carried.unwrap_or_else(|_| std::mem::take(&mut branch.position));
             }
         }
-        Ok(plan(&self.graph, &effective, verdicts, now))
+        Ok(plan(&self.shape, &effective, verdicts, now))
     }
 
     /// Says what the user should know.
@@ -121,8 +121,8 @@ fn compare(
     file: &Path,
     choice: &Choice,
 ) -> Result<Chosen, Error> {
-    let graph = graph_of(&changed, surroundings::cores())?;
-    let changes = changes(&own.graph, position, &snapshot.definition, &graph);
+    let shape = shape_of(&changed, surroundings::cores())?;
+    let changes = changes(&own.shape, position, &snapshot.definition, &shape);
     let diff: Vec<String> = changes.iter().map(line).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     if touches_finished && !choice.restart {
@@ -140,9 +140,9 @@ fn compare(
             diff.join("\n")
         )
     };
-    let definition = graph.definition(Some(changed.text().to_owned()));
-    let adoption = Some(Adoption { before: own.graph, definition });
-    Ok(Chosen { workflow: changed, graph, adoption, notes: vec![note] })
+    let definition = shape.definition(Some(changed.text().to_owned()));
+    let adoption = Some(Adoption { before: own.shape, definition });
+    Ok(Chosen { workflow: changed, shape, adoption, notes: vec![note] })
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {
@@ -157,8 +157,8 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
         ));
     };
     let workflow = Workflow::parse(text, &path).map_err(|error| Error::File(Box::new(error)))?;
-    let graph = graph_of(&workflow, surroundings::cores())?;
-    Ok(Chosen { workflow, graph, adoption: None, notes: Vec::new() })
+    let shape = shape_of(&workflow, surroundings::cores())?;
+    Ok(Chosen { workflow, shape, adoption: None, notes: Vec::new() })
 }
 
 fn line(change: &Change) -> String {

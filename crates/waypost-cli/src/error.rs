@@ -239,7 +239,7 @@ impl Error {
             Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
                 ("secret", Exit::Usage, None)
             }
-            Self::Program(ProgramError::Graph(_) | ProgramError::Name(_)) => {
+            Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) => {
                 ("internal", Exit::Internal, None)
             }
             Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),

@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use crate::graph::{Graph, Unfinished};
 use crate::id::{Digest, StepId};
 use crate::record::{Definition, FrontierEntry, Position, Status, Try};
+use crate::shape::{Shape, Unfinished};
 
 /// How one step differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum ChangeKind {
 /// Compares the definition of a run with another graph.
 ///
 /// `before` is the graph of the run's own definition, `position` where it stands.
-pub fn changes(before: &Graph, position: &Position, definition: &Definition, after: &Graph) -> Vec<Change> {
+pub fn changes(before: &Shape, position: &Position, definition: &Definition, after: &Shape) -> Vec<Change> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
     let old: HashMap<&StepId, Digest> =
@@ -80,10 +80,10 @@ pub fn changes(before: &Graph, position: &Position, definition: &Definition, aft
 /// # Errors
 /// The finished steps that the change touches; the position cannot be carried over.
 pub fn carry_over(
-    before: &Graph,
+    before: &Shape,
     position: &Position,
     definition: &Definition,
-    after: &Graph,
+    after: &Shape,
 ) -> Result<Position, Vec<Change>> {
     let touching: Vec<Change> = changes(before, position, definition, after)
         .into_iter()

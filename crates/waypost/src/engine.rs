@@ -17,7 +17,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::clock::{Clock, SystemClock};
-use crate::graph::{Graph, Step};
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::lock::Holder;
 use crate::plan::Decision;
@@ -25,6 +24,7 @@ use crate::record::{
     Definition, Ending, Failure, Flaw, Note, Pack, Position, Record, RunRecord, RunStatus, SealedRun,
     SkipCause, Try, Usage,
 };
+use crate::shape::{Shape, Step};
 use crate::store::{Damage, Lease, Progress, Store, StoreError};
 
 mod advance;
@@ -55,7 +55,7 @@ pub trait Program: Send + Sync {
     type Output: Send;
 
     /// Returns the shape.
-    fn graph(&self) -> &Graph;
+    fn shape(&self) -> &Shape;
 
     /// Returns the schema version of the state.
     fn schema(&self) -> u32;
@@ -279,7 +279,7 @@ pub struct ResumeOptions<S> {
 #[derive(Debug, Clone)]
 pub struct Adoption {
     /// The graph of the definition in force so far.
-    pub before: Graph,
+    pub before: Shape,
     /// The new definition; it must be that of the program's graph.
     pub definition: Definition,
 }

@@ -26,13 +26,14 @@ pub mod engine;
 pub mod events;
 pub mod file;
 pub mod folder;
-pub mod graph;
+
 pub mod id;
 pub mod lock;
 pub mod memory;
 pub mod plan;
 pub mod record;
 pub mod report;
+pub mod shape;
 pub mod store;
 
 pub use clock::{Clock, SystemClock};

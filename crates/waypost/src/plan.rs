@@ -19,9 +19,9 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::graph::{Graph, Unfinished};
 use crate::id::{BranchPath, StepId};
 use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
+use crate::shape::{Shape, Unfinished};
 
 /// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -207,11 +207,11 @@ impl Plan {
 /// A claim binds by subject to the newest effective step that makes one about it: what a later step legitimately
 /// rewrote does not count against the older. A subject that a started or failed step is about to rewrite is not judged
 /// at all, unless it is that step's own, unpinned claim: this can settle what became of a cut step.
-pub fn checks(graph: &Graph, effective: &[Effective]) -> Vec<Check> {
+pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     let mut newest: HashMap<(&str, &str), u64> = HashMap::new();
     let mut in_flux: BTreeSet<String> = BTreeSet::new();
     for branch in effective {
-        let Some(graph) = graph.of_branch(&branch.branch) else { continue };
+        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
         for (step, pack) in &branch.evidence {
             let Some(settled) = branch.position.ledger.get(step) else { continue };
             for claim in &pack.claims {
@@ -221,7 +221,7 @@ pub fn checks(graph: &Graph, effective: &[Effective]) -> Vec<Check> {
         }
         for entry in &branch.position.frontier {
             if matches!(entry.status, Status::Started | Status::Failed) {
-                let subjects = graph
+                let subjects = shape
                     .step(entry.step.as_str())
                     .into_iter()
                     .flat_map(|step| step.subjects.iter().cloned());
@@ -258,15 +258,15 @@ pub fn checks(graph: &Graph, effective: &[Effective]) -> Vec<Check> {
 /// Decides what would be done with each step, and says why.
 ///
 /// `verdicts` answers [`checks`]; a claim that was to be checked and has no verdict counts as unknown, never as held.
-pub fn plan(graph: &Graph, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
+pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
     let mut wanted = Wanted::new();
-    for check in checks(graph, effective) {
+    for check in checks(shape, effective) {
         wanted.entry((check.branch, check.step)).or_default().insert(check.index);
     }
     let mut decisions = Vec::new();
     for branch in effective {
-        if let Some(graph) = graph.of_branch(&branch.branch) {
-            let view = BranchView { graph, branch, verdicts, wanted: &wanted, now };
+        if let Some(shape) = shape.of_branch(&branch.branch) {
+            let view = BranchView { shape, branch, verdicts, wanted: &wanted, now };
             view.decide(&mut decisions);
         }
     }
@@ -278,7 +278,7 @@ type Wanted = HashMap<(BranchPath, StepId), BTreeSet<usize>>;
 
 /// What [`plan`] looks at for one branch.
 struct BranchView<'a> {
-    graph: &'a Graph,
+    shape: &'a Shape,
     branch: &'a Effective,
     verdicts: &'a Verdicts,
     wanted: &'a Wanted,
@@ -295,13 +295,13 @@ enum Standing {
 impl BranchView<'_> {
     fn decide(&self, decisions: &mut Vec<Decision>) {
         let position = &self.branch.position;
-        let unfinished = Unfinished::of(self.graph, position);
+        let unfinished = Unfinished::of(self.shape, position);
         let entries: HashMap<&str, &FrontierEntry> =
             position.frontier.iter().map(|e| (e.step.as_str(), e)).collect();
         let mut rerun: HashMap<usize, StepId> = HashMap::new();
-        for place in self.graph.order() {
-            let step = &self.graph.steps()[place];
-            let upstream = self.graph.needs(place).iter().find_map(|need| rerun.get(need).cloned());
+        for place in self.shape.order() {
+            let step = &self.shape.steps()[place];
+            let upstream = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
             let (action, cause) = match entries.get(step.id.as_str()) {
                 Some(entry) => self.unfinished(place, entry),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
@@ -322,19 +322,19 @@ impl BranchView<'_> {
     }
 
     fn before(&self, place: usize, unfinished: &Unfinished) -> Vec<StepId> {
-        let open = self.graph.needs(place).iter().filter(|need| unfinished.has(**need));
-        let mut names: Vec<StepId> = open.map(|need| self.graph.steps()[*need].id.clone()).collect();
+        let open = self.shape.needs(place).iter().filter(|need| unfinished.has(**need));
+        let mut names: Vec<StepId> = open.map(|need| self.shape.steps()[*need].id.clone()).collect();
         if names.is_empty() {
             // Reached by a route: named are the steps that may lead here.
-            let id = &self.graph.steps()[place].id;
+            let id = &self.shape.steps()[place].id;
             names =
-                self.graph.steps().iter().filter(|s| s.routes.contains(id)).map(|s| s.id.clone()).collect();
+                self.shape.steps().iter().filter(|s| s.routes.contains(id)).map(|s| s.id.clone()).collect();
         }
         names
     }
 
     fn unfinished(&self, place: usize, entry: &FrontierEntry) -> (Action, Cause) {
-        let step = &self.graph.steps()[place];
+        let step = &self.shape.steps()[place];
         match entry.status {
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
@@ -355,7 +355,7 @@ impl BranchView<'_> {
     }
 
     fn finished(&self, place: usize, upstream: Option<&StepId>) -> (Action, Cause) {
-        let step = &self.graph.steps()[place];
+        let step = &self.shape.steps()[place];
         let settled = self.branch.position.ledger.get(step.id.as_str());
         if let Some(Settled::Skipped(seq)) = settled {
             return (Action::Skip, Cause::Skipped(*seq));

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, OnFailure, Performed, Program, SessionOptions, Settlement, Told,
 };
-use waypost::graph::{Graph, Retry, Step};
 use waypost::record::{
     Durability, Ending, FORMAT, Failure, FailureKind, RunRecord, RunStatus, STATE_BYTES_WARN,
 };
+use waypost::shape::{Retry, Shape, Step};
 use waypost::store::{Lease, Store, StoreExt as _};
 use waypost::{BranchPath, Clock as _, Digest, RunId, StepId, SystemClock};
 
@@ -31,7 +31,7 @@ pub(super) struct State {
 /// Steps in a row, each of which replaces the text in the state and does nothing else.
 #[derive(Debug)]
 pub(super) struct Row {
-    graph: Graph,
+    shape: Shape,
     noise: String,
     text_bytes: usize,
 }
@@ -48,8 +48,8 @@ impl Row {
             let needs = (number > 1).then(|| id(number - 1)).into_iter().collect();
             Step::new(id(number), needs, Digest::of(&number.to_le_bytes()))
         });
-        let graph = Graph::new(steps.collect(), 1).expect("steps in a row are a graph");
-        Self { graph, noise, text_bytes }
+        let shape = Shape::new(steps.collect(), 1).expect("steps in a row are a graph");
+        Self { shape, noise, text_bytes }
     }
 
     /// Runs all of it in `store`, as run `name`.
@@ -62,7 +62,7 @@ impl Row {
         name: &str,
         durability: Durability,
     ) -> anyhow::Result<()> {
-        let record = run_record(&self.graph, name, durability)?;
+        let record = run_record(&self.shape, name, durability)?;
         let state = State { steps: 0, text: self.noise[..self.text_bytes].to_owned() };
         let outcome = Engine::new(store).run(self, record, state, SessionOptions::default()).await?;
         ensure!(outcome.status == RunStatus::Completed, "run {name} ended as {:?}", outcome.status);
@@ -76,7 +76,7 @@ impl Row {
     pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
         let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
         let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
-        let (expect, seq) = (self.graph.steps().len() as u64, newest.header().seq);
+        let (expect, seq) = (self.shape.steps().len() as u64, newest.header().seq);
         ensure!(state.steps == expect, "the newest state has {} steps of {expect}", state.steps);
         ensure!(seq > expect, "{expect} steps left {seq} records");
         Ok(())
@@ -87,12 +87,12 @@ fn id(number: u32) -> StepId {
     StepId::new(&format!("step-{number}")).expect("letters, digits and a hyphen are a step id")
 }
 
-fn run_record(graph: &Graph, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
+fn run_record(shape: &Shape, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
     Ok(RunRecord {
         v: FORMAT,
         run: RunId::new(name)?,
         workflow: "bench".to_owned(),
-        definition: graph.definition(None),
+        definition: shape.definition(None),
         path: None,
         base: None,
         params: serde_json::Map::new(),
@@ -114,8 +114,8 @@ impl Program for Row {
     type Job = ();
     type Output = ();
 
-    fn graph(&self) -> &Graph {
-        &self.graph
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     fn schema(&self) -> u32 {
@@ -155,7 +155,7 @@ impl Program for Row {
 /// One step that fails and is tried again, each try a checkpoint, until its `last` one, which does as told.
 #[derive(Debug)]
 pub(super) struct Again {
-    graph: Graph,
+    shape: Shape,
     last: u32,
     then: fn(),
 }
@@ -166,7 +166,7 @@ impl Again {
         let name = StepId::new("again").expect("letters are a step id");
         let mut step = Step::new(name, Vec::new(), Digest::of(b"again"));
         step.retry = Retry { max: u32::MAX, ..Retry::default() };
-        Self { graph: Graph::new(vec![step], 1).expect("a step is a graph"), last, then }
+        Self { shape: Shape::new(vec![step], 1).expect("a step is a graph"), last, then }
     }
 
     /// Returns the record of a run of it.
@@ -174,7 +174,7 @@ impl Again {
     /// # Errors
     /// When `name` is no run id.
     pub(super) fn record(&self, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
-        run_record(&self.graph, name, durability)
+        run_record(&self.shape, name, durability)
     }
 }
 
@@ -184,8 +184,8 @@ impl Program for Again {
     type Job = ();
     type Output = ();
 
-    fn graph(&self) -> &Graph {
-        &self.graph
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     fn schema(&self) -> u32 {

@@ -11,7 +11,7 @@ use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
 use waypost::store::{RunQuery, Store, StoreError};
 use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
-use waypost_workflow::program::{WorkflowProgram, declared_env, graph_of};
+use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::resume;
@@ -110,9 +110,9 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
 
 /// Says what would run, in which order.
 fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result<Exit, Error> {
-    let graph = graph_of(workflow, surroundings::cores())?;
+    let shape = shape_of(workflow, surroundings::cores())?;
     let entry = |place: usize| FrontierEntry {
-        step: graph.steps()[place].id.clone(),
+        step: shape.steps()[place].id.clone(),
         status: Status::Ready,
         at: Try::default(),
         failures: 0,
@@ -123,10 +123,10 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         fan: None,
     };
     let position =
-        Position { frontier: graph.roots().into_iter().map(entry).collect(), ..Position::default() };
+        Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
     let branch = waypost::BranchPath::main();
     let effective = Effective { branch, seq: 0, position, evidence: Default::default(), stopped_by: None };
-    let plan = plan(&graph, &[effective], &Verdicts::new(), context.now());
+    let plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
     super::plan::print(context, id.map(RunId::as_str), &plan)?;
     context.output.note("Nothing was run, as asked.");
     Ok(Exit::Done)
@@ -185,7 +185,7 @@ fn record(
     args: &RunArgs,
     local: &Local,
 ) -> Result<RunRecord, Error> {
-    let graph = graph_of(workflow, local.cores)?;
+    let shape = shape_of(workflow, local.cores)?;
     let relative = |path: &Path| match store.home() {
         Some(home) => place::relative_to(home, path),
         None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
@@ -196,7 +196,7 @@ fn record(
         v: FORMAT,
         run: run.clone(),
         workflow: workflow.name().to_owned(),
-        definition: graph.definition(Some(workflow.text().to_owned())),
+        definition: shape.definition(Some(workflow.text().to_owned())),
         path: relative(&args.file),
         base: relative(base),
         params: params.clone(),

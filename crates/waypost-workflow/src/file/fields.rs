@@ -36,7 +36,7 @@ const FROM_ELSEWHERE: [(&str, &str); 26] = [
 
 /// What a map may hold.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct KeySet {
     /// The map in a sentence: "a step".
     pub(crate) what: &'static str,
     /// Keys that are understood.
@@ -50,7 +50,7 @@ pub(crate) struct Shape {
 /// The entries of a map.
 #[derive(Debug)]
 pub(crate) struct Fields<'n> {
-    shape: &'static Shape,
+    set: &'static KeySet,
     entries: &'n [(Node, Node)],
     /// Keys that an unknown one was probably meant to be.
     meant: Vec<String>,
@@ -59,27 +59,27 @@ pub(crate) struct Fields<'n> {
 impl<'n> Fields<'n> {
     /// The entries of `node`, unless it is no map.
     ///
-    /// Keys that the shape does not have become problems at once.
-    pub(crate) fn of(checker: &mut Checker<'_>, node: &'n Node, shape: &'static Shape) -> Option<Self> {
+    /// Keys that the set does not have become problems at once.
+    pub(crate) fn of(checker: &mut Checker<'_>, node: &'n Node, set: &'static KeySet) -> Option<Self> {
         let Kind::Map(entries) = &node.kind else {
-            let help = format!("write a map with {}", listed(shape.keys.iter().copied()));
-            let message = format!("{} must be a map, not {}", shape.what, node.described());
+            let help = format!("write a map with {}", listed(set.keys.iter().copied()));
+            let message = format!("{} must be a map, not {}", set.what, node.described());
             checker.wrong(node, message, &help);
             return None;
         };
         let mut meant = Vec::new();
         for (key, _) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
             let name = key.key_text();
-            if !shape.keys.contains(&name) {
-                meant.extend(unknown(checker, key, name, shape));
+            if !set.keys.contains(&name) {
+                meant.extend(unknown(checker, key, name, set));
             }
         }
-        Some(Self { shape, entries, meant })
+        Some(Self { set, entries, meant })
     }
 
     /// The value of `key`; of a key that stands twice, the first.
     pub(crate) fn get(&self, key: &str) -> Option<&'n Node> {
-        debug_assert!(self.shape.keys.contains(&key), "`{key}` is not a key of {}", self.shape.what);
+        debug_assert!(self.set.keys.contains(&key), "`{key}` is not a key of {}", self.set.what);
         self.entries.iter().find(|(name, _)| name.key_text() == key).map(|(_, value)| value)
     }
 
@@ -93,11 +93,11 @@ impl<'n> Fields<'n> {
 }
 
 /// Reports a key that is not understood; returns the key that it was probably meant to be.
-fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, shape: &Shape) -> Option<String> {
+fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> Option<String> {
     if checker.problems.is_full() {
         return None;
     }
-    if shape.later.contains(&name) {
+    if set.later.contains(&name) {
         let message = format!("`{name}` is not supported by this version of waypost");
         checker.wrong(
             key,
@@ -106,16 +106,16 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, shape: &Shape) -> 
         );
         return None;
     }
-    if let Some((_, place)) = shape.elsewhere.iter().find(|(other, _)| *other == name) {
+    if let Some((_, place)) = set.elsewhere.iter().find(|(other, _)| *other == name) {
         checker.wrong(
             key,
-            format!("`{name}` does not belong in {}", shape.what),
+            format!("`{name}` does not belong in {}", set.what),
             &format!("it belongs in {place}"),
         );
         return None;
     }
-    let message = format!("{} has no key `{name}`", shape.what);
-    let known = || shape.keys.iter().chain(shape.later).copied();
+    let message = format!("{} has no key `{name}`", set.what);
+    let known = || set.keys.iter().chain(set.later).copied();
     let from_elsewhere =
         FROM_ELSEWHERE.iter().find(|(other, word)| *other == name && known().any(|key| key == *word));
     let hint = match from_elsewhere {
@@ -124,7 +124,7 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, shape: &Shape) -> 
     };
     let mut problem = checker.source.problem(&key.span, message);
     if hint.is_none() {
-        problem = problem.help(format!("its keys are {}", listed(shape.keys.iter().copied())));
+        problem = problem.help(format!("its keys are {}", listed(set.keys.iter().copied())));
     }
     checker.problems.push(problem.hint(hint.clone()));
     hint

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::checker::Checker;
-use super::fields::{Fields, Shape};
+use super::fields::{Fields, KeySet};
 use super::fingerprint::fingerprint;
 use super::graph::{self, Order};
 use super::names::{self, Names};
@@ -24,7 +24,7 @@ const STEPS_MAX: usize = 10_000;
 /// Steps that may run at once; every one is a process with its pipes.
 const PARALLEL_MAX: u64 = 1_000;
 
-static WORKFLOW: Shape = Shape {
+static WORKFLOW: KeySet = KeySet {
     what: "the workflow",
     keys: &[
         "version",
@@ -61,7 +61,7 @@ static WORKFLOW: Shape = Shape {
     ],
 };
 
-static DEFAULTS: Shape = Shape {
+static DEFAULTS: KeySet = KeySet {
     what: "`defaults`",
     keys: &["shell", "timeout", "retry", "env", "dir"],
     later: &[],
@@ -77,7 +77,7 @@ static DEFAULTS: Shape = Shape {
     ],
 };
 
-static PARAM: Shape = Shape {
+static PARAM: KeySet = KeySet {
     what: "a param",
     keys: &["type", "default", "required", "pattern", "description"],
     later: &[],

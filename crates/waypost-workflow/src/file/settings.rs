@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::checker::Checker;
-use super::fields::{Fields, Shape};
+use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::workflow::{
     Backoff, Checkpoints, Durability, OnCheckpointFailure, Retry, RetryCause, Shell, Tolerance,
@@ -21,14 +21,14 @@ const RETENTION_MIN: u64 = 2;
 /// Names that waypost sets itself begin with this.
 const RESERVED_PREFIX: &str = "WAYPOST_";
 
-static RETRY: Shape = Shape {
+static RETRY: KeySet = KeySet {
     what: "`retry`",
     keys: &["max", "delay", "backoff", "max_delay", "jitter", "when"],
     later: &[],
     elsewhere: &[],
 };
 
-static CHECKPOINTS: Shape = Shape {
+static CHECKPOINTS: KeySet = KeySet {
     what: "`checkpoints`",
     keys: &["retention", "durability", "on_failure", "interval"],
     later: &[],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::checker::Checker;
-use super::fields::{Fields, Shape};
+use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::settings::{self, Variable};
 use super::workflow::{OutputSource, Retry, Shell, Tolerance};
@@ -22,7 +22,7 @@ pub(super) const CAPTURED: &str = "result";
 const KINDS_LATER: [&str; 8] =
     ["agent", "service", "foreach", "workflow", "approve", "sleep", "wait", "steps"];
 
-static STEP: Shape = Shape {
+static STEP: KeySet = KeySet {
     what: "a step",
     keys: &[
         "id",
@@ -73,7 +73,7 @@ static STEP: Shape = Shape {
     ],
 };
 
-static OUTPUT: Shape = Shape { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
+static OUTPUT: KeySet = KeySet { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
 
 /// What `defaults` gives to every step.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 use waypost::engine::{Admission, Attempt, BeginError, OnFailure, Performed, Program, Settlement};
-use waypost::graph::{self, Graph, GraphError, Growth};
 use waypost::record::{Ending, Failure, FailureKind, SkipCause, Try};
+use waypost::shape::{self, Growth, Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
@@ -67,7 +67,7 @@ pub struct Surroundings {
 pub enum ProgramError {
     /// A step id or its graph is refused by the engine; the file was checked for this, so it is a bug.
     #[error(transparent)]
-    Graph(#[from] GraphError),
+    Shape(#[from] ShapeError),
     /// An id.
     #[error(transparent)]
     Name(#[from] InvalidName),
@@ -89,7 +89,7 @@ pub enum ProgramError {
 #[derive(Debug)]
 pub struct WorkflowProgram {
     workflow: Workflow,
-    graph: Graph,
+    shape: Shape,
     surroundings: Surroundings,
     mask: Mask,
     session: Mutex<Option<Session>>,
@@ -120,8 +120,8 @@ impl WorkflowProgram {
             |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let graph = graph_of(&workflow, surroundings.cores)?;
-        Ok(Self { workflow, graph, surroundings, mask, session: Mutex::new(None) })
+        let shape = shape_of(&workflow, surroundings.cores)?;
+        Ok(Self { workflow, shape, surroundings, mask, session: Mutex::new(None) })
     }
 
     /// Returns the workflow.
@@ -147,8 +147,8 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
-    fn step(&self, step: &graph::Step) -> &Step {
-        let place = self.graph.place(step.id.as_str()).expect("the step is of this graph");
+    fn step(&self, step: &shape::Step) -> &Step {
+        let place = self.shape.place(step.id.as_str()).expect("the step is of this graph");
         &self.workflow.steps()[place]
     }
 
@@ -161,18 +161,18 @@ impl WorkflowProgram {
 ///
 /// # Errors
 /// [`ProgramError`], for what the reader of the file should have refused.
-pub fn graph_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Graph, ProgramError> {
-    let mut steps: Vec<graph::Step> = Vec::with_capacity(workflow.steps().len());
+pub fn shape_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Shape, ProgramError> {
+    let mut steps: Vec<shape::Step> = Vec::with_capacity(workflow.steps().len());
     for step in workflow.steps() {
         let needs = match workflow.mode() {
             Mode::Sequence => steps.last().map(|before| before.id.clone()).into_iter().collect(),
             Mode::Graph => step.needs.iter().map(|need| StepId::new(need)).collect::<Result<_, _>>()?,
         };
         let fingerprint: Digest = step.fingerprint.parse()?;
-        let mut node = graph::Step::new(StepId::new(&step.id)?, needs, fingerprint);
+        let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
         node.idempotent = step.idempotent;
         node.timeout = step.timeout;
-        node.retry = graph::Retry {
+        node.retry = shape::Retry {
             max: step.retry.max,
             delay: step.retry.delay,
             growth: match step.retry.backoff {
@@ -185,7 +185,7 @@ pub fn graph_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Graph, Progr
         };
         steps.push(node);
     }
-    Ok(Graph::new(steps, workflow.max_parallel(cores).get())?)
+    Ok(Shape::new(steps, workflow.max_parallel(cores).get())?)
 }
 
 /// Names the log of one try of a step among the run's blobs.
@@ -248,15 +248,15 @@ impl Program for WorkflowProgram {
     type Job = Job;
     type Output = StepOutput;
 
-    fn graph(&self) -> &Graph {
-        &self.graph
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     fn schema(&self) -> u32 {
         STATE_SCHEMA
     }
 
-    fn admit(&self, step: &graph::Step, state: &WorkflowState) -> Result<Admission, Failure> {
+    fn admit(&self, step: &shape::Step, state: &WorkflowState) -> Result<Admission, Failure> {
         let step = self.step(step);
         let considers =
             |need: &str| step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need));
@@ -274,7 +274,7 @@ impl Program for WorkflowProgram {
         Ok(Admission::Skip(SkipCause::Condition(self.mask.mask_str(condition.as_str()).into_owned())))
     }
 
-    fn prepare(&self, step: &graph::Step, state: &WorkflowState) -> Result<Job, Failure> {
+    fn prepare(&self, step: &shape::Step, state: &WorkflowState) -> Result<Job, Failure> {
         Job::render(self.step(step), &self.scope(state), &self.surroundings).map_err(expression)
     }
 
@@ -282,7 +282,7 @@ impl Program for WorkflowProgram {
         self.run(job, attempt).await
     }
 
-    fn on_failure(&self, step: &graph::Step, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, step: &shape::Step, failure: &Failure) -> OnFailure {
         let step = self.step(step);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
@@ -295,7 +295,7 @@ impl Program for WorkflowProgram {
         OnFailure { retry, tolerate: step.continue_on_error.covers(code) }
     }
 
-    fn apply(&self, state: &mut WorkflowState, step: &graph::Step, settled: Settlement<'_, StepOutput>) {
+    fn apply(&self, state: &mut WorkflowState, step: &shape::Step, settled: Settlement<'_, StepOutput>) {
         let settled = match settled {
             Settlement::Completed(output, ending) => StepState::completed(output, ending.exit_code),
             Settlement::Tolerated(failure) => StepState::failed(failure.ending.exit_code),

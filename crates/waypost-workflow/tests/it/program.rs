@@ -62,7 +62,7 @@ impl Bench {
             v: 1,
             run: run_id(),
             workflow: "test".to_owned(),
-            definition: program.graph().definition(Some(text.to_owned())),
+            definition: program.shape().definition(Some(text.to_owned())),
             path: None,
             base: None,
             params: serde_json::Map::new(),

@@ -17,7 +17,7 @@ use super::{Admission, Performed, Program, Settlement, Told};
 
 impl<P: Program> Session<'_, P> {
     pub(super) fn entry(&self, place: usize) -> &FrontierEntry {
-        let id = &self.graph.steps()[place].id;
+        let id = &self.shape.steps()[place].id;
         self.position
             .frontier
             .iter()
@@ -26,7 +26,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     pub(super) fn entry_mut(&mut self, place: usize) -> &mut FrontierEntry {
-        let id = &self.graph.steps()[place].id;
+        let id = &self.shape.steps()[place].id;
         self.position
             .frontier
             .iter_mut()
@@ -37,7 +37,7 @@ impl<P: Program> Session<'_, P> {
     /// Takes in how a step ended: state, position and draft change together.
     pub(super) fn take(&mut self, place: usize, performed: Performed<P::Output>) {
         let at = self.entry(place).at.clone();
-        let step = self.graph.steps()[place].id.clone();
+        let step = self.shape.steps()[place].id.clone();
         match performed {
             Performed::Completed { output, mut ending, told } => {
                 inline_outputs(&mut ending);
@@ -45,7 +45,7 @@ impl<P: Program> Session<'_, P> {
                     told.evidence.is_some() || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
                 self.program.apply(
                     &mut self.state,
-                    &self.graph.steps()[place],
+                    &self.shape.steps()[place],
                     Settlement::Completed(output, &ending),
                 );
                 let settled = matters.then(|| Settled::Completed(self.seq_of_next_draft()));
@@ -75,7 +75,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     pub(super) fn take_failure(&mut self, place: usize, mut failure: Failure, told: Told) {
-        let step = &self.graph.steps()[place];
+        let step = &self.shape.steps()[place];
         let at = self.entry(place).at.clone();
         let verdict = self.program.on_failure(step, &failure);
         let failures = self.entry(place).failures + 1;
@@ -121,15 +121,15 @@ impl<P: Program> Session<'_, P> {
 
     /// Takes a finished step out of the frontier and puts in what it freed.
     pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>) {
-        let id = self.graph.steps()[place].id.clone();
+        let id = self.shape.steps()[place].id.clone();
         let epoch = self.entry(place).at.epoch;
         self.position.frontier.retain(|entry| entry.step != id);
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
             None => drop(self.position.ledger.remove(&id)),
         }
-        for freed in self.unfinished.settle(self.graph, place) {
-            let mut entry = ready(self.graph.steps()[freed].id.clone());
+        for freed in self.unfinished.settle(self.shape, place) {
+            let mut entry = ready(self.shape.steps()[freed].id.clone());
             entry.at.epoch = epoch;
             self.position.frontier.push(entry);
         }
@@ -143,9 +143,9 @@ impl<P: Program> Session<'_, P> {
             return;
         }
         let now = self.engine.clock.now();
-        while self.jobs.len() + self.starting.len() + self.alone.len() < self.graph.parallel_max() {
+        while self.jobs.len() + self.starting.len() + self.alone.len() < self.shape.parallel_max() {
             let Some(place) = self.next_ready(now) else { return };
-            let step = &self.graph.steps()[place];
+            let step = &self.shape.steps()[place];
             match self.program.admit(step, &self.state) {
                 Ok(Admission::Skip(cause)) => {
                     self.program.apply(&mut self.state, step, Settlement::Skipped);
@@ -169,7 +169,7 @@ impl<P: Program> Session<'_, P> {
         let due = |entry: &&FrontierEntry| {
             entry.status == Status::Ready && entry.wake_at.is_none_or(|wake_at| wake_at <= now)
         };
-        let place = |entry: &FrontierEntry| self.graph.place(entry.step.as_str());
+        let place = |entry: &FrontierEntry| self.shape.place(entry.step.as_str());
         let wanted = |place: &usize| {
             !self.alone.contains(place) && self.wanted.as_ref().is_none_or(|wanted| wanted[*place])
         };
@@ -216,7 +216,7 @@ impl<P: Program> Session<'_, P> {
             return Some(RunStatus::Interrupted);
         }
         let runnable = |entry: &FrontierEntry| {
-            let place = self.graph.place(entry.step.as_str());
+            let place = self.shape.place(entry.step.as_str());
             entry.status == Status::Ready
                 && self.wanted.as_ref().is_none_or(|wanted| place.is_some_and(|place| wanted[place]))
         };
@@ -229,13 +229,13 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn doubtful(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
             entry.status == Status::Started
-                && self.graph.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
+                && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
         };
         self.position.frontier.iter().any(doubtful)
     }
 
     pub(super) fn progress(&self) -> Progress {
-        let total = self.graph.steps().len();
+        let total = self.shape.steps().len();
         Progress { done: (total - self.unfinished.count()) as u64, total: total as u64 }
     }
 }

@@ -1,11 +1,11 @@
 //! How a session begins: a new run, a resume, a restart.
 
 use crate::change::{self, ready};
-use crate::graph::Graph;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
 use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
+use crate::shape::Shape;
 use crate::store::{Damage, FIRST_TOKEN, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
 
 use super::chain::Chain;
@@ -22,8 +22,8 @@ pub(super) async fn first<P: Program>(
     options: SessionOptions,
     holder: &Holder,
 ) -> Result<Outcome, RunError> {
-    let graph = program.graph();
-    let frontier = graph.roots().into_iter().map(|place| ready(graph.steps()[place].id.clone())).collect();
+    let shape = program.shape();
+    let frontier = shape.roots().into_iter().map(|place| ready(shape.steps()[place].id.clone())).collect();
     let position = Position { frontier, ..Position::default() };
     let chain = Chain {
         run: run.record().run.clone(),
@@ -95,7 +95,7 @@ async fn prepare_resume<'a, P: Program>(
     }
     let snapshot = Snapshot::read(engine.store.as_ref(), lease.run()).await?;
     if snapshot.ended.is_some() {
-        return idle(&snapshot, program.graph()).map(|outcome| Prepared::Idle(Box::new(outcome)));
+        return idle(&snapshot, program.shape()).map(|outcome| Prepared::Idle(Box::new(outcome)));
     }
     let damaged: Vec<Damage> = snapshot.damaged().cloned().collect();
     for damage in &damaged {
@@ -104,17 +104,17 @@ async fn prepare_resume<'a, P: Program>(
     let newest = snapshot.newest();
     let head =
         snapshot.heads.iter().find(|head| head.record.header().branch.is_main()).expect("main is open");
-    let graph = program.graph();
+    let shape = program.shape();
     let mut position = position_of(newest)?;
-    let mut effective = snapshot.effective(engine.store.as_ref(), graph).await?;
-    let adopted = adopt(&snapshot, graph, &position, options.adopt.as_ref())
+    let mut effective = snapshot.effective(engine.store.as_ref(), shape).await?;
+    let adopted = adopt(&snapshot, shape, &position, options.adopt.as_ref())
         .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
     if let Some(adopted) = adopted {
         let main = effective.iter_mut().find(|branch| branch.branch.is_main()).expect("main is open");
         main.position = adopted.clone();
         position = adopted;
     }
-    let planned = plan(graph, &effective, &Verdicts::new(), engine.clock.now());
+    let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
     let questions: Vec<_> = planned.questions().cloned().collect();
     if !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
@@ -144,30 +144,30 @@ async fn prepare_resume<'a, P: Program>(
 /// Carries the position over to the graph in hand, where that is not the one of the run.
 fn adopt(
     snapshot: &Snapshot,
-    graph: &Graph,
+    shape: &Shape,
     position: &Position,
     adoption: Option<&Adoption>,
 ) -> Result<Option<Position>, String> {
     if let Some(adoption) = adoption {
-        let carried = change::carry_over(&adoption.before, position, &snapshot.definition, graph);
+        let carried = change::carry_over(&adoption.before, position, &snapshot.definition, shape);
         return carried.map(Some).map_err(|changes| {
             let steps: Vec<_> = changes.iter().map(|change| format!("`{}`", change.step)).collect();
             format!("it touches finished steps: {}", steps.join(", "))
         });
     }
-    if graph.definition(None).steps == snapshot.definition.steps {
+    if shape.definition(None).steps == snapshot.definition.steps {
         return Ok(None);
     }
     Err("the steps differ from those it was made with, and nobody said to go on with them".to_owned())
 }
 
 /// Says that a branch that has ended needs nothing.
-fn idle(snapshot: &Snapshot, graph: &Graph) -> Result<Outcome, RunError> {
+fn idle(snapshot: &Snapshot, shape: &Shape) -> Result<Outcome, RunError> {
     let newest = snapshot.newest();
     if newest.header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(newest.header().run.clone()));
     }
-    let total = graph.steps().len() as u64;
+    let total = shape.steps().len() as u64;
     Ok(Outcome {
         status: snapshot.entry.summary.summary.status,
         failed: None,
@@ -236,14 +236,14 @@ async fn restart<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let graph = program.graph();
+    let shape = program.shape();
     let epoch = newest.map_or(0, |record| record.header().at.epoch) + 1;
     let root = |place: usize| {
         let at = Try { epoch, ..Try::default() };
-        FrontierEntry { at, ..ready(graph.steps()[place].id.clone()) }
+        FrontierEntry { at, ..ready(shape.steps()[place].id.clone()) }
     };
     let position =
-        Position { frontier: graph.roots().into_iter().map(root).collect(), ..Position::default() };
+        Position { frontier: shape.roots().into_iter().map(root).collect(), ..Position::default() };
     let mut session = Session::new(engine, program, chain, position, state, options)?;
     session.reason = Reason::Redo;
     session.repaired = found.damaged;

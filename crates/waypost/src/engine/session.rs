@@ -13,10 +13,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use jiff::Timestamp;
 use tokio::time::MissedTickBehavior;
 
-use crate::graph::{Graph, Unfinished};
 use crate::id::StepId;
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, Phase, Position, Reason, RunStatus, SealedRun, Try};
+use crate::shape::{Shape, Unfinished};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
 use super::chain::{Chain, Draft};
@@ -29,7 +29,7 @@ type Job<'a, O> = Pin<Box<dyn Future<Output = (usize, Performed<O>)> + Send + 'a
 pub(super) struct Session<'a, P: Program> {
     pub(super) engine: &'a Engine,
     pub(super) program: &'a P,
-    pub(super) graph: &'a Graph,
+    pub(super) shape: &'a Shape,
     pub(super) options: SessionOptions,
     pub(super) lease: Option<Lease>,
     pub(super) chain: Chain,
@@ -62,19 +62,19 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
-        let graph = program.graph();
+        let shape = program.shape();
         let wanted = match &options.until {
             Some(step) => {
-                let place = graph.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
-                Some(graph.with_needs(place))
+                let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+                Some(shape.with_needs(place))
             }
             None => None,
         };
-        let unfinished = Unfinished::of(graph, &position);
+        let unfinished = Unfinished::of(shape, &position);
         Ok(Self {
             engine,
             program,
-            graph,
+            shape,
             options,
             lease: None,
             chain,
@@ -224,7 +224,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     pub(super) fn start(&mut self, place: usize) {
-        let step = &self.graph.steps()[place];
+        let step = &self.shape.steps()[place];
         let entry = self.entry(place);
         let attempt = Attempt {
             run: self.chain.run.clone(),

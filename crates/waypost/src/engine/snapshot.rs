@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::graph::Graph;
 use crate::id::{BranchPath, RunId};
 use crate::plan::{Effective, Plan, Verdicts, plan};
 use crate::record::{Definition, Phase, Position, Record, RunStatus, Status};
+use crate::shape::Shape;
 use crate::store::{Damage, Head, Page, RunEntry, Store, StoreError, StoreExt};
 
 /// A run as its newest sound records tell it.
@@ -76,10 +76,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Store::load`].
-    pub async fn effective(&self, store: &dyn Store, graph: &Graph) -> Result<Vec<Effective>, StoreError> {
+    pub async fn effective(&self, store: &dyn Store, shape: &Shape) -> Result<Vec<Effective>, StoreError> {
         let mut effective = Vec::new();
         for record in self.heads.iter().map(|head| &head.record).chain(&self.ended) {
-            effective.push(effective_of(store, graph, record).await?);
+            effective.push(effective_of(store, shape, record).await?);
         }
         Ok(effective)
     }
@@ -91,11 +91,11 @@ impl Snapshot {
     pub async fn plan(
         &self,
         store: &dyn Store,
-        graph: &Graph,
+        shape: &Shape,
         verdicts: &Verdicts,
         now: Timestamp,
     ) -> Result<Plan, StoreError> {
-        Ok(plan(graph, &self.effective(store, graph).await?, verdicts, now))
+        Ok(plan(shape, &self.effective(store, shape).await?, verdicts, now))
     }
 
     /// Says how the run stands, as found out when this was read.
@@ -119,11 +119,11 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-async fn effective_of(store: &dyn Store, graph: &Graph, record: &Record) -> Result<Effective, StoreError> {
+async fn effective_of(store: &dyn Store, shape: &Shape, record: &Record) -> Result<Effective, StoreError> {
     let header = record.header();
     let position = position_of(record)?;
     let mut evidence = BTreeMap::new();
-    let steps = graph.of_branch(&header.branch).map(Graph::steps).unwrap_or_default();
+    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     for step in steps.iter().filter(|step| !step.subjects.is_empty()) {
         let started =
             |entry: &&crate::record::FrontierEntry| entry.step == step.id && entry.status == Status::Started;

@@ -301,7 +301,7 @@ async fn a_restart_can_adopt_another_graph() {
     let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Fail);
     rig.run(&toy).await.unwrap();
     let other = Toy::new("z; a: z", 1);
-    let adoption = Adoption { before: graph(&toy), definition: graph(&other).definition(None) };
+    let adoption = Adoption { before: shape(&toy), definition: shape(&other).definition(None) };
 
     let options = ResumeOptions {
         restart: Some(Default::default()),
@@ -481,8 +481,8 @@ async fn a_changed_graph_is_refused_unless_adopted() {
     rig.run(&toy).await.unwrap();
     let longer = Toy::new("a; b: a; c: b", 1);
     let adoption = |before: &Toy, after: &Toy| Adoption {
-        before: graph(before),
-        definition: graph(after).definition(None),
+        before: shape(before),
+        definition: shape(after).definition(None),
     };
 
     let refused = rig.resume(&longer).await.unwrap_err();
@@ -498,9 +498,9 @@ async fn a_changed_graph_is_refused_unless_adopted() {
     assert_eq!((outcome.status, longer.trace().as_str()), (RunStatus::Completed, "b c"));
 }
 
-fn graph(toy: &Toy) -> waypost::graph::Graph {
+fn shape(toy: &Toy) -> waypost::shape::Shape {
     use waypost::engine::Program as _;
-    toy.graph().clone()
+    toy.shape().clone()
 }
 
 #[tokio::test]

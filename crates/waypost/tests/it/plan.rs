@@ -10,21 +10,21 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use serde_json::Value;
-use waypost::graph::{Graph, Step};
 use waypost::plan::{Effective, Verdicts, checks, plan};
 use waypost::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
+use waypost::shape::{Shape, Step};
 use waypost::{BranchPath, Digest, StepId};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
 
-fn plan_of(graph: &str, positions: &str, evidence: &str) -> String {
-    let graph = graph_of(graph);
+fn plan_of(shape: &str, positions: &str, evidence: &str) -> String {
+    let shape = shape_of(shape);
     let (packs, verdicts) = evidence_of(evidence);
     let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
     for branch in &mut effective {
         branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
     }
-    let plan = plan(&graph, &effective, &verdicts, NOW.parse().unwrap());
+    let plan = plan(&shape, &effective, &verdicts, NOW.parse().unwrap());
     let mut text = String::new();
     for decision in &plan.decisions {
         let branch = if decision.branch.is_main() { String::new() } else { format!("{}/", decision.branch) };
@@ -33,17 +33,17 @@ fn plan_of(graph: &str, positions: &str, evidence: &str) -> String {
     text
 }
 
-fn checks_of(graph: &str, positions: &str, evidence: &str) -> String {
+fn checks_of(shape: &str, positions: &str, evidence: &str) -> String {
     let (packs, _) = evidence_of(evidence);
     let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
     for branch in &mut effective {
         branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
     }
-    let found = checks(&graph_of(graph), &effective);
+    let found = checks(&shape_of(shape), &effective);
     found.iter().map(|check| format!("{} {}", check.step, check.claim.subject)).collect::<Vec<_>>().join("\n")
 }
 
-fn graph_of(text: &str) -> Graph {
+fn shape_of(text: &str) -> Shape {
     let mut steps = Vec::new();
     for line in text.trim().lines() {
         let (head, rest) = line.trim().split_once(':').unwrap_or((line.trim(), ""));
@@ -59,10 +59,10 @@ fn graph_of(text: &str) -> Graph {
         step.idempotent = !head.ends_with('!');
         step.routes = marked('>').map(|target| StepId::new(target).unwrap()).collect();
         step.subjects = marked('~').map(str::to_owned).collect();
-        step.children = children.map(|text| Box::new(graph_of(&text)));
+        step.children = children.map(|text| Box::new(shape_of(&text)));
         steps.push(step);
     }
-    Graph::new(steps, 4).unwrap()
+    Shape::new(steps, 4).unwrap()
 }
 
 /// `main@5 | b started 2, c ready | a=3 x=skipped:4`
@@ -238,13 +238,13 @@ fn cut_is_known() {
 
 #[test]
 fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
-    let graph = "a!: ~out\nb: a";
+    let shape = "a!: ~out\nb: a";
     let cut = "main@1 | a started |";
 
-    let held = plan_of(graph, cut, "main a out unknown ok");
-    let pinned = plan_of(graph, cut, "main a out ok ok pinned");
-    let failed = plan_of(graph, cut, "main a out unknown failed");
-    let unknown = plan_of(graph, cut, "main a out unknown unknown");
+    let held = plan_of(shape, cut, "main a out unknown ok");
+    let pinned = plan_of(shape, cut, "main a out ok ok pinned");
+    let failed = plan_of(shape, cut, "main a out unknown failed");
+    let unknown = plan_of(shape, cut, "main a out unknown unknown");
 
     assert!(held.starts_with("reuse a: it was cut, and its evidence shows that it is done"), "{held}");
     for asked in [pinned, failed, unknown] {
@@ -254,13 +254,13 @@ fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
 
 #[test]
 fn a_foreach_is_planned_branch_by_branch() {
-    let graph = "list\nsummarise: list [ask, check: ask]\npublish: summarise";
+    let shape = "list\nsummarise: list [ask, check: ask]\npublish: summarise";
     let positions = "main@9 | summarise waiting asks branches | list=2
         summarise:17@2 | ask started 2 |
         summarise:eu%2Fwest@3 | check failed 1 f | ask=2";
 
     expect!(
-        plan_of(graph, positions, ""),
+        plan_of(shape, positions, ""),
         "reuse list: completed at @2
          wait summarise: it waits for an answer to `branches`
          run publish: after `summarise`
@@ -296,13 +296,13 @@ fn a_rollback_is_planned_from_the_restored_position_alone() {
 
 #[test]
 fn two_branches_ask_at_once_each_with_its_own_question() {
-    let graph = "split: [ask]\njoin: split";
+    let shape = "split: [ask]\njoin: split";
     let positions = "main@3 | split waiting asks children |
         split:a@2 | ask waiting 1 asks first |
         split:b@2 | ask waiting 1 asks second |";
 
     expect!(
-        plan_of(graph, positions, ""),
+        plan_of(shape, positions, ""),
         "wait split: it waits for an answer to `children`
          run join: after `split`
          wait split:a/ask: it waits for an answer to `first`
@@ -312,13 +312,13 @@ fn two_branches_ask_at_once_each_with_its_own_question() {
 
 #[test]
 fn a_claim_binds_to_the_newest_step_that_makes_it() {
-    let graph = "a: ~f\nb: a\nc: b ~f";
+    let shape = "a: ~f\nb: a\nc: b ~f";
     let position = "main@6 | | a=2 c=5";
     let evidence = "main a f ok failed pinned\nmain c f ok ok pinned";
 
-    assert_eq!(checks_of(graph, position, evidence), "c f");
+    assert_eq!(checks_of(shape, position, evidence), "c f");
     expect!(
-        plan_of(graph, position, evidence),
+        plan_of(shape, position, evidence),
         "reuse a: completed at @2
          reuse b: completed
          reuse c: completed at @5"
@@ -327,11 +327,11 @@ fn a_claim_binds_to_the_newest_step_that_makes_it() {
 
 #[test]
 fn a_subject_that_a_cut_step_is_rewriting_is_not_judged() {
-    let graph = "a: ~f\nd: a ~f";
+    let shape = "a: ~f\nd: a ~f";
     let cut = "main@3 | d started | a=2";
 
-    assert_eq!(checks_of(graph, cut, "main a f ok failed pinned"), "");
-    assert!(plan_of(graph, cut, "main a f ok failed pinned").starts_with("reuse a: completed at @2"));
+    assert_eq!(checks_of(shape, cut, "main a f ok failed pinned"), "");
+    assert!(plan_of(shape, cut, "main a f ok failed pinned").starts_with("reuse a: completed at @2"));
 }
 
 #[test]
@@ -347,12 +347,12 @@ fn failed_evidence_runs_the_step_again_and_rechecks_what_follows() {
 
 #[test]
 fn verdicts_are_earned() {
-    let graph = "a: ~f";
+    let shape = "a: ~f";
     let done = "main@2 | | a=2";
 
-    let unknown = plan_of(graph, done, "main a f ok unknown");
+    let unknown = plan_of(shape, done, "main a f ok unknown");
     let failed_not_idempotent = plan_of("a!: ~f", done, "main a f ok failed");
-    let live = plan_of(graph, done, "main a f ok failed live");
+    let live = plan_of(shape, done, "main a f ok failed live");
 
     expect!(unknown, "ask a: evidence could not be checked: file_sha256 f");
     expect!(failed_not_idempotent, "ask a: evidence no longer holds: file_sha256 f");
@@ -361,11 +361,11 @@ fn verdicts_are_earned() {
 
 #[test]
 fn a_check_without_a_verdict_counts_as_unknown() {
-    let graph = graph_of("a: ~f");
+    let shape = shape_of("a: ~f");
     let mut done = position_of("main@2 | | a=2");
     done.evidence = evidence_of("main a f ok ok").0.remove(&BranchPath::main()).unwrap();
 
-    let plan = plan(&graph, &[done], &Verdicts::new(), NOW.parse().unwrap());
+    let plan = plan(&shape, &[done], &Verdicts::new(), NOW.parse().unwrap());
 
     assert_eq!(plan.questions().count(), 1);
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Ended, OnFailure, Performed, Program, Settlement, Told,
 };
-use waypost::graph::{Graph, Retry, Step};
 use waypost::record::{Durability, Ending, Failure, FailureKind, RunRecord, SkipCause};
+use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
 use waypost::{Digest, RunId, StepId};
 
@@ -30,7 +30,7 @@ pub(crate) enum Does {
 /// Steps and what they do, by step and attempt; a step without an entry completes.
 #[derive(Debug)]
 pub(crate) struct Toy {
-    graph: Graph,
+    shape: Shape,
     does: HashMap<(String, u32), Does>,
     tolerated: Vec<String>,
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
@@ -47,8 +47,8 @@ impl Toy {
             step.idempotent = !id.ends_with('!');
             step
         };
-        let graph = Graph::new(text.split(';').map(step).collect(), parallel_max).unwrap();
-        Self { graph, does: HashMap::new(), tolerated: Vec::new(), trace: Arc::default() }
+        let shape = Shape::new(text.split(';').map(step).collect(), parallel_max).unwrap();
+        Self { shape, does: HashMap::new(), tolerated: Vec::new(), trace: Arc::default() }
     }
 
     pub(crate) fn does(mut self, step: &str, attempt: u32, does: Does) -> Self {
@@ -57,17 +57,17 @@ impl Toy {
     }
 
     pub(crate) fn retry(mut self, step: &str, max: u32, delay: Duration) -> Self {
-        let mut steps = self.graph.steps().to_vec();
+        let mut steps = self.shape.steps().to_vec();
         let found = steps.iter_mut().find(|s| s.id.as_str() == step).unwrap();
         found.retry = Retry { max, delay, ..Retry::default() };
-        self.graph = Graph::new(steps, self.graph.parallel_max()).unwrap();
+        self.shape = Shape::new(steps, self.shape.parallel_max()).unwrap();
         self
     }
 
     pub(crate) fn timeout(mut self, step: &str, timeout: Duration) -> Self {
-        let mut steps = self.graph.steps().to_vec();
+        let mut steps = self.shape.steps().to_vec();
         steps.iter_mut().find(|s| s.id.as_str() == step).unwrap().timeout = Some(timeout);
-        self.graph = Graph::new(steps, self.graph.parallel_max()).unwrap();
+        self.shape = Shape::new(steps, self.shape.parallel_max()).unwrap();
         self
     }
 
@@ -79,7 +79,7 @@ impl Toy {
     /// The same steps for another session, with one trace for both.
     pub(crate) fn again(&self) -> Self {
         Self {
-            graph: self.graph.clone(),
+            shape: self.shape.clone(),
             does: self.does.clone(),
             tolerated: self.tolerated.clone(),
             trace: Arc::clone(&self.trace),
@@ -100,7 +100,7 @@ impl Toy {
             v: 1,
             run: RunId::new(run).unwrap(),
             workflow: "toy".to_owned(),
-            definition: self.graph.definition(None),
+            definition: self.shape.definition(None),
             path: None,
             base: None,
             params: serde_json::Map::new(),
@@ -128,8 +128,8 @@ impl Program for Toy {
     type Job = Does;
     type Output = Value;
 
-    fn graph(&self) -> &Graph {
-        &self.graph
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     fn schema(&self) -> u32 {

@@ -1,7 +1,8 @@
 //! The shape of a workflow: steps, what they need, and what follows from that.
 //!
-//! A graph knows no state and runs nothing. It is checked once, when built; afterwards every question about it has an
-//! answer. Steps are asked for by place (an index into [`Graph::steps`]) where speed counts, by id elsewhere.
+//! A shape is a graph without what its steps do: it knows no state and runs nothing. It is checked once, when built;
+//! afterwards every question about it has an answer. Steps are asked for by place (an index into [`Shape::steps`]) where
+//! speed counts, by id elsewhere.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -31,7 +32,7 @@ pub struct Step {
     /// Subjects of its evidence, by resolved path: what it is about to write.
     pub subjects: Vec<String>,
     /// The steps of its children, if it fans out.
-    pub children: Option<Box<Graph>>,
+    pub children: Option<Box<Shape>>,
     /// SHA-256 over what it does.
     pub fingerprint: Digest,
 }
@@ -114,7 +115,7 @@ impl Retry {
 
 /// Why steps are not a graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GraphError {
+pub enum ShapeError {
     /// There is nothing to do.
     #[error("the graph has no steps")]
     Empty,
@@ -141,7 +142,7 @@ pub enum GraphError {
 
 /// Steps and their edges, checked.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Graph {
+pub struct Shape {
     steps: Vec<Step>,
     places: HashMap<StepId, usize>,
     needs: Vec<Vec<usize>>,
@@ -150,27 +151,27 @@ pub struct Graph {
     parallel_max: usize,
 }
 
-impl Graph {
+impl Shape {
     /// Checks `steps` and makes them a graph in which at most `parallel_max` steps run at once.
     ///
     /// # Errors
-    /// [`GraphError`] names the steps.
-    pub fn new(steps: Vec<Step>, parallel_max: usize) -> Result<Self, GraphError> {
+    /// [`ShapeError`] names the steps.
+    pub fn new(steps: Vec<Step>, parallel_max: usize) -> Result<Self, ShapeError> {
         if steps.is_empty() {
-            return Err(GraphError::Empty);
+            return Err(ShapeError::Empty);
         }
         if steps.len() > STEPS_MAX {
-            return Err(GraphError::TooMany(steps.len()));
+            return Err(ShapeError::TooMany(steps.len()));
         }
         let mut places = HashMap::with_capacity(steps.len());
         for (place, step) in steps.iter().enumerate() {
             if places.insert(step.id.clone(), place).is_some() {
-                return Err(GraphError::Twice(step.id.clone()));
+                return Err(ShapeError::Twice(step.id.clone()));
             }
         }
         let resolve = |step: &Step, names: &'static str, targets: &[StepId]| {
             let find = |target: &StepId| {
-                let unknown = || GraphError::Unknown { step: step.id.clone(), names, target: target.clone() };
+                let unknown = || ShapeError::Unknown { step: step.id.clone(), names, target: target.clone() };
                 places.get(target).copied().ok_or_else(unknown)
             };
             targets.iter().map(find).collect::<Result<Vec<_>, _>>()
@@ -182,12 +183,12 @@ impl Graph {
         for (place, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|need| followers[*need].push(place));
         }
-        let graph = Self { steps, places, needs, followers, routes, parallel_max: parallel_max.max(1) };
-        graph.refuse_cycles()?;
-        Ok(graph)
+        let shape = Self { steps, places, needs, followers, routes, parallel_max: parallel_max.max(1) };
+        shape.refuse_cycles()?;
+        Ok(shape)
     }
 
-    fn refuse_cycles(&self) -> Result<(), GraphError> {
+    fn refuse_cycles(&self) -> Result<(), ShapeError> {
         let mut missing: Vec<usize> = self.needs.iter().map(Vec::len).collect();
         let mut free: Vec<usize> = (0..self.steps.len()).filter(|place| missing[*place] == 0).collect();
         let mut settled = vec![false; self.steps.len()];
@@ -213,7 +214,7 @@ impl Graph {
                 let mut cycle: Vec<_> =
                     walk[from..].iter().map(|place| self.steps[*place].id.clone()).collect();
                 cycle.push(self.steps[next].id.clone());
-                return Err(GraphError::Cycle(cycle));
+                return Err(ShapeError::Cycle(cycle));
             }
             walk.push(next);
         }
@@ -314,23 +315,23 @@ pub struct Unfinished {
 
 impl Unfinished {
     /// Derives it from a position. Costs one walk over the graph.
-    pub fn of(graph: &Graph, position: &Position) -> Self {
-        let places = position.frontier.iter().filter_map(|entry| graph.place(entry.step.as_str()));
-        Self::from_places(graph, places)
+    pub fn of(shape: &Shape, position: &Position) -> Self {
+        let places = position.frontier.iter().filter_map(|entry| shape.place(entry.step.as_str()));
+        Self::from_places(shape, places)
     }
 
     /// Derives it from the steps that are minimal among the unfinished.
-    pub fn from_places(graph: &Graph, places: impl Iterator<Item = usize>) -> Self {
-        let mut open = vec![false; graph.steps.len()];
+    pub fn from_places(shape: &Shape, places: impl Iterator<Item = usize>) -> Self {
+        let mut open = vec![false; shape.steps.len()];
         let mut walk: Vec<usize> = places.collect();
         while let Some(place) = walk.pop() {
             if !std::mem::replace(&mut open[place], true) {
-                walk.extend(&graph.followers[place]);
-                walk.extend(&graph.routes[place]);
+                walk.extend(&shape.followers[place]);
+                walk.extend(&shape.routes[place]);
             }
         }
         let still_open = |needs: &Vec<usize>| needs.iter().filter(|need| open[**need]).count();
-        let missing = graph.needs.iter().map(still_open).collect();
+        let missing = shape.needs.iter().map(still_open).collect();
         let count = open.iter().filter(|open| **open).count();
         Self { open, missing, count }
     }
@@ -346,13 +347,13 @@ impl Unfinished {
     }
 
     /// Marks a step as finished, and returns the steps that nothing holds back any more.
-    pub fn settle(&mut self, graph: &Graph, place: usize) -> Vec<usize> {
+    pub fn settle(&mut self, shape: &Shape, place: usize) -> Vec<usize> {
         if !std::mem::replace(&mut self.open[place], false) {
             return Vec::new();
         }
         self.count -= 1;
         let mut freed = Vec::new();
-        for follower in &graph.followers[place] {
+        for follower in &shape.followers[place] {
             self.missing[*follower] -= 1;
             if self.missing[*follower] == 0 && self.open[*follower] {
                 freed.push(*follower);
