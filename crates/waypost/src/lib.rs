@@ -21,6 +21,7 @@
 
 pub mod change;
 pub mod clock;
+pub mod diff;
 pub mod disk;
 pub mod engine;
 pub mod events;
@@ -30,9 +31,11 @@ pub mod folder;
 pub mod id;
 pub mod lock;
 pub mod memory;
+pub mod path;
 pub mod plan;
 pub mod record;
 pub mod report;
+pub mod schema;
 pub mod shape;
 pub mod store;
 

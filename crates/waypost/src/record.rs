@@ -17,11 +17,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::id::Digest;
+use crate::path::FieldPath;
 
 mod evidence;
 mod header;
 mod position;
 mod run;
+mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
@@ -30,6 +32,7 @@ pub use header::{
 };
 pub use position::{Fan, FrontierEntry, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;
@@ -88,6 +91,14 @@ pub enum Flaw {
         /// The format found.
         found: u32,
     },
+    /// A field of a state would not come back as it is, when written.
+    #[error("{path}: {why}")]
+    Unkept {
+        /// The field.
+        path: FieldPath,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A size or a field beyond its limit, when written.
     #[error("{0}")]
     Limit(String),
@@ -106,11 +117,12 @@ impl Body {
     /// Encodes a position and a state that is serialised as JSON.
     ///
     /// # Errors
-    /// [`Flaw::Malformed`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large.
+    /// [`Flaw::Unkept`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large,
+    /// noticed while it is written. See [`encode`].
     pub fn json<S: Serialize>(position: &Position, state: &S, schema: u32) -> Result<Self, Flaw> {
         let mut body = Self::begin(position, "json", schema)?;
-        serde_json::to_writer(&mut body.bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))?;
-        body.check()
+        encode(state, &mut body.bytes)?;
+        Ok(body)
     }
 
     /// Encodes a position and a state whose bytes a foreign client chose.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod diff;
 mod engine;
 mod events;
 mod file;
@@ -11,4 +12,6 @@ mod folder;
 mod lock;
 mod plan;
 mod report;
+mod schema;
+mod strict;
 mod toy;
