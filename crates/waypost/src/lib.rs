@@ -33,9 +33,11 @@ pub mod lock;
 pub mod memory;
 pub mod path;
 pub mod plan;
+pub mod portable;
 pub mod record;
 pub mod report;
 pub mod schema;
+mod sealed;
 pub mod shape;
 pub mod store;
 

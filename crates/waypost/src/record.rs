@@ -86,10 +86,12 @@ pub enum Flaw {
     #[error("it cannot be read: {0}")]
     Malformed(String),
     /// It was written by a newer version.
-    #[error("it has format {found}, this version reads up to {FORMAT}")]
+    #[error("it has format {found}, this version reads up to {supported}")]
     Newer {
         /// The format found.
         found: u32,
+        /// The newest format of its kind that this version reads.
+        supported: u32,
     },
     /// A field of a state would not come back as it is, when written.
     #[error("{path}: {why}")]
@@ -299,7 +301,7 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
     let malformed = |error: serde_json::Error| Flaw::Malformed(error.to_string());
     match serde_json::from_slice::<Versioned>(bytes).map_err(malformed)?.v {
         FORMAT => serde_json::from_slice(bytes).map_err(malformed),
-        found if found > FORMAT => Err(Flaw::Newer { found }),
+        found if found > FORMAT => Err(Flaw::Newer { found, supported: FORMAT }),
         found => Err(Flaw::Malformed(format!("there is no format {found}"))),
     }
 }

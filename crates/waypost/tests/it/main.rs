@@ -11,6 +11,7 @@ mod file_rig;
 mod folder;
 mod lock;
 mod plan;
+mod portable;
 mod report;
 mod schema;
 mod strict;
