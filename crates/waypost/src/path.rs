@@ -10,10 +10,12 @@ use serde::{Serialize, Serializer};
 
 /// Longest key that is shown to people in full: longer ones are clipped, since a key may hold anything.
 const KEY_CHARS_SHOWN_MAX: usize = 80;
+/// Most parts that are shown to people: of a longer path, its begin and its end.
+const SEGMENTS_SHOWN_MAX: usize = 24;
 
 /// The way from the root of a state to a value in it.
 ///
-/// `Display` is for people and clips long keys; [`FieldPath::pointer`], which is also what it is serialised as, is
+/// `Display` is for people and clips what is long; [`FieldPath::pointer`], which is also what it is serialised as, is
 /// exact.
 ///
 /// ```
@@ -92,8 +94,15 @@ impl fmt::Display for FieldPath {
         if self.0.is_empty() {
             return f.write_str("the state");
         }
+        let hidden = match self.0.len().checked_sub(SEGMENTS_SHOWN_MAX) {
+            Some(more) => SEGMENTS_SHOWN_MAX / 2..SEGMENTS_SHOWN_MAX / 2 + more,
+            None => 0..0,
+        };
         for (place, segment) in self.0.iter().enumerate() {
             match segment {
+                _ if hidden.contains(&place) => {
+                    f.write_str(if place == hidden.start { "…" } else { "" })?
+                }
                 Segment::Index(index) => write!(f, "[{index}]")?,
                 Segment::Key(key) if is_plain(key) && place == 0 => f.write_str(key)?,
                 Segment::Key(key) if is_plain(key) => write!(f, ".{key}")?,
@@ -213,6 +222,15 @@ fn end_of_string(text: &[u8], begin: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_path_shows_its_begin_and_its_end() {
+        let path =
+            |length: usize| FieldPath::from((0..length).map(Segment::from).collect::<Vec<_>>()).to_string();
+
+        assert_eq!(path(24), (0..24).map(|index| format!("[{index}]")).collect::<String>());
+        assert!(path(100).contains("[10][11]…[88][89]"), "{}", path(100));
+    }
 
     #[test]
     fn an_unfinished_text_names_the_value_that_was_being_written() {

@@ -139,7 +139,7 @@ impl Body {
 
     fn begin(position: &Position, codec: &str, schema: u32) -> Result<Self, Flaw> {
         let mut bytes = Vec::with_capacity(256);
-        serde_json::to_writer(&mut bytes, position).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        encode(position, &mut bytes)?;
         let position_bytes = bytes.len();
         bytes.push(b'\n');
         Ok(Self { bytes, position_bytes, codec: codec.to_owned(), schema })
@@ -162,7 +162,8 @@ impl Record {
     /// `header.body` is filled in here.
     ///
     /// # Errors
-    /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`].
+    /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`]; [`Flaw::Unkept`] names the field of it that
+    /// would not come back as it is, such as a value that is nested too deep.
     pub fn seal(mut header: Header, body: Option<Body>) -> Result<Self, Flaw> {
         header.body = body.as_ref().map(|body| BodyRef {
             digest: Digest::of(&body.bytes),
@@ -172,7 +173,7 @@ impl Record {
             schema: body.schema,
         });
         let mut bytes = Vec::with_capacity(640);
-        serde_json::to_writer(&mut bytes, &header).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        encode(&header, &mut bytes)?;
         if bytes.len() > HEADER_BYTES_MAX {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
@@ -258,7 +259,8 @@ impl SealedRun {
     /// # Errors
     /// [`Flaw`] if it cannot be written.
     pub fn seal(record: RunRecord) -> Result<Self, Flaw> {
-        let bytes = serde_json::to_vec(&record).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        let mut bytes = Vec::new();
+        encode(&record, &mut bytes)?;
         Ok(Self { record, digest: Digest::of(&bytes), bytes: Arc::new(bytes) })
     }
 

@@ -51,11 +51,9 @@ pub(super) fn find_same(
             // A removal goes on in `x`; the very first diagonal is begun from nothing.
             let mut x = reach.at(origin) + usize::from(origin < diagonal);
             let mut y = shifted(x, -diagonal);
-            while x < length_x && y < length_y {
+            *comparisons_left = comparisons_left.checked_sub(1)?;
+            while x < length_x && y < length_y && equal(x, y) {
                 *comparisons_left = comparisons_left.checked_sub(1)?;
-                if !equal(x, y) {
-                    break;
-                }
                 (x, y) = (x + 1, y + 1);
             }
             reach.furthest[shifted(middle, diagonal)] = x;

@@ -1,11 +1,8 @@
 //! The bytes of the file store: text that vouches for itself.
 //!
-//! Every file but the journal begins with the member `integrity_hash`, always at the same offset: SHA-256 of the file
-//! with the 64 characters of the hash itself replaced by zeros (the character `0`). So it is plain JSON, and whatever
-//! byte of it was changed is found before anything of it is believed.
-//!
-//! Headers and states stand in a commit file as they are, to the byte, so that their digests are those of every other
-//! store. What is not JSON to the byte stands in base64.
+//! Every file but the journal is a text that begins with its own hash ([`crate::sealed`]). Headers and states stand in a
+//! commit file as they are, to the byte, so that their digests are those of every other store. What is not JSON to the
+//! byte stands in base64.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

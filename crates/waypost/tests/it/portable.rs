@@ -22,6 +22,8 @@ use waypost::{BranchPath, CheckpointRef, Digest};
 use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
 
+mod overtaken;
+
 /// A run under way in a store.
 struct Story<S> {
     store: S,

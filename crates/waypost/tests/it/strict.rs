@@ -9,7 +9,12 @@ use serde::ser::SerializeSeq as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use waypost::record::{Body, Flaw, Position, STATE_BYTES_MAX, STATE_DEPTH_MAX, check_state, encode};
+use waypost::BranchPath;
+use waypost::record::{
+    Body, Flaw, Header, Position, Record, STATE_BYTES_MAX, STATE_DEPTH_MAX, check_state, encode,
+};
+
+use waypost_testing::records::{Links, completed, run_id};
 
 fn written<S: Serialize + ?Sized>(state: &S) -> String {
     let mut bytes = Vec::new();
@@ -262,6 +267,23 @@ fn what_is_nested_too_deep_to_be_read_is_refused() {
     // Why: this is what a resume would meet.
     let text = serde_json::to_string(&deeper).unwrap();
     assert!(serde_json::from_str::<Value>(&text).unwrap_err().to_string().starts_with("recursion limit"));
+}
+
+/// What happened: a step gave an output of 125 arrays in each other, small enough to stand in the header. Why: headers
+/// were written without a look at their depth, and none was read again that had more than 127 levels: the checkpoint was
+/// damaged from the begin. What stops it now: headers, positions and run records are written as strictly as states.
+#[test]
+fn a_header_that_could_not_be_read_again_is_refused() {
+    let links = Links::of(&run_id("r"));
+    let sealed = |levels: u32| {
+        let output = (0..levels).fold(json!(1), |inner, _| json!([inner]));
+        Record::seal(Header { phase: completed(output), ..links.header(&BranchPath::main()) }, None)
+    };
+
+    let deepest = sealed(STATE_DEPTH_MAX - 4).unwrap();
+    assert!(Record::open(deepest.digest(), deepest.header_bytes().to_vec(), None).is_ok());
+    let refused = sealed(STATE_DEPTH_MAX - 3).unwrap_err().to_string();
+    assert!(refused.starts_with("phase.completed.outputs.result[0][0]"), "{refused}");
 }
 
 #[test]
