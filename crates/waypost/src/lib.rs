@@ -24,6 +24,7 @@ pub mod clock;
 pub mod disk;
 pub mod engine;
 pub mod events;
+pub mod evidence;
 pub mod file;
 pub mod folder;
 
