@@ -29,7 +29,7 @@ use crate::store::{Damage, Lease, Progress, Store, StoreError};
 
 mod advance;
 mod begin;
-mod chain;
+pub(crate) mod chain;
 mod commit;
 mod session;
 mod snapshot;

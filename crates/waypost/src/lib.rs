@@ -27,12 +27,12 @@ pub mod events;
 pub mod evidence;
 pub mod file;
 pub mod folder;
-
 pub mod id;
 pub mod lock;
 pub mod memory;
 pub mod plan;
 pub mod record;
+pub mod recorder;
 pub mod report;
 pub mod shape;
 pub mod store;

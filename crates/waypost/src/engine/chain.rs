@@ -1,5 +1,7 @@
 //! The one place that makes records: drafts become sealed links of the chain.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
@@ -11,48 +13,63 @@ use super::Told;
 
 /// What is to be written, before it has a place in the chain.
 #[derive(Debug, Clone)]
-pub(super) struct Draft {
-    pub(super) phase: Phase,
-    pub(super) reason: Reason,
-    pub(super) step: Option<StepId>,
-    pub(super) at: Try,
-    pub(super) told: Told,
-    pub(super) started: Vec<Start>,
-    pub(super) end: Option<End>,
-    pub(super) status: Option<RunStatus>,
-    pub(super) definition: Option<Definition>,
+pub(crate) struct Draft {
+    pub(crate) phase: Phase,
+    pub(crate) reason: Reason,
+    pub(crate) step: Option<StepId>,
+    pub(crate) at: Try,
+    pub(crate) told: Told,
+    pub(crate) started: Vec<Start>,
+    pub(crate) end: Option<End>,
+    pub(crate) status: Option<RunStatus>,
+    pub(crate) definition: Option<Definition>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) external: Option<String>,
+    pub(crate) about: Option<u64>,
 }
 
 impl Draft {
-    pub(super) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
-        let (told, started, end, status, definition) = (Told::default(), Vec::new(), None, None, None);
-        Self { phase, reason, step, at, told, started, end, status, definition }
+    pub(crate) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
+        Self {
+            phase,
+            reason,
+            step,
+            at,
+            told: Told::default(),
+            started: Vec::new(),
+            end: None,
+            status: None,
+            definition: None,
+            labels: BTreeMap::new(),
+            external: None,
+            about: None,
+        }
     }
 }
 
 /// The end of a branch's chain, where the next record goes.
 #[derive(Debug, Clone)]
-pub(super) struct Chain {
-    pub(super) run: RunId,
-    pub(super) branch: BranchPath,
-    pub(super) token: u64,
+pub(crate) struct Chain {
+    pub(crate) run: RunId,
+    pub(crate) branch: BranchPath,
+    pub(crate) token: u64,
     /// The seq of the next record.
-    pub(super) next: u64,
+    pub(crate) next: u64,
     /// Digest of the newest sound record.
-    pub(super) prev: Option<Digest>,
+    pub(crate) prev: Option<Digest>,
     /// Written once into the next record: what it continues, if not the one before.
-    pub(super) basis: Option<u64>,
+    pub(crate) basis: Option<u64>,
     /// Written once into the next record: damage was passed over.
-    pub(super) repair: bool,
+    pub(crate) repair: bool,
     /// Written once into the next record: digest of the run record.
-    pub(super) root: Option<Digest>,
+    pub(crate) root: Option<Digest>,
     /// Written once into the next record: a resume begins.
-    pub(super) resumed: bool,
+    pub(crate) resumed: bool,
 }
 
 impl Chain {
     /// Makes records of `drafts`; the last carries position and state. Changes nothing: see [`Chain::advance`].
-    pub(super) fn seal<S: Serialize>(
+    pub(crate) fn seal<S: Serialize>(
         &self,
         drafts: &[Draft],
         position: &Position,
@@ -95,9 +112,9 @@ impl Chain {
             evidence: draft.told.evidence.clone(),
             usage: draft.told.usage.clone(),
             notes: draft.told.notes.clone(),
-            labels: std::collections::BTreeMap::new(),
-            external: None,
-            about: None,
+            labels: draft.labels.clone(),
+            external: draft.external.clone(),
+            about: draft.about,
             definition: draft.definition.clone(),
             root: self.root.filter(|_| first),
             children: None,
@@ -107,7 +124,7 @@ impl Chain {
     }
 
     /// Moves the end past records that were acknowledged.
-    pub(super) fn advance(&mut self, records: &[Record]) {
+    pub(crate) fn advance(&mut self, records: &[Record]) {
         let Some(last) = records.last() else { return };
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
