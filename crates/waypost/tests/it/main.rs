@@ -4,11 +4,13 @@
 mod contract;
 mod engine;
 mod events;
+mod evidence;
 mod file;
 mod file_crash;
 mod file_rig;
 mod folder;
 mod lock;
 mod plan;
+mod recorder;
 mod report;
 mod toy;
