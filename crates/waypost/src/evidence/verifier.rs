@@ -52,6 +52,9 @@ impl Default for Verifier {
     }
 }
 
+/// A look at the claim of a place.
+type Look<'a> = Pin<Box<dyn Future<Output = (usize, Finding)> + Send + 'a>>;
+
 /// What a claim is looked at for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Aim {
@@ -169,7 +172,7 @@ impl Verifier {
     ) -> Vec<(usize, Finding)> {
         let cost = |place: &usize| self.probes.get(&claims[*place].kind).map_or(Cost::Recorded, |p| p.cost());
         places.sort_by_key(cost);
-        let mut checks: Vec<Pin<Box<dyn Future<Output = (usize, Finding)> + Send + '_>>> = Vec::new();
+        let mut checks: Vec<Look<'_>> = Vec::new();
         for place in places {
             let check = self.look(&claims[place], aim, site, deadline);
             checks.push(Box::pin(async move { (place, check.await) }));

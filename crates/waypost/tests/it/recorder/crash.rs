@@ -1,6 +1,5 @@
 //! A program that drives its own loop over a disk that dies, and over a store whose answers are lost.
 
-use std::cell::Cell;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -19,14 +18,16 @@ use waypost::store::{
     Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 use waypost_testing::TestClock;
-use waypost_testing::disk::{Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{Sampling, SimDisk};
 
 use super::*;
 
 /// Passes of the loop.
 const PASSES: u64 = 2;
-/// One in so many states is checked, a prime; all of them with `WAYPOST_RIG_SHARE=1`, which takes minutes.
-const SHARE: usize = 97;
+/// The power is cut before one in so many calls, and one in so many states is checked then, primes both; all of them
+/// with `WAYPOST_RIG_SHARE=1`, which takes minutes.
+const CUTS_SHARE: usize = 7;
+const STATES_SHARE: usize = 29;
 
 /// What a program was told: commits, by id, and rollbacks.
 #[derive(Debug, Clone, Default)]
@@ -103,8 +104,8 @@ fn keeps_its_word(heard: &Heard, disk: &SimDisk) -> Result<(), String> {
     })
 }
 
-fn share() -> usize {
-    std::env::var("WAYPOST_RIG_SHARE").map_or(SHARE, |text| text.parse().expect("a share is a number"))
+fn share(default: usize) -> usize {
+    std::env::var("WAYPOST_RIG_SHARE").map_or(default, |text| text.parse().expect("a share is a number"))
 }
 
 #[test]
@@ -117,19 +118,23 @@ fn a_power_cut_at_any_call_costs_at_most_the_step_under_way() {
         let _ = run_to_end(work(Arc::new(FileStore::on(disk, "disk/store")), &mut heard));
         heard
     };
-    let (seen, checked) = (Cell::new(0_usize), Cell::new(0_usize));
+    let whole = start.fork();
+    assert_eq!(program(&whole).committed.len() as u64, PASSES);
+    let mut checked = 0;
 
-    let survey = first_loss(&start, Sampling { seed: 1, draws: 5 }, program, |heard, disk| {
-        seen.set(seen.get() + 1);
-        if !seen.get().is_multiple_of(share()) {
-            return Ok(());
+    for cut in (start.call_count()..=whole.call_count()).step_by(share(CUTS_SHARE)) {
+        let disk = start.fork();
+        disk.die_at(cut);
+        let heard = program(&disk);
+        let states = disk.crash_states_with(Sampling { seed: 1, draws: 5 });
+        for (index, state) in states.enumerate().step_by(share(STATES_SHARE)) {
+            checked += 1;
+            let kept = keeps_its_word(&heard, &state);
+            kept.unwrap_or_else(|what| panic!("power cut before call {cut}, state {index}: {what}\n{state}"));
         }
-        checked.set(checked.get() + 1);
-        keeps_its_word(heard, disk)
-    });
+    }
 
-    let survey = survey.unwrap_or_else(|loss| panic!("{loss}"));
-    assert!(survey.calls > 50 && checked.get() > 10, "{survey:?}, {} checked", checked.get());
+    assert!(checked > 50, "{checked} states were checked");
 }
 
 /// What becomes of an append.

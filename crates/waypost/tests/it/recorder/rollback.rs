@@ -156,6 +156,7 @@ async fn what_was_under_way_at_the_target_is_to_be_begun_again() {
     recorder.commit_step(&long, Commit::without_evidence()).await.unwrap();
 
     let _: Value = recorder.rollback_to_checkpoint(&a.reference()).await.unwrap();
+    let recorder = rig.crash(recorder).await;
 
     assert_eq!(cut(&recorder).await, [""; 0], "it was undone, not cut");
     let error = recorder.finish().await.unwrap_err();
