@@ -1,15 +1,17 @@
 //! The probes for files: that one is there, and that its bytes have a digest.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use rustix::fs::{FileType, Stat};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::clock::Clock;
 use crate::id::Digest;
 use crate::record::Claim;
 
@@ -20,14 +22,98 @@ use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 /// How much of a file is read at once: a check needs this much memory, however long the file is.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// Most files whose digest is kept in mind: a few hundred bytes each.
+const KNOWN_FILES_MAX: usize = 10_000;
+/// How long a file must have been left alone before its digest is kept in mind: the coarsest times of a file system
+/// are two seconds apart (FAT), and a write within them would not show.
+const SETTLED_SECONDS: i64 = 3;
+
 /// Checks `artifact_exists`: a file or folder is there, of the `type` (`file`, `directory`, `symlink`, `any`) and
 /// `size` expected.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExistsProbe;
 
 /// Checks `file_sha256`: the bytes of a regular file have the digest expected.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sha256Probe;
+#[derive(Debug, Clone, Default)]
+pub struct Sha256Probe {
+    known: Option<Arc<Known>>,
+    files_read: Arc<AtomicU64>,
+}
+
+impl Sha256Probe {
+    /// Makes a probe that reads each file at every check.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a probe that does not read a file again while device, inode, size and times of it are the same.
+    ///
+    /// For large files that are checked often. What rots on the medium by itself is not seen then, nor what is written
+    /// below the file system; files that changed a moment ago, by `clock`, are always read.
+    pub fn remembering(clock: Arc<dyn Clock>) -> Self {
+        let known = Known { clock, digests: Mutex::default() };
+        Self { known: Some(Arc::new(known)), ..Self::default() }
+    }
+
+    /// Returns how many files were read until now.
+    pub fn files_read(&self) -> u64 {
+        self.files_read.load(Ordering::Relaxed)
+    }
+}
+
+/// What tells a file that was written to from one that was not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    bytes: i64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
+    fn of(stat: &Stat) -> Self {
+        Self {
+            bytes: stat.st_size as i64,
+            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            changed: (stat.st_ctime as i64, stat.st_ctime_nsec as i64),
+        }
+    }
+}
+
+/// Digests of files, by device and inode.
+#[derive(Debug)]
+struct Known {
+    clock: Arc<dyn Clock>,
+    digests: Mutex<HashMap<(u64, u64), (Stamp, Digest)>>,
+}
+
+impl Known {
+    #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
+    fn key(stat: &Stat) -> (u64, u64) {
+        (stat.st_dev as u64, stat.st_ino as u64)
+    }
+
+    fn get(&self, stat: &Stat) -> Option<Digest> {
+        let digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        digests
+            .get(&Self::key(stat))
+            .filter(|(stamp, _)| *stamp == Stamp::of(stat))
+            .map(|(_, digest)| *digest)
+    }
+
+    /// Keeps a digest in mind, if the file had been left alone for long enough at `begun`.
+    fn keep(&self, stat: &Stat, digest: Digest, begun: i64) {
+        let stamp = Stamp::of(stat);
+        if begun - stamp.modified.0.max(stamp.changed.0) < SETTLED_SECONDS {
+            return;
+        }
+        let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        if digests.len() >= KNOWN_FILES_MAX {
+            digests.clear();
+        }
+        digests.insert(Self::key(stat), (stamp, digest));
+    }
+}
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
@@ -168,10 +254,20 @@ impl Probe for Sha256Probe {
 
 impl Sha256Probe {
     async fn hash(&self, claim: &Claim, site: &Site) -> Result<Digest, Finding> {
-        let (subject, site) = (claim.subject.clone(), site.clone());
+        let (subject, site, probe) = (claim.subject.clone(), site.clone(), self.clone());
         let hashed = blocking(move |dropped| {
             let (file, before) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
-            hash_file(file, &before, dropped)
+            let known = probe.known.as_ref();
+            if let Some(digest) = known.and_then(|known| known.get(&before)) {
+                return Ok(digest);
+            }
+            let begun = known.map(|known| known.clock.now().as_second());
+            probe.files_read.fetch_add(1, Ordering::Relaxed);
+            let digest = hash_file(file, &before, dropped)?;
+            if let (Some(known), Some(begun)) = (known, begun) {
+                known.keep(&before, digest, begun);
+            }
+            Ok(digest)
         });
         hashed.await.map_err(finding_of)
     }
@@ -206,9 +302,7 @@ fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Dige
         }
     }
     let after = rustix::fs::fstat(&file).map_err(super::beneath::lost)?;
-    let stamp =
-        |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
-    if stamp(before) != stamp(&after) {
+    if Stamp::of(before) != Stamp::of(&after) {
         return Err(Lost::Changing("it was written to while it was read".to_owned()));
     }
     Ok(Digest::from_bytes(hash.finalize().into()))

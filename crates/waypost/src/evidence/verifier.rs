@@ -67,7 +67,7 @@ impl Verifier {
     pub fn new() -> Self {
         let bare = Self { probes: BTreeMap::new(), limits: Limits::default(), clock: Arc::new(SystemClock) };
         bare.with_probe(Arc::new(ExistsProbe))
-            .with_probe(Arc::new(Sha256Probe))
+            .with_probe(Arc::new(Sha256Probe::new()))
             .with_probe(Arc::new(ExitProbe))
     }
 

@@ -75,7 +75,8 @@ impl Recorder {
     /// now and was not pinned just now.
     ///
     /// With an id of the caller's, the same commit again is answered with the checkpoint that has it, and nothing is
-    /// written; a step that was begun again for it counts as ended.
+    /// written; a step that was begun again for it counts as ended. Where evidence failed under that id, the next try of
+    /// the step may use it again.
     ///
     /// # Errors
     /// - [`Error::NotUnderWay`]: the step has ended, or a rollback undid its start. Nothing was written.
@@ -205,7 +206,8 @@ impl Recorder {
         Ok(newest.and_then(|iteration| iteration.first().copied()).unwrap_or(0))
     }
 
-    /// Finds the checkpoint that has the id of a commit already; none if the id is new, or a rollback undid it.
+    /// Finds the checkpoint that has the id of a commit already; none if the id is new, if a rollback undid it, or if it
+    /// is that of a try that failed.
     async fn committed_before(
         &self,
         writing: &mut Writing,
@@ -223,7 +225,9 @@ impl Recorder {
         };
         for record in self.store().scan(&scan).await?.records {
             let header = record.header();
-            if !self.is_effective(&writing.tip, header.seq, header.at.epoch).await? {
+            // A try that failed keeps its id to itself: another try is another commit.
+            let failed = matches!(header.phase, Phase::Failed(_)) && header.about != Some(begun.since.seq);
+            if failed || !self.is_effective(&writing.tip, header.seq, header.at.epoch).await? {
                 continue;
             }
             if header.labels.get(CONTENT_KEY) != Some(&content.to_string()) {

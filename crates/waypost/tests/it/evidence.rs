@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use waypost::Digest;
-use waypost::evidence::{CLAIMS_MAX, Cost, Finding, InvalidPack, Limits, Probe, Site, Verifier};
+use waypost::evidence::{CLAIMS_MAX, Cost, Finding, InvalidPack, Limits, Probe, Sha256Probe, Site, Verifier};
 use waypost::record::{Claim, Pack, Verdict};
 
 /// A folder with `a.txt` (`alpha`), `empty`, `sub/b.txt` (`beta`), and a file beside it that nothing may reach.
@@ -228,6 +228,33 @@ async fn a_file_of_many_chunks_has_the_digest_of_all_of_them() {
     let found = verdict(Claim::sha256("large", Digest::of(&bytes)), &site(&outer)).await;
 
     assert_eq!(found, Verdict::Ok);
+}
+
+#[tokio::test]
+async fn a_file_that_was_left_alone_is_not_read_again_where_that_is_wanted() {
+    let outer = folder();
+    let site = site(&outer);
+    let written = fs::metadata(outer.path().join("base/a.txt")).unwrap().modified().unwrap();
+    let written = jiff::Timestamp::try_from(written).unwrap();
+    let clock = Arc::new(waypost_testing::TestClock::at(written));
+    let probe = Arc::new(Sha256Probe::remembering(clock.clone()));
+    let verifier = Verifier::new().with_probe(probe.clone());
+    let pack = Pack::all([Claim::sha256("a.txt", Digest::of(b"alpha"))]);
+    let mut reads = Vec::new();
+    let mut check = async |expect| {
+        assert_eq!(verifier.verify(&pack, &site).await.verdict(), expect);
+        reads.push(probe.files_read());
+    };
+
+    check(Verdict::Ok).await;
+    check(Verdict::Ok).await;
+    clock.pass(Duration::from_secs(60));
+    check(Verdict::Ok).await;
+    check(Verdict::Ok).await;
+    fs::write(outer.path().join("base/a.txt"), "gamma").unwrap();
+    check(Verdict::Failed).await;
+
+    assert_eq!(reads, [1, 2, 3, 3, 4], "not just after a write, then once, then not, then as it changed");
 }
 
 #[tokio::test]

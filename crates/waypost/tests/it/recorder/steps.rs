@@ -384,6 +384,26 @@ async fn one_id_does_not_stand_for_two_contents() {
 }
 
 #[tokio::test]
+async fn an_id_whose_evidence_failed_may_be_used_by_the_next_try() {
+    let rig = Rig::new();
+    let recorder = rig.create().await;
+    let commit =
+        |n: u64| Commit::with(Pack::all([Claim::file("out")])).external("id").state(&json!({ "n": n }));
+    let first = recorder.begin_step(begin("a")).await.unwrap();
+    let failed = recorder.commit_step(&first, commit(1)).await.unwrap();
+
+    let same = recorder.commit_step(&first, commit(1)).await.unwrap();
+    let second = recorder.begin_step(begin("a")).await.unwrap();
+    rig.write("out", "x");
+    let done = recorder.commit_step(&second, commit(2)).await.unwrap();
+    let again = recorder.commit_step(&second, commit(2)).await.unwrap();
+
+    assert_eq!((failed.verdict(), same.reference()), (Verdict::Failed, failed.reference()));
+    assert_eq!((done.verdict(), again.reference()), (Verdict::Ok, done.reference()));
+    assert_eq!(rig.count().await, 5);
+}
+
+#[tokio::test]
 async fn two_commits_of_one_id_at_once_write_one_checkpoint() {
     let rig = Rig::new();
     let recorder = rig.create().await;
