@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, Flaw, Header, Phase, Position, Reason, Record, RunStatus, Start, Try,
+    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, Start, Try,
 };
 
 use super::Told;
@@ -23,6 +23,8 @@ pub(crate) struct Draft {
     pub(crate) end: Option<End>,
     pub(crate) status: Option<RunStatus>,
     pub(crate) definition: Option<Definition>,
+    pub(crate) config: Option<Map<String, Value>>,
+    pub(crate) children: Option<Digest>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
@@ -30,17 +32,20 @@ pub(crate) struct Draft {
 
 impl Draft {
     pub(crate) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
+        let (told, started, labels) = (Told::default(), Vec::new(), BTreeMap::new());
         Self {
             phase,
             reason,
             step,
             at,
-            told: Told::default(),
-            started: Vec::new(),
+            told,
+            started,
             end: None,
             status: None,
             definition: None,
-            labels: BTreeMap::new(),
+            config: None,
+            children: None,
+            labels,
             external: None,
             about: None,
         }
@@ -68,27 +73,41 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Makes records of `drafts`; the last carries position and state. Changes nothing: see [`Chain::advance`].
-    pub(crate) fn seal<S: Serialize>(
+    /// The begin of a branch that this one opens, under the same lease.
+    pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
+        Self {
+            run: parent.run.clone(),
+            branch,
+            token: parent.token,
+            next: 1,
+            prev: None,
+            basis: None,
+            repair: false,
+            root: None,
+            resumed: false,
+        }
+    }
+
+    /// Makes records of `drafts`, behind those in `records`; the last carries `body`. Changes nothing: see
+    /// [`Chain::advance`].
+    pub(crate) fn seal(
         &self,
         drafts: &[Draft],
-        position: &Position,
-        state: &S,
-        schema: u32,
+        body: Body,
         now: jiff::Timestamp,
-    ) -> Result<Vec<Record>, Flaw> {
+        records: &mut Vec<Record>,
+    ) -> Result<(), Flaw> {
         let mut prev = self.prev;
-        let mut records = Vec::with_capacity(drafts.len());
+        let mut body = Some(body);
         for (index, draft) in drafts.iter().enumerate() {
             let mut header = self.header(draft, index, now);
             header.prev = prev;
-            let body =
-                (index + 1 == drafts.len()).then(|| Body::json(position, state, schema)).transpose()?;
+            let body = body.take_if(|_| index + 1 == drafts.len());
             let record = Record::seal(header, body)?;
             prev = Some(record.digest());
             records.push(record);
         }
-        Ok(records)
+        Ok(())
     }
 
     fn header(&self, draft: &Draft, index: usize, now: jiff::Timestamp) -> Header {
@@ -116,16 +135,16 @@ impl Chain {
             external: draft.external.clone(),
             about: draft.about,
             definition: draft.definition.clone(),
+            config: draft.config.clone(),
             root: self.root.filter(|_| first),
-            children: None,
+            children: draft.children,
             token: self.token,
             created_at: now,
         }
     }
 
     /// Moves the end past records that were acknowledged.
-    pub(crate) fn advance(&mut self, records: &[Record]) {
-        let Some(last) = records.last() else { return };
+    pub(crate) fn advance(&mut self, last: &Record) {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
         (self.basis, self.root, self.repair, self.resumed) = (None, None, false, false);

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use rustix::fs::{FileType, Stat};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::clock::Clock;
-use crate::id::Digest;
+use crate::id::{Digest, Digester};
 use crate::record::Claim;
 
 use super::beneath::{LastLink, Lost, Place};
@@ -287,7 +286,7 @@ fn digest_of(expect: &Value) -> Result<Digest, String> {
 
 /// Hashes a file piece by piece, and sees that it was the same file all the time.
 fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
-    let mut hash = Sha256::new();
+    let mut hash = Digester::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         // Nobody waits any more; a thread that goes on would only be in the way.
@@ -305,7 +304,7 @@ fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Dige
     if Stamp::of(before) != Stamp::of(&after) {
         return Err(Lost::Changing("it was written to while it was read".to_owned()));
     }
-    Ok(Digest::from_bytes(hash.finalize().into()))
+    Ok(hash.finish())
 }
 
 fn finding_of(lost: Lost) -> Finding {

@@ -91,6 +91,7 @@ pub fn run_record(run: RunId, workflow: &str) -> RunRecord {
         env: BTreeMap::new(),
         labels: BTreeMap::new(),
         settings: serde_json::Map::new(),
+        config: serde_json::Map::new(),
         durability: Durability::default(),
         retention: None,
         parent: None,

@@ -294,15 +294,5 @@ fn fail(next: &mut Tip, begun: &Begun, seq: u64) {
 }
 
 fn entry(step: &StepId, status: Status, at: Try, failures: u32, since: u64) -> FrontierEntry {
-    FrontierEntry {
-        step: step.clone(),
-        status,
-        at,
-        failures,
-        since,
-        wake_at: None,
-        waits: Vec::new(),
-        exited: None,
-        fan: None,
-    }
+    FrontierEntry { status, at, failures, since, ..FrontierEntry::ready(step.clone()) }
 }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use crate::engine::chain::{Chain, Draft};
 use crate::id::{CheckpointRef, RunId, StepId};
-use crate::record::{FrontierEntry, Position, Record, RunStatus, Settled, Status};
+use crate::record::{Body, FrontierEntry, Position, Record, RunStatus, Settled, Status};
 use crate::store::{Batch, BatchId, Lease, Progress, Store, StoreError, Summary, TrimMode};
 
 use super::Error;
@@ -179,8 +179,10 @@ impl Writing {
 pub(super) fn seal(next: &mut Tip, draft: Draft, state: &State, now: Timestamp) -> Result<Record, Error> {
     let run = next.chain.run.clone();
     let failed = |source| Error::Write { run: RunId::clone(&run), source };
-    let sealed = next.chain.seal(&[draft], &next.position, &state.json, state.schema, now);
-    let mut records = sealed.map_err(failed)?;
-    next.chain.advance(&records);
-    Ok(records.pop().expect("a draft makes a record"))
+    let body = Body::json(&next.position, &state.json, state.schema).map_err(failed)?;
+    let mut records = Vec::with_capacity(1);
+    next.chain.seal(&[draft], body, now, &mut records).map_err(failed)?;
+    let record = records.pop().expect("a draft makes a record");
+    next.chain.advance(&record);
+    Ok(record)
 }
