@@ -4,7 +4,8 @@ use crate::engine::Told;
 use crate::engine::chain::Draft;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    Failure, FailureKind, FrontierEntry, Note, Pack, Phase, Reason, Settled, Start, Status, Try, Verdict,
+    Claim, Failure, FailureKind, FrontierEntry, Note, Pack, Phase, Reason, Settled, Start, Status, Try,
+    Verdict,
 };
 use crate::store::{Scan, ScanOrder};
 
@@ -60,7 +61,9 @@ impl Recorder {
         let mut draft = Draft::new(Phase::Started, reason, Some(begin.step.clone()), at.clone());
         draft.started.push(Start { step: begin.step, at });
         draft.labels.clone_from(&begun.labels);
-        draft.told.evidence = begin.rewrites;
+        // Whatever a caller wrote as their outcome: nothing was checked.
+        let unchecked = |claim: Claim| Claim { verdict: Verdict::Skipped, ..claim };
+        draft.told.evidence = begin.rewrites.map(|pack| Pack::all(pack.claims.into_iter().map(unchecked)));
         let state = next.state.clone();
         writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;
