@@ -22,7 +22,7 @@ mod advance;
 mod attempt;
 mod begin;
 mod branches;
-mod chain;
+pub(crate) mod chain;
 mod commit;
 mod fan;
 mod line;
