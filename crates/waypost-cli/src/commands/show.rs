@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::record::{
-    Ending, Failure, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
+    Ending, Failure, Flaw, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
 };
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -21,6 +21,7 @@ use crate::exit::Exit;
 use crate::output::{Output, shown, shown_lines};
 use crate::place;
 use crate::reference::{Default, Reference, find};
+use crate::standing;
 use crate::time;
 use crate::view::{ClaimView, FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
@@ -53,8 +54,14 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
+        let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         context.output.warn(&format!(
-            "checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"
+            "checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more"
+        ));
+    }
+    if let Some(told) = standing::told_and_lost(store.as_ref(), &shown.snapshot) {
+        context.output.warn(&format!(
+            "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
         ));
     }
     Ok(Exit::Done)
@@ -78,7 +85,8 @@ struct Branch {
 
 impl Shown {
     async fn read(store: &dyn Store, run: &RunId, at: Option<(BranchPath, u64)>) -> Result<Self, Error> {
-        let snapshot = Snapshot::read(store, run).await?;
+        let mut snapshot = Snapshot::read(store, run).await?;
+        standing::correct_snapshot(store, &mut snapshot);
         let mut records = Vec::new();
         let mut asked = None;
         match at {
@@ -148,6 +156,11 @@ impl Shown {
             steps,
             parent,
             waiting,
+            damaged: self
+                .snapshot
+                .damaged()
+                .map(|damage| checkpoints::reference_of(&damage.run, damage).to_string())
+                .collect(),
         })
     }
 }

@@ -4,9 +4,11 @@ use crate::change::{self, ready};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
-use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
+use crate::record::{End, Flaw, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
 use crate::shape::Shape;
-use crate::store::{Damage, FIRST_TOKEN, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
+use crate::store::{
+    Damage, FIRST_TOKEN, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+};
 
 use super::chain::Chain;
 use super::session::Session;
@@ -98,6 +100,11 @@ async fn prepare_resume<'a, P: Program>(
         return idle(&snapshot, program.shape()).map(|outcome| Prepared::Idle(Box::new(outcome)));
     }
     let damaged: Vec<Damage> = snapshot.damaged().cloned().collect();
+    if let Some(missing) = damaged.iter().find(|damage| damage.flaw == Flaw::Missing) {
+        // Taken away, and perhaps only for now: what it held as finished is not done again unasked.
+        let older = snapshot.newest().header().seq;
+        return Err(StoreError::of_damage(missing.clone(), Some(older)).into());
+    }
     for damage in &damaged {
         engine.store.quarantine(lease, damage).await?;
     }
