@@ -64,7 +64,7 @@ pub(crate) enum Error {
         runs: Vec<RunId>,
     },
     /// A file is there in the place of a database.
-    #[error("{} is damaged: it does not begin as an SQLite database does", .0.display())]
+    #[error("{} is damaged: it is not an SQLite database", .0.display())]
     NoSqlite(PathBuf),
     /// A run could not be made, and nothing of it is there.
     #[error("cannot create {what}")]
@@ -348,9 +348,25 @@ impl Error {
             Self::Run(RunError::InvalidStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
             }
+            Self::Run(RunError::Begin(error)) if is_full(error) => {
+                ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
+            }
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
+}
+
+/// Says whether an error comes from a disk without room.
+fn is_full(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The store's part of the one `match`.

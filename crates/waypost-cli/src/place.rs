@@ -116,10 +116,8 @@ pub(crate) fn open(
 
 /// Refuses a database that is there in name only, before anything is made in its place.
 fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
-    const MAGIC: &[u8] = b"SQLite format 3\0";
-    let mut begin = Vec::new();
-    let read =
-        fs::File::open(database).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut begin));
+    let mut header = Vec::new();
+    let read = fs::File::open(database).and_then(|file| file.take(100).read_to_end(&mut header));
     let empty = match read {
         // What else is the matter with it, opening it says better.
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Ok(()),
@@ -127,7 +125,7 @@ fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
         Err(_) => false,
         Ok(0) => true,
         // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
-        Ok(_) if begin == MAGIC || beside(database, "-journal").exists() => return Ok(()),
+        Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => return Ok(()),
         Ok(_) => return Err(Error::NoSqlite(database.to_owned())),
     };
     let runs = remains(database);
@@ -135,6 +133,19 @@ fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
         Ok(())
     } else {
         Err(Error::LostStore { database: database.to_owned(), empty, runs })
+    }
+}
+
+/// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
+///
+/// # Source
+/// <https://www.sqlite.org/fileformat2.html>, section 1.3.
+fn begins_sqlite(header: &[u8]) -> bool {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    // Behind the magic: page size, two versions, and fractions of the payload that have one value only.
+    header.len() == 100 && header.starts_with(MAGIC) && header[19] <= 2 && header[21..24] == [64, 32, 32] && {
+        let page_bytes = u16::from_be_bytes([header[16], header[17]]);
+        page_bytes == 1 || (page_bytes >= 512 && page_bytes.is_power_of_two())
     }
 }
 

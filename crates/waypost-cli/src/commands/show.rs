@@ -11,7 +11,7 @@ use waypost::record::{
     Ending, Failure, Flaw, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
 };
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use super::{Context, checkpoints};
@@ -59,7 +59,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
             "checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more"
         ));
     }
-    if let Some(told) = standing::told_and_lost(store.as_ref(), &shown.snapshot) {
+    if let Some(told) = &shown.lost {
         context.output.warn(&format!(
             "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
         ));
@@ -73,6 +73,8 @@ struct Shown {
     branches: Vec<Branch>,
     /// The checkpoint asked for; none for how the run stands now.
     at: Option<Record>,
+    /// The last checkpoint that the log tells of, if the store has lost it.
+    lost: Option<CheckpointRef>,
 }
 
 struct Branch {
@@ -104,7 +106,14 @@ impl Shown {
             let history = store.history(run, &name, record.header().seq).await?;
             branches.push(Branch { name, record, history });
         }
-        Ok(Self { snapshot, branches, at: asked })
+        let lost = standing::told_and_lost(store, &snapshot);
+        Ok(Self { snapshot, branches, at: asked, lost })
+    }
+
+    /// Says whether a resume would go on with the run.
+    fn goes_on(&self) -> bool {
+        let missing = self.snapshot.damaged().any(|damage| damage.flaw == Flaw::Missing);
+        self.at.is_none() && !missing && self.lost.is_none() && self.snapshot.status().is_resumable()
     }
 
     /// Names the steps that must not be repeated blindly, as far as the run's copy of the workflow tells.
@@ -139,7 +148,7 @@ impl Shown {
         };
         let failed = steps.iter().find(|step| step.status == StepStatus::Failed);
         let parent = frozen.parent.as_ref().map(|parent| {
-            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
+            CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
                 .to_string()
         });
         Ok(ShowView {
@@ -351,7 +360,7 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
     }
     if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}\n", view.run);
-    } else if view.status.is_resumable() && view.checkpoint.is_none() {
+    } else if facts.goes_on() {
         let _ = write!(text, "\nGo on with: waypost resume {}\n", view.run);
     }
     text

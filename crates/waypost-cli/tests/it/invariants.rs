@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde_json::Value;
@@ -229,6 +230,49 @@ fn a_lost_database_is_no_fresh_start() {
 
     assert_eq!(again.status.code(), Some(7), "{}", rig.told(&again));
     assert_eq!(rig.read("trace"), "one\ntwo\n");
+}
+
+#[test]
+fn what_steps_hand_over_is_not_left_behind() {
+    // What happened: after `kill -9`, files with outputs of steps, and secrets in them, stayed in the system's folder for
+    // temporary files. Why: nobody knew of them. What stops it: they are in the run's folder, where the next one looks.
+    let flow = r#"
+steps:
+  - id: one
+    run: |
+      echo "token=not to be left" > "$WAYPOST_OUTPUT"
+      mkdir "$WAYPOST_OUTPUT.d"
+      echo "$WAYPOST_OUTPUT" >> trace
+      while ! test -e go; do sleep 0.02; done
+"#;
+    on_each_store(flow, |rig| {
+        fs::create_dir(rig.path("tmp")).unwrap();
+        let command = |args: &[&str]| {
+            let mut command = rig.command(args);
+            command.env("TMPDIR", rig.path("tmp"));
+            command
+        };
+        let mut running = command(&["run", "flow.yaml", "--id", "r"]).spawn().unwrap();
+        rig.wait_for("trace", |text| text.lines().count() == 1);
+        running.kill().unwrap();
+        running.wait().unwrap();
+        let scratch = rig.path("kept/runs/r/scratch");
+        let told = fs::canonicalize(rig.read("trace").trim()).unwrap();
+        assert!(told.starts_with(scratch.canonicalize().unwrap()), "{told:?}");
+        assert_eq!(fs::metadata(&scratch).unwrap().permissions().mode() & 0o777, 0o700);
+
+        rig.write("go", "");
+        let resumed = command(&["resume", "r"]).output().unwrap();
+
+        assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+        assert!(!scratch.exists());
+        assert_eq!(fs::read_dir(rig.path("tmp")).unwrap().count(), 0);
+        // A kill after the last checkpoint leaves it, too.
+        fs::create_dir(&scratch).unwrap();
+        fs::write(scratch.join("one.1.output"), "secret").unwrap();
+        assert_eq!(rig.call(&["resume", "r"]).status.code(), Some(0));
+        assert!(!scratch.exists());
+    });
 }
 
 #[test]
