@@ -50,9 +50,14 @@ pub(crate) enum Error {
         /// What it left.
         folder: PathBuf,
     },
-    /// The folder of the store is there, and has no database.
-    #[error("{} is not there, so there are no runs", .0.display())]
-    NoDatabase(PathBuf),
+    /// There is a place for a store, and no run was ever made in it.
+    #[error("{} {}", database.display(), if *made { "has no runs yet" } else { "is not there, so there are no runs" })]
+    NoRuns {
+        /// The database.
+        database: PathBuf,
+        /// It is there.
+        made: bool,
+    },
     /// The database is gone or empty, and runs have left their logs beside it.
     #[error("{} {}, but {}", database.display(), if *empty { "is empty" } else { "is gone" }, left_by(runs))]
     LostStore {
@@ -257,7 +262,7 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
-            Self::NoDatabase(_) => (
+            Self::NoRuns { .. } => (
                 "no_store",
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),

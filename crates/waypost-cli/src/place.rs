@@ -9,7 +9,7 @@ use std::sync::Arc;
 use waypost::RunId;
 use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
-use waypost::store::Store;
+use waypost::store::{Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use crate::error::Error;
@@ -80,7 +80,7 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 /// Opens the store that is meant; `near` is the workflow file that it belongs to, if one is given.
 ///
 /// # Errors
-/// - [`Error::NoStore`], [`Error::NoDatabase`]: there is none and none may be made; nothing was made.
+/// - [`Error::NoStore`], [`Error::NoRuns`]: there is none and none may be made; nothing was made.
 /// - [`Error::LostStore`]: its database is gone or empty, and runs have left their logs beside it.
 /// - [`Error::NoSqlite`]: what should be its database is something else.
 pub(crate) fn open(
@@ -109,7 +109,7 @@ pub(crate) fn open(
     if access == Access::Create {
         make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
     } else if !database.exists() {
-        return Err(Error::NoDatabase(database));
+        return Err(Error::NoRuns { database, made: false });
     }
     open_url(&StoreUrl::Sqlite(database), access)
 }
@@ -245,7 +245,10 @@ fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
                 Access::Read => SqliteStore::open_read_only(path, options),
                 Access::Write | Access::Create => SqliteStore::open(path, options),
             };
-            Ok(Arc::new(opened?))
+            match opened {
+                Err(StoreError::NotFound { .. }) => Err(Error::NoRuns { database: path.clone(), made: true }),
+                opened => Ok(Arc::new(opened?)),
+            }
         }
         StoreUrl::File(folder) => {
             let opened = match access {

@@ -18,7 +18,7 @@ use crate::view::{ListView, RunView, VERSION};
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
     let store = match context.store(None, Access::Read) {
         Ok(store) => store,
-        Err(error @ (Error::NoStore { .. } | Error::NoDatabase(_))) => {
+        Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. })) => {
             return nothing(context, &error.to_string());
         }
         Err(error) => return Err(error),

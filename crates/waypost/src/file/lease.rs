@@ -189,7 +189,12 @@ impl FileStore {
 
 fn lock_error(error: LockError) -> StoreError {
     match error {
-        LockError::Io { path, source } => StoreError::Create { path, source },
+        LockError::Io { path, source } => {
+            match StoreError::of_write("write", path.display().to_string(), source) {
+                StoreError::Io { source, .. } => StoreError::Create { path, source },
+                full => full,
+            }
+        }
         LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
         LockError::Held { path, holder } => {
             let source = io::Error::new(io::ErrorKind::WouldBlock, format!("held by {holder}"));
