@@ -3,15 +3,14 @@
 //! The other promises of the same list have their tests where they can be shown best: `finished_is_not_repeated`,
 //! `unfinished_is_not_skipped`, `cut_is_known`, `damage_is_seen`, `no_silent_fresh_start` with the engine
 //! (crates/waypost/tests/it/engine.rs), `verdicts_are_earned` with the plan (crates/waypost/tests/it/plan.rs),
-//! `nothing_outlives_its_run` in resuming.rs.
+//! `nothing_outlives_its_run` in resuming.rs, `checks_change_nothing` in looking.rs.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 
 use serde_json::Value;
 
+use crate::looking::picture;
 use crate::rig::{Rig, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
@@ -141,52 +140,6 @@ fn newer_is_refused() {
         assert_eq!(refused.status.code(), Some(76), "{args:?}: {}", rig.told(&refused));
     }
     assert_eq!(fs::read(&path).unwrap(), bytes, "nothing was changed");
-}
-
-#[test]
-fn checks_change_nothing() {
-    on_each_store(FLOW, |rig| {
-        kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
-        wait_until("the lock to be let go", || {
-            rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
-        });
-        let before = picture(&rig.path("kept"));
-
-        for args in [
-            &["list"][..],
-            &["show", "r"],
-            &["show", "r@1"],
-            &["checkpoints", "r"],
-            &["events", "r"],
-            &["logs", "r"],
-            &["plan", "r"],
-            &["why", "r"],
-            &["verify", "r"],
-            &["resume", "r", "--dry-run"],
-        ] {
-            let read = rig.call(args);
-            assert_eq!(read.status.code(), Some(0), "{args:?}: {}", rig.told(&read));
-        }
-
-        assert_eq!(picture(&rig.path("kept")), before);
-    });
-}
-
-/// Every file with its bytes; SQLite's shared memory excepted, which readers may touch.
-fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if !path.to_string_lossy().ends_with("-shm") {
-                files.insert(path.to_string_lossy().into_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    files
 }
 
 #[test]

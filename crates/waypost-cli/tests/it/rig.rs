@@ -150,7 +150,12 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended, whoever else still has its streams, and gives its exit code.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+
+    /// Waits for its end, and that of all who have its streams.
     pub(crate) fn end(mut self) -> Output {
         let mut stdout = self.0.stdout.take().unwrap();
         let mut stderr = self.0.stderr.take().unwrap();
