@@ -132,7 +132,8 @@ pub(crate) fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
                 folders.push(path);
             } else {
                 let bytes = fs::read(&path).unwrap();
-                if !name.ends_with("-shm") && !(name.ends_with("-wal") && bytes.is_empty()) {
+                let of_sqlite = name.ends_with("-shm") || (name.ends_with("-wal") && bytes.is_empty());
+                if !of_sqlite {
                     files.insert(name, bytes);
                 }
             }
