@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::{Clock, SystemClock};
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, InvalidName, RunId, StepId};
 use crate::lock::Holder;
 use crate::plan::Decision;
 use crate::record::{
@@ -38,9 +38,10 @@ mod schedule;
 mod session;
 mod snapshot;
 mod stop;
+mod travel;
 
 pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
-pub use fan::{CHILD_PAGE, Item, Joined, Outcomes};
+pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use snapshot::Snapshot;
 pub use stop::{Stop, StopHandle, StopLevel};
 
@@ -281,6 +282,22 @@ pub enum OnLostCheckpoint {
     Tolerate,
 }
 
+/// Tells two.
+#[derive(Debug)]
+struct Both(Arc<dyn Observer>, Arc<dyn Observer>);
+
+impl Observer for Both {
+    fn committed(&self, records: &[Record], position: &Position, progress: Progress) {
+        self.0.committed(records, position, progress);
+        self.1.committed(records, position, progress);
+    }
+
+    fn warned(&self, text: &str) {
+        self.0.warned(text);
+        self.1.warned(text);
+    }
+}
+
 /// Settings of one session of a run.
 #[derive(Debug, Clone, Default)]
 pub struct SessionOptions {
@@ -359,6 +376,8 @@ pub enum ResumeFrom {
     Step(StepId),
     /// The end: no step runs, and the run counts as completed.
     End,
+    /// A step that no graph can have: refused.
+    Unknown(String),
 }
 
 /// What to do about damaged records.
@@ -426,7 +445,9 @@ pub struct Adoption {
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome<S> {
-    /// How the run stands now.
+    /// The run.
+    pub run: RunId,
+    /// How it stands now.
     pub status: RunStatus,
     /// The state of the main branch.
     pub state: S,
@@ -446,6 +467,25 @@ pub struct Outcome<S> {
     pub repaired: Vec<Damage>,
     /// Checkpoints that could not be written and were tolerated.
     pub lost: u64,
+}
+
+impl<S> Outcome<S> {
+    /// Makes another state of the state.
+    pub fn map_state<T>(self, map: impl FnOnce(S) -> T) -> Outcome<T> {
+        Outcome {
+            run: self.run,
+            status: self.status,
+            state: map(self.state),
+            at: self.at,
+            waiting: self.waiting,
+            failed: self.failed,
+            stopped_by: self.stopped_by,
+            idle: self.idle,
+            progress: self.progress,
+            repaired: self.repaired,
+            lost: self.lost,
+        }
+    }
 }
 
 /// A step that waits for something outside the run.
@@ -538,6 +578,24 @@ pub enum RunError {
         /// The questions.
         questions: Vec<Decision>,
     },
+    /// It waits for no such answer. Nothing changed.
+    #[error("run {run} does not wait for an answer `{id}`{}", waits_of(waiting))]
+    NoSuchWait {
+        /// The run.
+        run: RunId,
+        /// What was answered.
+        id: String,
+        /// What it waits for.
+        waiting: Vec<Waiting>,
+    },
+    /// It was answered before. That answer stays.
+    #[error("run {run} has an answer to `{id}` already")]
+    Answered {
+        /// The run.
+        run: RunId,
+        /// The wait.
+        id: String,
+    },
     /// It was cancelled for good.
     #[error("run {0} was cancelled and cannot be resumed")]
     Cancelled(RunId),
@@ -552,9 +610,25 @@ pub enum RunError {
     /// There is no such step.
     #[error("the graph has no step `{0}`")]
     InvalidStep(StepId),
+    /// There is no such step, and none could be called so.
+    #[error("the graph has no step `{0}`")]
+    UnknownStep(String),
+    /// A run or a step cannot be called so. Nothing was done.
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
     /// No step can run.
     #[error(transparent)]
     Begin(#[from] BeginError),
+}
+
+/// Lists waits at the end of a sentence.
+fn waits_of(waiting: &[Waiting]) -> String {
+    let told =
+        |waiting: &Waiting| format!("`{}` ({} on {})", waiting.wait.id, waiting.wait.key, waiting.branch);
+    match waiting {
+        [] => "; it waits for nothing".to_owned(),
+        waiting => format!("; it waits for {}", waiting.iter().map(told).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 /// Runs programs over a store.
@@ -575,6 +649,23 @@ impl Engine {
     #[must_use]
     pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Returns the clock.
+    pub fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    /// Tells `observer` too.
+    #[must_use]
+    pub(crate) fn also_observed_by(self, observer: Arc<dyn Observer>) -> Self {
+        let observer = Arc::new(Both(Arc::clone(&self.observer), observer));
+        Self { observer, ..self }
     }
 
     /// Tells `observer` of every commit.

@@ -3,7 +3,9 @@
 //! Every name is checked once, here, when it is made; the rest of the library relies on it. None of them is ever
 //! used as a path unescaped: [`BranchPath::file_name`] is the only form that reaches a folder.
 
+use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -118,6 +120,34 @@ text_id! {
     ///
     /// A key may hold anything; in this form every byte of it but letters, digits, `.`, `_`, `-` is percent-encoded.
     BranchPath, check_branch
+}
+
+/// Letters of the random end of a made id: Crockford's base 32, which has no letters that look alike.
+const BASE_32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+/// Most characters of a name in a made id: it stays readable in a list.
+const NAME_CHARACTERS_MAX: usize = 40;
+
+impl RunId {
+    /// Makes an id of a name and four random characters; two of one name are the same once in a million.
+    pub fn random(name: &str) -> Self {
+        let mut slug = String::new();
+        for c in name.chars() {
+            let c = if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
+            if slug.len() < NAME_CHARACTERS_MAX
+                && (c.is_ascii_alphanumeric() || !slug.is_empty())
+                && !(c == '-' && slug.ends_with('-'))
+            {
+                slug.push(c);
+            }
+        }
+        let slug =
+            Some(slug.trim_end_matches(['-', '.', '_'])).filter(|slug| !slug.is_empty()).unwrap_or("run");
+        // The keys of std's hash maps are taken from the system's randomness.
+        let random = RandomState::new().build_hasher().finish();
+        let end = |place: u32| char::from(BASE_32[(random >> (5 * place)) as usize & 31]);
+        let end: String = (0..4).map(end).collect();
+        Self::new(&format!("{slug}-{end}")).expect("a slug begins with a letter or digit")
+    }
 }
 
 fn check_run_id(text: &str) -> Result<(), InvalidName> {
@@ -386,6 +416,27 @@ pub struct CheckpointRef {
     pub branch: BranchPath,
     /// The 1-based position on the branch.
     pub seq: u64,
+}
+
+impl CheckpointRef {
+    /// Names a checkpoint of the main branch.
+    pub fn main(run: RunId, seq: u64) -> Self {
+        Self { run, branch: BranchPath::main(), seq }
+    }
+}
+
+impl FromStr for CheckpointRef {
+    type Err = InvalidName;
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let wrong = || refuse("checkpoint", text, "`RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch");
+        let (path, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
+        let seq = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
+        let (run, branch) = match path.split_once('/') {
+            Some((run, branch)) => (run, BranchPath::new(branch)?),
+            None => (path, BranchPath::main()),
+        };
+        Ok(Self { run: RunId::new(run)?, branch, seq })
+    }
 }
 
 impl fmt::Display for CheckpointRef {

@@ -61,10 +61,13 @@ impl Step {
 /// The child branches that a step opens and joins.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Children {
+    /// The step after which they are named: the one that opens them, or the one before it.
+    pub name: StepId,
     /// The steps of each.
     pub shape: Box<Shape>,
-    /// Where they are named by the shape and not by items: the key and the first step of each, in order.
-    pub named: Vec<(String, StepId)>,
+    /// Where they are named by the shape and not by items: the key of each, in order, and its first step, where that is
+    /// not the one of the shape.
+    pub named: Vec<(String, Option<StepId>)>,
     /// How many may be at work at once.
     pub parallel_max: usize,
     /// What the failure of one means for the others.
@@ -120,6 +123,36 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// Tries up to `max` times more, after one second and then twice as long each time, up to five minutes, each pause
+    /// shortened at random by up to a half.
+    pub fn exponential(max: u32) -> Self {
+        let delay = Duration::from_secs(1);
+        Self { max, delay, growth: Growth::Exponential, jitter: true, ..Self::default() }
+    }
+
+    /// Tries up to `max` times more, each time after the same pause.
+    pub fn fixed(max: u32, delay: Duration) -> Self {
+        Self { max, delay, ..Self::default() }
+    }
+
+    /// Begins with another pause.
+    #[must_use]
+    pub fn starting_at(self, delay: Duration) -> Self {
+        Self { delay, ..self }
+    }
+
+    /// Lets no pause be longer.
+    #[must_use]
+    pub fn up_to(self, delay_max: Duration) -> Self {
+        Self { delay_max, ..self }
+    }
+
+    /// Lets pauses be exactly as long as they are said to be.
+    #[must_use]
+    pub fn without_jitter(self) -> Self {
+        Self { jitter: false, ..self }
+    }
+
     /// Returns the pause after the `failures`-th failure (from 1), or `None` if the budget is used up.
     ///
     /// `random` is between 0 and 1.
@@ -306,7 +339,21 @@ impl Shape {
     pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
         let Some((step, _)) = branch.opened_by() else { return Some(self) };
         let parent = self.of_branch(&branch.parent()?)?;
-        parent.step(step.as_str())?.children.as_ref().map(|children| &*children.shape)
+        parent.opener(&step).and_then(|place| parent.steps[place].children.as_ref()).map(|c| &*c.shape)
+    }
+
+    /// Returns the place of the step whose children are named after `name`.
+    pub fn opener(&self, name: &StepId) -> Option<usize> {
+        let named = |step: &Step| step.children.as_ref().is_some_and(|children| children.name == *name);
+        self.steps.iter().position(named)
+    }
+
+    /// Adds `by` to the numbers of this shape and of all below it.
+    pub(crate) fn raise_levels(&mut self, by: usize) {
+        self.level += by;
+        for children in self.steps.iter_mut().filter_map(|step| step.children.as_mut()) {
+            children.shape.raise_levels(by);
+        }
     }
 
     /// Returns what each step means, for the run record.

@@ -128,6 +128,7 @@ impl<P: Program> Session<'_, P> {
         };
         entry.waits = vec![wait.clone()];
         line.draft_of(place, Phase::Waiting(vec![wait]), Reason::Interrupt);
+        self.asks_anew = true;
     }
 
     /// Takes in a failure: the step is tried again, tolerated, or ends its branch or the run.

@@ -5,7 +5,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
 use crate::clock::Clock;
@@ -72,6 +72,7 @@ pub struct Attempt {
     pub(super) requests: mpsc::Sender<Request>,
     pub(super) memos: Arc<Memos>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) config: Arc<Map<String, Value>>,
 }
 
 impl Attempt {
@@ -91,6 +92,11 @@ impl Attempt {
         let names = [self.run.as_str(), self.branch.as_str(), self.step.as_str()].map(str::as_bytes);
         let parts = names.into_iter().chain([iteration.as_slice(), &epoch]).chain(more.iter().copied());
         Digest::of_parts(parts).to_string()[..32].to_owned()
+    }
+
+    /// Returns what the run was configured with.
+    pub fn config(&self) -> &Map<String, Value> {
+        &self.config
     }
 
     /// Returns the clock of the engine.
@@ -124,6 +130,15 @@ impl Attempt {
         tokio::select! {
             () = self.stop.killed() => {}
             () = self.cancel.killed() => {}
+        }
+    }
+
+    /// Resolves when the step is to end because the run or this branch of it is stopped.
+    pub async fn stop_asked(&self) -> Stop {
+        tokio::select! {
+            biased;
+            stop = self.stop.stopped() => stop,
+            stop = self.cancel.stopped() => stop,
         }
     }
 

@@ -1,5 +1,7 @@
 //! How a session begins: a new run, a resume, a restart, a step back.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use crate::change::{self, Change};
@@ -47,6 +49,7 @@ pub(super) async fn first<P: Program>(
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), 0), state);
     main.reason = Reason::Start;
     let mut session = Session::new(engine, program, main, options)?;
+    session.config = Arc::new(run.record().config.clone());
     let status = session.create(run, holder).await?;
     session.work(status).await
 }
@@ -192,13 +195,17 @@ async fn prepare_resume<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let merged = merged_config(engine, &base, config).await?;
+    let mut in_force = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let is_laid_over = !config.is_empty();
+    merge(&mut in_force, config);
     let mut main = Line::new(chain, program.shape(), base.position, state);
-    reopen(&mut main);
-    if let Some(config) = merged {
+    if options.then == Then::GoOn {
+        reopen(&mut main);
+    }
+    if is_laid_over {
         let draft =
             draft.get_or_insert_with(|| Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
-        draft.config = Some(config);
+        draft.config = Some(in_force.clone());
         main.position.config = Some(main.chain.next);
     }
     let written = draft.is_some();
@@ -207,6 +214,7 @@ async fn prepare_resume<'a, P: Program>(
         engine.store.quarantine(lease, damage).await?;
     }
     let mut session = Session::new(engine, program, main, session_options)?;
+    session.config = Arc::new(in_force);
     session.repaired = base.damaged;
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.adopt = adoption.or_else(|| {
@@ -304,6 +312,7 @@ async fn go_back(
             let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
             (found.header().seq, Some(step))
         }
+        ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::End => {
             base.position.frontier.clear();
             return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
@@ -333,7 +342,7 @@ async fn go_back(
 }
 
 /// Loads a record of the main branch, or the one of the same batch that carries its state.
-async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Record, RunError> {
+pub(super) async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Record, RunError> {
     let main = BranchPath::main();
     let named = engine.store.load(run, &main, seq).await?;
     if named.state_bytes().is_some() {
@@ -349,20 +358,6 @@ async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Recor
     let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
     let record = engine.store.load(run, &main, carrier.header().seq).await?;
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
-}
-
-/// Lays a configuration over the one in force; nothing if there is nothing to lay.
-async fn merged_config(
-    engine: &Engine,
-    base: &Base,
-    over: Map<String, Value>,
-) -> Result<Option<Map<String, Value>>, RunError> {
-    if over.is_empty() {
-        return Ok(None);
-    }
-    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
-    merge(&mut config, over);
-    Ok(Some(config))
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.
@@ -384,6 +379,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     let total = program.shape().steps().len() as u64;
     let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
     Ok(Outcome {
+        run: newest.header().run.clone(),
         status: snapshot.entry.summary.summary.status,
         state: decode_state(program, program.shape().level(), newest)?,
         at: newest.header().seq,

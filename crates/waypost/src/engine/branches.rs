@@ -91,14 +91,15 @@ async fn take_up_one<P: Program>(
     head: Head,
 ) -> Result<(), RunError> {
     let branch = head.record.header().branch.clone();
-    let Some((step, key)) = branch.opened_by() else { return Ok(()) };
+    let Some((name, key)) = branch.opened_by() else { return Ok(()) };
     let Some(parent) = branch.parent().and_then(|parent| found.lines.get(&parent).copied()) else {
         return Ok(());
     };
     let above = session.lines.get(parent);
-    let Some(place) = above.shape.place(step.as_str()) else { return Ok(()) };
+    let Some(place) = above.shape.opener(&name) else { return Ok(()) };
+    let step = above.step_id(place);
     let position = position_of(&head.record)?;
-    let Some(fan) = above.position.frontier.iter().find(|e| e.step == step).and_then(|e| e.fan.as_ref())
+    let Some(fan) = above.position.frontier.iter().find(|e| e.step == *step).and_then(|e| e.fan.as_ref())
     else {
         return Ok(());
     };
@@ -151,23 +152,19 @@ fn is_fresh(position: &Position) -> bool {
 ///
 /// Heads come with parents before their children.
 pub(super) fn live(heads: Vec<Head>) -> Result<Vec<Head>, StoreError> {
-    let mut fans: HashMap<(BranchPath, String), u64> = HashMap::new();
+    let mut fans: HashMap<BranchPath, Vec<u64>> = HashMap::new();
     let mut kept = Vec::with_capacity(heads.len());
     for head in heads {
         let branch = head.record.header().branch.clone();
         let position = position_of(&head.record)?;
-        let counts = match (branch.parent(), branch.opened_by()) {
-            (Some(parent), Some((step, _))) => {
-                let since = fans.get(&(parent, step.to_string())).copied();
-                // A child without an origin is one of a foreign program; it counts.
-                position.origin.is_none() || position.origin == since
-            }
+        let counts = match (branch.parent(), position.origin) {
+            (Some(parent), Some(origin)) => fans.get(&parent).is_some_and(|open| open.contains(&origin)),
+            // A child without an origin is one of a foreign program; it counts.
             _ => true,
         };
         if counts {
-            let open =
-                position.frontier.iter().filter_map(|e| Some((e.step.to_string(), e.fan.as_ref()?.since)));
-            fans.extend(open.map(|(step, since)| ((branch.clone(), step), since)));
+            let open = position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since));
+            fans.insert(branch, open.collect());
             kept.push(head);
         }
     }

@@ -122,12 +122,12 @@ pub(super) enum Items {
 
 impl Items {
     /// Makes those that the shape names.
-    pub(super) fn named(named: &[(String, StepId)]) -> Self {
-        let item = |(index, (key, start)): (usize, &(String, StepId))| Item {
+    pub(super) fn named(named: &[(String, Option<StepId>)]) -> Self {
+        let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
             key: key.clone(),
             value: Value::Null,
             index: index as u64,
-            start: Some(start.clone()),
+            start: start.clone(),
         };
         Self::Named(named.iter().enumerate().map(item).collect())
     }
@@ -249,7 +249,8 @@ pub struct Joined {
     pub(super) store: Arc<dyn Store>,
     pub(super) run: RunId,
     pub(super) branch: BranchPath,
-    pub(super) step: StepId,
+    /// What the branches are named after.
+    pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
 }
@@ -270,7 +271,7 @@ impl Joined {
     }
 
     async fn last(&self, key: &str) -> Result<Record, StoreError> {
-        let branch = self.branch.child(&self.step, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        let branch = self.branch.child(&self.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
         self.store.newest(&self.run, &branch).await
     }
 
@@ -284,7 +285,7 @@ impl Joined {
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
             let branch =
-                self.branch.child(&self.step, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+                self.branch.child(&self.name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
             let order = ScanOrder::NewestFirst;
             let scan = Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(&self.run) };
             let found = self.store.scan(&scan).await?;

@@ -253,8 +253,8 @@ impl<'a, P: Program> Session<'a, P> {
         if unknown == 0 {
             return Ok(());
         }
-        let (branch, run, step) =
-            (line.branch().clone(), line.chain.run.clone(), line.step_id(place).clone());
+        let (branch, run) = (line.branch().clone(), line.chain.run.clone());
+        let name = children_of(line, place).name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
         let (mut failed, mut digests) = (0, Vec::new());
@@ -262,7 +262,7 @@ impl<'a, P: Program> Session<'a, P> {
             if here[item.index as usize] {
                 continue;
             }
-            let child = branch.child(&step, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
             let scan =
                 Scan { branch: Some(child), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(&run) };
             let found = self.engine.store.scan(&scan).await?;
@@ -365,7 +365,7 @@ impl<'a, P: Program> Session<'a, P> {
         revisited: bool,
     ) -> Result<Chain, RunError> {
         let line = self.lines.get(id);
-        let branch = line.branch().child(line.step_id(place), &item.key);
+        let branch = line.branch().child(&children_of(line, place).name, &item.key);
         let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
         let mut chain = Chain::child(&line.chain, branch);
         if revisited {

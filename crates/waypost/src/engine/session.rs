@@ -14,6 +14,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -27,6 +28,7 @@ use super::chain::Draft;
 use super::fan::Joined;
 use super::line::{Flight, Line, LineId, MAIN};
 use super::request::{Asked, REQUESTS_MAX, Request};
+use super::schedule::children_of;
 use super::stop::{Stop, StopLevel};
 use super::{
     Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
@@ -119,6 +121,10 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) kept: Vec<oneshot::Sender<()>>,
     pub(super) consumed: Vec<String>,
     pub(super) adopt: Option<Definition>,
+    /// A step has begun to wait for something that may be there already.
+    pub(super) asks_anew: bool,
+    /// What steps read as their configuration.
+    pub(super) config: Arc<Map<String, Value>>,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
@@ -166,6 +172,8 @@ impl<'a, P: Program> Session<'a, P> {
             kept: Vec::new(),
             consumed: Vec::new(),
             adopt: None,
+            asks_anew: false,
+            config: Arc::default(),
             halted: false,
             failed: None,
             repaired: Vec::new(),
@@ -296,9 +304,10 @@ impl<'a, P: Program> Session<'a, P> {
         let stop = self.options.stop.clone();
         let mut stopped = pin!(stop.stopped());
         let mut stopping = false;
+        // What needs the lease, the first batch could not do.
         self.schedule().await?;
-        if !self.dirty.is_empty() {
-            self.commit(self.standstill()).await?;
+        if let Some(status) = self.commit_turn().await? {
+            return Ok(status);
         }
         loop {
             self.launch().await?;
@@ -314,16 +323,24 @@ impl<'a, P: Program> Session<'a, P> {
                 () = sleep_until(due, self.engine.clock.now()), if due.is_some() => self.wake(),
                 _ = renewal.tick() => self.renew().await?,
             }
-            self.schedule().await?;
-            let status = self.standstill();
-            if !self.dirty.is_empty() || status.is_some() {
-                self.trim().await?;
-                self.commit(status).await?;
+            if std::mem::take(&mut self.asks_anew) {
+                self.deliver_all().await?;
             }
-            if let Some(status) = status {
+            self.schedule().await?;
+            if let Some(status) = self.commit_turn().await? {
                 return Ok(status);
             }
         }
+    }
+
+    /// Commits what happened in a turn; returns how the run stands if nothing goes on by itself after it.
+    async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
+        let status = self.standstill();
+        if !self.dirty.is_empty() || status.is_some() {
+            self.trim().await?;
+            self.commit(status).await?;
+        }
+        Ok(status)
     }
 
     /// Takes in a step that ended, and what else has ended meanwhile: it shares the commit.
@@ -418,11 +435,13 @@ impl<'a, P: Program> Session<'a, P> {
             requests: self.asks.clone(),
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
             clock: Arc::clone(&self.engine.clock),
+            config: Arc::clone(&self.config),
         };
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
-            let (step, source, total) = (attempt.step.clone(), fan.source.clone(), fan.total);
-            (Joined { store, run, branch, step, source, total }, fan.digests.clone())
+            let (source, total) = (fan.source.clone(), fan.total);
+            let name = children_of(line, place).name.clone();
+            (Joined { store, run, branch, name, source, total }, fan.digests.clone())
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());
@@ -488,6 +507,7 @@ impl<'a, P: Program> Session<'a, P> {
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
         Outcome {
+            run: main.chain.run,
             status,
             state: main.state,
             at: main.chain.next - 1,

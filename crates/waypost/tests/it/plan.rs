@@ -60,6 +60,7 @@ fn shape_of(text: &str) -> Shape {
         step.routes = marked('>').map(|target| StepId::new(target).unwrap()).collect();
         step.subjects = marked('~').map(str::to_owned).collect();
         step.children = children.map(|text| Children {
+            name: step.id.clone(),
             shape: Box::new(shape_of(&text)),
             named: Vec::new(),
             parallel_max: 1,
