@@ -18,7 +18,7 @@ use crate::expr::{ExprError, Scope, StepView, Template};
 use crate::file::{OutputSource, Step};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
-use crate::supervisor::{Child, Exit, Output, Stdin, StepProcess, SupervisorError};
+use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
 use super::state::StepOutput;
 use super::{Echo, MARK, Surroundings, WorkflowProgram, contains_secret, failure, log_name};
@@ -152,6 +152,10 @@ impl WorkflowProgram {
         drop(supervisor);
         match spawned {
             Ok(child) => self.follow(child, job, &attempt, &scratch).await,
+            // What was to start it is gone, and nobody can say that it had not begun.
+            Err(SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled))) => {
+                Performed::Cut { why: lost.to_string() }
+            }
             Err(error) => {
                 let mut failure = failure(FailureKind::Spawn, error);
                 failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());

@@ -327,3 +327,20 @@ async fn a_template_error_fails_the_step_and_is_not_retried() {
     assert!(error_of(&outcome).contains("nope"), "{}", error_of(&outcome));
     assert_eq!(bench.records().await.len(), 3);
 }
+
+#[tokio::test]
+async fn cut_is_known_however_early_what_runs_a_step_is_lost() {
+    // What happened: a step that must not be repeated ran twice when its reaper was killed right after it had begun.
+    // Why: before the start was answered, that counted as a step that could not be started, and was retried.
+    // What stops it: nobody can say that it had not begun, so it is cut.
+    let text = "steps:\n  - id: pay\n    idempotent: false\n    retry: { max: 3, delay: 1ms }\n    run: |\n      \
+                echo paid >> trace\n      kill -9 $PPID\n      sleep 1000\n";
+    for round in 0..20 {
+        let bench = Bench::new();
+
+        let outcome = bench.run(text).await;
+
+        assert_eq!(outcome.status, RunStatus::InDoubt, "round {round}: {}", error_of(&outcome));
+        assert_eq!(bench.file("trace"), "paid\n", "round {round}");
+    }
+}
