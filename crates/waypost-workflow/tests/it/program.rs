@@ -329,10 +329,7 @@ async fn a_template_error_fails_the_step_and_is_not_retried() {
 }
 
 #[tokio::test]
-async fn cut_is_known_however_early_what_runs_a_step_is_lost() {
-    // What happened: a step that must not be repeated ran twice when its reaper was killed right after it had begun.
-    // Why: before the start was answered, that counted as a step that could not be started, and was retried.
-    // What stops it: nobody can say that it had not begun, so it is cut.
+async fn cut_is_known_when_a_step_kills_what_runs_it() {
     let text = "steps:\n  - id: pay\n    idempotent: false\n    retry: { max: 3, delay: 1ms }\n    run: |\n      \
                 echo paid >> trace\n      kill -9 $PPID\n      sleep 1000\n";
     for round in 0..20 {
