@@ -46,7 +46,7 @@ pub(crate) enum Error {
     #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
     Lost {
         /// The run.
-        run: String,
+        run: RunId,
         /// What it left.
         folder: PathBuf,
     },
@@ -267,10 +267,10 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
-            Self::Lost { .. } => (
+            Self::Lost { run, .. } => (
                 "lost",
                 Exit::Damaged,
-                hint("put the store's files back, or move that folder away to begin anew"),
+                Some(format!("put the store's files back; `waypost delete {run}` removes what is left")),
             ),
             Self::LostStore { .. } => {
                 ("lost", Exit::Damaged, hint("put the database back; to begin anew, move what is left away"))

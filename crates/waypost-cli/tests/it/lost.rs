@@ -204,3 +204,32 @@ fn spoil_newest(rig: &Rig, url: &str) {
     bytes[place + 6] ^= 1;
     fs::write(&path, bytes).unwrap();
 }
+
+#[test]
+fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
+    for (url, gone) in [
+        ("sqlite:kept/waypost.db", &["waypost.db"][..]),
+        ("file:kept", &["runs/r-1/run.json", "runs/r-1/history"]),
+    ] {
+        let rig = failed(url);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-2", "-q"]).status.code(), Some(0));
+        for name in gone {
+            let path = rig.path("kept").join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-3", "-q"]).status.code(), Some(0));
+
+        let calls: [&[&str]; 4] = [
+            &["show", "r-1"],
+            &["resume", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1", "--or-resume"],
+        ];
+        for args in calls {
+            expect(&rig, args, 7, &["run r-1 has left its log", "waypost delete r-1"]);
+        }
+        expect(&rig, &["delete", "r-1", "--yes"], 0, &["Deleted run r-1"]);
+        expect(&rig, &["show", "r-1"], 5, &["there is no run `r-1`"]);
+        expect(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"], 0, &[]);
+    }
+}
