@@ -86,10 +86,13 @@ pub(super) trait Level: Send + Sync {
     fn is_retryable(&self, place: usize, error: &StepError) -> bool;
 }
 
+/// Reads a state that was written with a schema version.
+pub(super) type DecodeFn<S> = Arc<dyn Fn(&[u8], u32) -> Result<S, StateError> + Send + Sync>;
+
 /// How the states of a level are kept.
 pub(super) struct Keeping<S> {
     pub(super) schema: u32,
-    pub(super) decode: Arc<dyn Fn(&[u8], u32) -> Result<S, StateError> + Send + Sync>,
+    pub(super) decode: DecodeFn<S>,
 }
 
 /// A level whose state is known.
