@@ -355,7 +355,12 @@ impl Error {
                     "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
                 ),
             ),
-            Self::Run(RunError::InvalidStep(_)) => {
+            Self::Run(RunError::NoSuchWait { run, .. }) => {
+                ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
+            }
+            Self::Run(RunError::Answered { .. }) => ("answered", Exit::Usage, None),
+            Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
+            Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
             }
             Self::Run(RunError::Begin(error)) if is_full(error) => {
