@@ -446,6 +446,12 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             Exit::Damaged,
             hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
         ),
+        StoreError::Io { source, .. }
+            if matches!(source.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) =>
+        {
+            ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
+        }
+        StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

@@ -111,11 +111,16 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
 
 /// Says of an error that nothing of the run is there, if that is what it means.
 fn run_not_made(run: &RunId, error: Error) -> Error {
+    let what = || format!("run {run}");
     match error {
-        Error::Run(RunError::Checkpoint { source, .. } | RunError::Store(source))
-            if is_of_medium(&source) =>
+        Error::Run(RunError::Store(source)) if is_of_medium(&source) => {
+            Error::NotMade { what: what(), source }
+        }
+        // That of a later one means that the run is gone again.
+        Error::Run(RunError::Checkpoint { at, source })
+            if at == format!("{run}@1") && is_of_medium(&source) =>
         {
-            Error::NotMade { what: format!("run {run}"), source }
+            Error::NotMade { what: what(), source }
         }
         error => error,
     }
