@@ -916,3 +916,12 @@ async fn an_old_state_is_brought_up_to_date_and_a_newer_one_refused() {
     assert_eq!(rig.engine.inspect(&old, &"r@2".parse().unwrap()).await.unwrap().state.name, "x");
     assert!(matches!(back, RunError::Version { found: 1, supported: 0, .. }), "{back:?}");
 }
+
+#[test]
+fn a_made_id_is_always_a_run_id() {
+    for name in ["nightly report", "../x", "--", "", "grün", "a..b", &"x".repeat(500), "1 %&/ 2"] {
+        let id = RunId::random(name);
+        assert!(RunId::new(id.as_str()).is_ok(), "{name}: {id}");
+    }
+    assert!(RunId::random("nightly report!").as_str().starts_with("nightly-report-"));
+}
