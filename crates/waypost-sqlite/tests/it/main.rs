@@ -5,6 +5,7 @@ mod contract;
 mod crash;
 mod damage;
 mod group;
+mod old;
 mod opening;
 mod processes;
 mod support;
