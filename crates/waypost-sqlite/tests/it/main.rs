@@ -4,6 +4,7 @@
 mod contract;
 mod crash;
 mod damage;
+mod economy;
 mod group;
 mod old;
 mod opening;
