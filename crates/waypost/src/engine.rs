@@ -13,74 +13,133 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::clock::{Clock, SystemClock};
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::lock::Holder;
 use crate::plan::Decision;
 use crate::record::{
     Definition, Ending, Failure, Flaw, Note, Pack, Position, Record, RunRecord, RunStatus, SealedRun,
-    SkipCause, Try, Usage,
+    SkipCause, Status, Usage, Wait, WaitKind,
 };
 use crate::shape::{Shape, Step};
-use crate::store::{Damage, Lease, Progress, Store, StoreError};
+use crate::store::{Damage, Lease, Progress, RunEntry, Store, StoreError};
 
 mod advance;
+mod attempt;
 mod begin;
+mod branches;
 mod chain;
 mod commit;
+mod fan;
+mod line;
+mod request;
+mod schedule;
 mod session;
 mod snapshot;
 mod stop;
 
+pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
+pub use fan::{CHILD_PAGE, Item, Joined, Outcomes};
 pub use snapshot::Snapshot;
 pub use stop::{Stop, StopHandle, StopLevel};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What the engine runs: the meaning of the steps of a graph over a state.
+/// A step, and where it stands: what a program is asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot<'a> {
+    /// The branch it runs on.
+    pub branch: &'a BranchPath,
+    /// The number of its shape, [`Shape::level`].
+    pub level: usize,
+    /// Its place in the shape.
+    pub place: usize,
+    /// The step.
+    pub step: &'a Step,
+}
+
+/// What the engine runs: the meaning of the steps of a shape over a state.
 ///
-/// `admit`, `prepare` and `apply` are quick and touch nothing outside the state; `perform` does the work. Between
-/// `prepare` and `apply` the state may change by other steps in flight.
+/// All but `perform` are quick and touch nothing outside the state; `perform` does the work. Between `prepare` and
+/// `apply` the state may change by other steps in flight. A branch has a state of its own, and states of branches of
+/// different shapes may differ in kind.
 #[async_trait]
 pub trait Program: Send + Sync {
-    /// The state, kept as JSON.
-    type State: Serialize + DeserializeOwned + Send + Sync;
+    /// The state of a branch.
+    type State: Send + Sync;
     /// What a step needs of the state to run.
     type Job: Send;
     /// What a step gives to the state.
     type Output: Send;
 
-    /// Returns the shape.
+    /// Returns the shape of the main branch.
     fn shape(&self) -> &Shape;
 
-    /// Returns the schema version of the state.
-    fn schema(&self) -> u32;
+    /// Returns the schema version of the states of a shape.
+    fn schema(&self, level: usize) -> u32;
+
+    /// Writes a state as JSON behind what is in `bytes`.
+    ///
+    /// # Errors
+    /// [`Flaw`] names the field that JSON would change or cannot hold.
+    fn encode(&self, level: usize, state: &Self::State, bytes: &mut Vec<u8>) -> Result<(), Flaw>;
+
+    /// Reads a state that was written with that schema version. Runs nothing of the state's own.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
 
     /// Decides whether a step whose needs are finished runs or is skipped. Asked once; the answer is recorded.
     ///
     /// # Errors
     /// A failure of the step.
-    fn admit(&self, step: &Step, state: &Self::State) -> Result<Admission, Failure>;
+    fn admit(&self, spot: Spot<'_>, state: &Self::State) -> Result<Admission, Failure>;
 
-    /// Takes from the state what the step needs.
+    /// Names the children that a step opens, in order, with what each is about. Asked once; the answer is frozen.
+    /// Not asked where the shape names them.
+    ///
+    /// # Errors
+    /// A failure of the step.
+    fn open(&self, spot: Spot<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
+
+    /// Makes the state that a child begins with from that of the branch that opens it.
+    ///
+    /// # Errors
+    /// A failure of the step that opens it.
+    fn child(&self, spot: Spot<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
+
+    /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
     /// # Errors
     /// A failure of the step, such as an expression that cannot be evaluated.
-    fn prepare(&self, step: &Step, state: &Self::State) -> Result<Self::Job, Failure>;
+    fn prepare(
+        &self,
+        spot: Spot<'_>,
+        state: &Self::State,
+        joined: Option<Joined>,
+    ) -> Result<Self::Job, Failure>;
 
     /// Does the work. Its start is recorded before; it must heed [`Attempt::stopped`]. Dropping it must end all that
     /// it started.
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
     /// Says what is to be done about a failure.
-    fn on_failure(&self, step: &Step, failure: &Failure) -> OnFailure;
+    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 
-    /// Changes the state by what became of a step.
-    fn apply(&self, state: &mut Self::State, step: &Step, settled: Settlement<'_, Self::Output>);
+    /// Changes the state by what became of a step, and says which of its routes is taken. Asked once; the answer is
+    /// recorded.
+    ///
+    /// # Errors
+    /// A failure of the step; the state is as it was.
+    fn apply(
+        &self,
+        state: &mut Self::State,
+        spot: Spot<'_>,
+        settled: Settlement<'_, Self::Output>,
+    ) -> Result<Follow, Failure>;
 
     /// Prepares for the steps of one session, before the first of them: the lease is held.
     ///
@@ -90,6 +149,33 @@ pub trait Program: Send + Sync {
 
     /// Ends everything that steps left behind; afterwards the lease is given up.
     async fn end(&self);
+}
+
+/// What comes after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// Every step that needs it, as far as nothing else holds it back.
+    Needs,
+    /// The step at this place, one of its routes.
+    To(usize),
+    /// Nothing: the branch ends.
+    End,
+}
+
+/// Why a state cannot be read by this program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// A newer program wrote it.
+    #[error("it has schema version {found}, this program reads up to {supported}")]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// The newest version that this program knows.
+        supported: u32,
+    },
+    /// It is not such a state.
+    #[error("{0}")]
+    Malformed(String),
 }
 
 /// Why a program cannot begin.
@@ -168,62 +254,6 @@ pub struct Told {
     pub evidence: Option<Pack>,
 }
 
-/// One try of a step.
-#[derive(Debug, Clone)]
-pub struct Attempt {
-    /// The run.
-    pub run: RunId,
-    /// The branch.
-    pub branch: BranchPath,
-    /// The step.
-    pub step: StepId,
-    /// Which try.
-    pub at: Try,
-    /// The lease under which it runs; blobs are written with it.
-    pub lease: Lease,
-    timeout: Option<Duration>,
-    stop: StopHandle,
-}
-
-impl Attempt {
-    /// Returns a key that is the same over retries and crashes, and new after a deliberate redo.
-    pub fn idempotency_key(&self) -> String {
-        let iteration: Vec<u8> = self.at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
-        let epoch = self.at.epoch.to_le_bytes();
-        let names = [self.run.as_str(), self.branch.as_str(), self.step.as_str()].map(str::as_bytes);
-        let digest = Digest::of_parts(names.into_iter().chain([iteration.as_slice(), &epoch]));
-        digest.to_string()[..32].to_owned()
-    }
-
-    /// Resolves when the step must end: asked to stop, or out of time.
-    ///
-    /// Counts the time from this call; call it once, when the work begins.
-    pub async fn stopped(&self) -> Ended {
-        let stop = self.stop.stopped();
-        match self.timeout {
-            None => Ended::Stop(stop.await),
-            Some(limit) => match tokio::time::timeout(limit, stop).await {
-                Ok(stop) => Ended::Stop(stop),
-                Err(_) => Ended::Timeout(limit),
-            },
-        }
-    }
-
-    /// Resolves when the step must end at once, without grace.
-    pub async fn killed(&self) {
-        self.stop.killed().await;
-    }
-}
-
-/// Why a step must end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
-    /// Somebody wants the run to stop.
-    Stop(Stop),
-    /// It took longer than this.
-    Timeout(Duration),
-}
-
 /// Is told what was committed, right after it was; for screens and streams.
 pub trait Observer: Debug + Send + Sync {
     /// A batch was committed.
@@ -262,39 +292,148 @@ pub struct SessionOptions {
     pub until: Option<StepId>,
     /// Trim states after each batch to this many.
     pub retention: Option<u32>,
+    /// Where to hold the run, for a resume to go on.
+    pub interrupts: Interrupts,
+    /// How many steps a branch may start in all, crashes and resumes included; the step beyond fails. A guard against
+    /// loops that do not end.
+    pub step_limit: Option<u64>,
+}
+
+/// Steps before or after which a run is held: it is checkpointed, its session ends, and a resume goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Interrupts {
+    /// Before the first attempt of these, on whatever branch.
+    pub before: Vec<StepId>,
+    /// After these have completed.
+    pub after: Vec<StepId>,
 }
 
 /// How a resume goes on.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ResumeOptions<S> {
     /// As for a first session.
     pub session: SessionOptions,
-    /// Goes on with the program's own graph although the run was made with another.
+    /// Goes on with the program's own graph although the run was made with another, whose shape is known.
     pub adopt: Option<Adoption>,
     /// Starts over with this state, the user having said so.
     pub restart: Option<S>,
+    /// Goes on from there and not from where it stood. What came after stays visible, abandoned.
+    pub from: Option<ResumeFrom>,
+    /// Changes the state of the main branch before anything runs.
+    pub edit: Option<Edit<S>>,
+    /// Looks at that state, edited or not; a refusal leaves the run as it is.
+    pub validate: Option<Validate<S>>,
+    /// Laid over the configuration of the run, map by map.
+    pub config: serde_json::Map<String, serde_json::Value>,
+    /// What to do about damaged records.
+    pub on_damage: OnDamage<S>,
+    /// What to do where the graph is not that of the run.
+    pub on_change: OnChange,
+    /// Whether steps run.
+    pub then: Then,
+}
+
+impl<S> Default for ResumeOptions<S> {
+    fn default() -> Self {
+        Self {
+            session: SessionOptions::default(),
+            adopt: None,
+            restart: None,
+            from: None,
+            edit: None,
+            validate: None,
+            config: serde_json::Map::new(),
+            on_damage: OnDamage::FallBack,
+            on_change: OnChange::Stop,
+            then: Then::GoOn,
+        }
+    }
+}
+
+/// Where a resume goes on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResumeFrom {
+    /// This checkpoint of the main branch.
+    Checkpoint(u64),
+    /// Where this step was last about to run: it runs again, with the state of then.
+    Step(StepId),
+    /// The end: no step runs, and the run counts as completed.
+    End,
+}
+
+/// What to do about damaged records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDamage<S> {
+    /// Move them to quarantine and go on from the newest sound one; where none is sound, stop.
+    #[default]
+    FallBack,
+    /// Stop, and change nothing.
+    Stop,
+    /// As [`FallBack`](Self::FallBack), but where none is sound, start over with this state.
+    Restart(S),
+}
+
+/// What to do where the program's graph is not that of the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnChange {
+    /// Stop, and say what changed.
+    #[default]
+    Stop,
+    /// Go on with the program's graph, as long as it has the steps that the run stands at.
+    Adopt,
+}
+
+/// Whether steps run after a resume has written its record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Then {
+    /// They do.
+    #[default]
+    GoOn,
+    /// Only the record is written, and the lease given back.
+    Stop,
+}
+
+/// Changes a state.
+pub struct Edit<S>(pub Box<dyn FnOnce(&mut S) + Send>);
+
+impl<S> Debug for Edit<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Edit")
+    }
+}
+
+/// Looks at a state, and refuses it with a reason.
+pub struct Validate<S>(pub ValidateFn<S>);
+
+/// What is in a [`Validate`].
+pub type ValidateFn<S> = Box<dyn FnOnce(&S) -> Result<(), String> + Send>;
+
+impl<S> Debug for Validate<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Validate")
+    }
 }
 
 /// A changed definition to go on with.
 #[derive(Debug, Clone)]
 pub struct Adoption {
-    /// The graph of the definition in force so far.
+    /// The shape of the definition in force so far.
     pub before: Shape,
-    /// The new definition; it must be that of the program's graph.
+    /// The new definition; it must be that of the program's shape.
     pub definition: Definition,
-}
-
-impl<S> Default for ResumeOptions<S> {
-    fn default() -> Self {
-        Self { session: SessionOptions::default(), adopt: None, restart: None }
-    }
 }
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct Outcome<S> {
     /// How the run stands now.
     pub status: RunStatus,
+    /// The state of the main branch.
+    pub state: S,
+    /// The newest checkpoint of the main branch.
+    pub at: u64,
+    /// What it waits for, branch by branch.
+    pub waiting: Vec<Waiting>,
     /// The step that failed, with its failure.
     pub failed: Option<(StepId, Failure)>,
     /// Who stopped it, if somebody did.
@@ -307,6 +446,32 @@ pub struct Outcome {
     pub repaired: Vec<Damage>,
     /// Checkpoints that could not be written and were tolerated.
     pub lost: u64,
+}
+
+/// A step that waits for something outside the run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// What for.
+    pub wait: Wait,
+}
+
+impl Waiting {
+    fn of_line<S>(line: &line::Line<'_, S>) -> Vec<Self> {
+        Self::of_position(line.branch(), &line.position)
+    }
+
+    /// Lists what a branch waits for, but for its own children.
+    pub fn of_position(branch: &BranchPath, position: &Position) -> Vec<Self> {
+        let waiting = position.frontier.iter().filter(|entry| entry.status == Status::Waiting);
+        let each = waiting.flat_map(|entry| entry.waits.iter().map(|wait| (entry.step.clone(), wait)));
+        each.filter(|(_, wait)| wait.on != WaitKind::Children)
+            .map(|(step, wait)| Self { branch: branch.clone(), step, wait: wait.clone() })
+            .collect()
+    }
 }
 
 /// Why a session could not be held, or had to be given up.
@@ -337,6 +502,32 @@ pub enum RunError {
         /// The checkpoint.
         at: String,
         /// What the decoder says.
+        why: String,
+    },
+    /// A newer program wrote the state.
+    #[error("the state of {at} has schema version {found}, this program reads up to {supported}")]
+    Version {
+        /// The checkpoint.
+        at: String,
+        /// Its version.
+        found: u32,
+        /// The newest version that this program knows.
+        supported: u32,
+    },
+    /// The state was refused by the caller's own check. Nothing changed.
+    #[error("the state of {at} was refused: {why}")]
+    Rejected {
+        /// The checkpoint.
+        at: String,
+        /// What the check says.
+        why: String,
+    },
+    /// The checkpoint to go on from is not there any more. Nothing changed.
+    #[error("cannot go on from {at}: {why}")]
+    NoState {
+        /// The checkpoint.
+        at: String,
+        /// Why.
         why: String,
     },
     /// A person must decide before anything goes on.
@@ -397,13 +588,13 @@ impl Engine {
     /// # Errors
     /// - [`RunError::Store`] with [`StoreError::Exists`]: nothing was done.
     /// - [`RunError::Checkpoint`]: the run is there up to its last acknowledged checkpoint; resume it.
-    pub async fn run<P: Program>(
+    pub async fn run_program<P: Program>(
         &self,
         program: &P,
         run: RunRecord,
         state: P::State,
         options: SessionOptions,
-    ) -> Result<Outcome, RunError> {
+    ) -> Result<Outcome<P::State>, RunError> {
         let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         begin::first(self, program, &sealed, state, options, &holder).await
@@ -416,15 +607,27 @@ impl Engine {
     /// - [`RunError::Store`] with [`StoreError::Damaged`]: nothing sound is left. Nothing changed; only
     ///   [`ResumeOptions::restart`] starts over.
     /// - [`RunError::InDoubt`]: nothing was started.
-    /// - [`RunError::Checkpoint`]: as for [`run`](Self::run).
-    pub async fn resume<P: Program>(
+    /// - [`RunError::Checkpoint`]: as for [`run_program`](Self::run_program).
+    pub async fn resume_program<P: Program>(
         &self,
         program: &P,
         run: &RunId,
         options: ResumeOptions<P::State>,
-    ) -> Result<Outcome, RunError> {
+    ) -> Result<Outcome<P::State>, RunError> {
         let holder = self.holder()?;
         begin::resumed(self, program, run, options, &holder).await
+    }
+
+    /// Returns the configuration that is in force at a position.
+    async fn config_of(
+        &self,
+        entry: &RunEntry,
+        position: &Position,
+    ) -> Result<serde_json::Map<String, serde_json::Value>, StoreError> {
+        let frozen = entry.record.record();
+        let Some(seq) = position.config else { return Ok(frozen.config.clone()) };
+        let record = self.store.load(&frozen.run, &BranchPath::main(), seq).await?;
+        Ok(record.header().config.clone().unwrap_or_default())
     }
 
     fn holder(&self) -> Result<Holder, StoreError> {

@@ -182,6 +182,11 @@ impl BranchPath {
         &*self.0 == MAIN
     }
 
+    /// Returns how many branches stand above it: 0 for the main branch.
+    pub fn depth(&self) -> usize {
+        if self.is_main() { 0 } else { self.0.bytes().filter(|byte| *byte == b'/').count() + 1 }
+    }
+
     /// Names the child that `step` opens for `key` on this branch.
     ///
     /// # Errors
@@ -265,6 +270,31 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
+    /// Hashes a list of digests to one: the root of a tree in which each node hashes the two below it, a node without a
+    /// neighbour is taken up as it is, and leaves and inner nodes are told apart by a first byte. Of none, the digest of
+    /// nothing.
+    ///
+    /// # Source
+    /// RFC 6962, section 2.1, for the first bytes.
+    pub fn merkle(leaves: &[Self]) -> Self {
+        let joined = |first: u8, one: &[u8], other: &[u8]| {
+            let mut hash = Sha256::new();
+            hash.update([first]);
+            hash.update(one);
+            hash.update(other);
+            Self(hash.finalize().into())
+        };
+        let mut row: Vec<Self> = leaves.iter().map(|leaf| joined(0, &leaf.0, &[])).collect();
+        while row.len() > 1 {
+            let above = |pair: &[Self]| match pair {
+                [one, other] => joined(1, &one.0, &other.0),
+                rest => rest[0],
+            };
+            row = row.chunks(2).map(above).collect();
+        }
+        row.first().copied().unwrap_or_else(|| Self::of(&[]))
+    }
+
     /// Takes a digest as a store keeps it.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
@@ -273,6 +303,22 @@ impl Digest {
     /// Returns the 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+}
+
+/// Hashes bytes that come piece by piece.
+#[derive(Debug, Clone, Default)]
+pub struct Digester(Sha256);
+
+impl Digester {
+    /// Takes in the next piece.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Returns the digest of all pieces.
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize().into())
     }
 }
 

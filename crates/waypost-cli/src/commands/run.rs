@@ -104,7 +104,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
     let engine = session.engine(store);
-    let outcome = session.watch(engine.run(&program, record, state, options)).await?;
+    let outcome = session.watch(engine.run_program(&program, record, state, options)).await?;
     session.conclude(&outcome, &told)
 }
 
@@ -119,6 +119,7 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         since: 0,
         wake_at: None,
         waits: Vec::new(),
+        memos: 0,
         exited: None,
         fan: None,
     };
@@ -202,6 +203,7 @@ fn record(
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,
+        config: Map::new(),
         settings: surroundings::settings(json!({ surroundings::BASH: local.has_bash })),
         durability: surroundings::durability(workflow),
         retention: workflow.checkpoints().retention,
