@@ -191,11 +191,11 @@ impl SqliteStore {
         }
     }
 
-    /// Gives free pages back to the file system, in slices between which others write.
-    async fn shrink(&self, shrink: Shrink) -> Result<(), StoreError> {
-        let writer = self.writer()?;
-        while writer.move_pages(move |connection| shrink::slice(connection, shrink)).await? {}
-        Ok(())
+    /// Gives free pages back to the file system, in slices between which others write. What is not given back now, since
+    /// others write all the time or there is no space to move pages, is used for what comes next.
+    async fn shrink(&self, shrink: Shrink) {
+        let Ok(writer) = self.writer() else { return };
+        while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
     /// Writes down for people what was committed.
@@ -414,7 +414,7 @@ impl Store for SqliteStore {
                 .await?;
             if done {
                 self.trimmed.store(true, Ordering::Relaxed);
-                self.shrink(Shrink::IfMany).await?;
+                self.shrink(Shrink::IfMany).await;
                 return Ok(trimmed);
             }
         }
@@ -443,7 +443,8 @@ impl Store for SqliteStore {
         lease::remove_folder(&folder)?;
         lease::remove_lock(kernel_lock)?;
         self.place.frames.forget_run(run);
-        self.shrink(Shrink::All).await
+        self.shrink(Shrink::All).await;
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -456,7 +457,7 @@ impl Store for SqliteStore {
                 result = result.and(writer.write(Durability::Async, job).await);
             }
             if self.trimmed.load(Ordering::Relaxed) {
-                result = result.and(self.shrink(Shrink::All).await);
+                self.shrink(Shrink::All).await;
             }
         }
         self.closed.store(true, Ordering::Release);
