@@ -10,6 +10,7 @@ use waypost::record::{Reason, Record, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
 
 use crate::fault::{Failure, Fault};
+use crate::header;
 use crate::open::Place;
 use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
@@ -53,7 +54,7 @@ pub(crate) fn create(
     connection.prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?.execute(params![
         id,
         run.digest().as_bytes(),
-        run.bytes().as_slice()
+        header::pack(&mut place.frames.squeezer.lend(), run.bytes())
     ])?;
     write(connection, place, id, first, packed, chains)
 }
