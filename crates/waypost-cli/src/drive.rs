@@ -9,6 +9,7 @@ use waypost::RunId;
 use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
 use waypost::record::{Failure, FailureKind, RunStatus};
 use waypost::store::Store;
+use waypost_workflow::program::WorkflowState;
 
 use crate::commands::Context;
 use crate::error::Error;
@@ -67,8 +68,8 @@ impl<'a> Session<'a> {
     /// Watches the session until it ends.
     pub(crate) async fn watch(
         &self,
-        session: impl Future<Output = Result<Outcome, RunError>>,
-    ) -> Result<Outcome, Error> {
+        session: impl Future<Output = Result<Outcome<WorkflowState>, RunError>>,
+    ) -> Result<Outcome<WorkflowState>, Error> {
         let outcome = tokio::select! {
             biased;
             outcome = session => outcome,
@@ -90,7 +91,7 @@ impl<'a> Session<'a> {
     }
 
     /// Tells how it ended, and how to go on.
-    pub(crate) fn conclude(&self, outcome: &Outcome, told: &Told) -> Result<Exit, Error> {
+    pub(crate) fn conclude(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<Exit, Error> {
         let output = &self.context.output;
         for damage in &outcome.repaired {
             output.warn(&format!(
@@ -114,7 +115,7 @@ impl<'a> Session<'a> {
         Ok(exit(outcome, told))
     }
 
-    fn idle(&self, outcome: &Outcome, told: &Told) -> Result<(), Error> {
+    fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
         let why = match outcome.status {
             RunStatus::CompletedWithFailures => "it is completed, with tolerated failures",
             _ => "it is completed",
@@ -164,7 +165,7 @@ struct Nothing<'a> {
     cause: &'a str,
 }
 
-fn sentence(outcome: &Outcome, told: &Told) -> String {
+fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let failed = outcome.failed.as_ref().map(|(step, _)| format!(" at step {step}")).unwrap_or_default();
@@ -191,7 +192,7 @@ fn sentence(outcome: &Outcome, told: &Told) -> String {
 }
 
 /// Returns the exit code of a session that ended so.
-fn exit(outcome: &Outcome, told: &Told) -> Exit {
+fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
     match outcome.status {
         RunStatus::Completed => Exit::Done,
         RunStatus::CompletedWithFailures => Exit::WithFailures,

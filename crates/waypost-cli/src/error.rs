@@ -258,6 +258,11 @@ impl Error {
             Self::Run(RunError::Deserialize { .. }) => {
                 ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
             }
+            Self::Run(RunError::Version { .. }) => {
+                ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
+            }
+            Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
+            Self::Run(RunError::NoState { .. }) => ("no_state", Exit::NotFound, None),
             Self::Run(RunError::InDoubt { .. }) => (
                 "in_doubt",
                 Exit::InDoubt,

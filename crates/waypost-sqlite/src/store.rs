@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, read_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -444,6 +444,11 @@ impl Blobs for SqliteStore {
         self.writer()?;
         self.read(|view| RunRow::leased(view.connection, view.place, lease.run(), lease.token()).map(drop))?;
         append_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name, bytes)
+    }
+
+    async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError> {
+        self.writer()?;
+        sync_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name)
     }
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {

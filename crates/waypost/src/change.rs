@@ -5,9 +5,10 @@
 //! step that is not finished any more stands before it.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::id::{Digest, StepId};
-use crate::record::{Definition, FrontierEntry, Position, Status, Try};
+use crate::record::{Definition, FrontierEntry, Position};
 use crate::shape::{Shape, Unfinished};
 
 /// How one step differs.
@@ -32,6 +33,18 @@ pub enum ChangeKind {
     Altered,
     /// It is as it was, but now comes after this step, which is not finished.
     Reordered(StepId),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = &self.step;
+        match &self.kind {
+            ChangeKind::Added => write!(f, "step `{step}` is new"),
+            ChangeKind::Removed => write!(f, "step `{step}` is gone"),
+            ChangeKind::Altered => write!(f, "step `{step}` does something else"),
+            ChangeKind::Reordered(before) => write!(f, "step `{step}` now comes after `{before}`"),
+        }
+    }
 }
 
 /// Compares the definition of a run with another graph.
@@ -101,24 +114,9 @@ pub fn carry_over(
     let entry = |place: usize| {
         let step = after.steps()[place].id.clone();
         let known = position.frontier.iter().find(|entry| entry.step == step).cloned();
-        known.unwrap_or_else(|| ready(step))
+        known.unwrap_or_else(|| FrontierEntry::ready(step))
     };
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
     let ledger = position.ledger.iter().filter(|(id, _)| after.place(id.as_str()).is_some());
     Ok(Position { frontier, ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(), ..position.clone() })
-}
-
-/// Makes the entry of a step that was never started. The chain fills in `since`.
-pub(crate) fn ready(step: StepId) -> FrontierEntry {
-    FrontierEntry {
-        step,
-        status: Status::Ready,
-        at: Try::default(),
-        failures: 0,
-        since: 0,
-        wake_at: None,
-        waits: Vec::new(),
-        exited: None,
-        fan: None,
-    }
 }

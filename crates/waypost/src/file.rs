@@ -36,7 +36,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::disk::{Disk, Kind, RealDisk};
-use crate::folder::{Trouble, append_blob, read_blob};
+use crate::folder::{Trouble, append_blob, read_blob, sync_blob};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
@@ -366,6 +366,11 @@ impl Blobs for FileStore {
             writer.check_newest()?;
             append_blob(writer.disk.as_ref(), &writer.paths.root, name, bytes)
         })
+    }
+
+    async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError> {
+        self.check_open()?;
+        self.with_writer(lease, |writer| sync_blob(writer.disk.as_ref(), &writer.paths.root, name))
     }
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {

@@ -27,7 +27,7 @@ mod blobs;
 mod events;
 mod report;
 
-pub use blobs::{append_blob, read_blob};
+pub use blobs::{append_blob, read_blob, sync_blob};
 
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";

@@ -3,7 +3,9 @@
 //! Every name is checked once, here, when it is made; the rest of the library relies on it. None of them is ever
 //! used as a path unescaped: [`BranchPath::file_name`] is the only form that reaches a folder.
 
+use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -120,6 +122,34 @@ text_id! {
     BranchPath, check_branch
 }
 
+/// Letters of the random end of a made id: Crockford's base 32, which has no letters that look alike.
+const BASE_32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+/// Most characters of a name in a made id: it stays readable in a list.
+const NAME_CHARACTERS_MAX: usize = 40;
+
+impl RunId {
+    /// Makes an id of a name and four random characters; two of one name are the same once in a million.
+    pub fn random(name: &str) -> Self {
+        let mut slug = String::new();
+        for c in name.chars() {
+            let c = if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
+            if slug.len() < NAME_CHARACTERS_MAX
+                && (c.is_ascii_alphanumeric() || !slug.is_empty())
+                && !(c == '-' && slug.ends_with('-'))
+            {
+                slug.push(c);
+            }
+        }
+        let slug =
+            Some(slug.trim_end_matches(['-', '.', '_'])).filter(|slug| !slug.is_empty()).unwrap_or("run");
+        // The keys of std's hash maps are taken from the system's randomness.
+        let random = RandomState::new().build_hasher().finish();
+        let end = |place: u32| char::from(BASE_32[(random >> (5 * place)) as usize & 31]);
+        let end: String = (0..4).map(end).collect();
+        Self::new(&format!("{slug}-{end}")).expect("a slug begins with a letter or digit")
+    }
+}
+
 fn check_run_id(text: &str) -> Result<(), InvalidName> {
     let mut bytes = text.bytes();
     let sound = bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
@@ -180,6 +210,11 @@ impl BranchPath {
     /// Says whether this is the main branch.
     pub fn is_main(&self) -> bool {
         &*self.0 == MAIN
+    }
+
+    /// Returns how many branches stand above it: 0 for the main branch.
+    pub fn depth(&self) -> usize {
+        if self.is_main() { 0 } else { self.0.bytes().filter(|byte| *byte == b'/').count() + 1 }
     }
 
     /// Names the child that `step` opens for `key` on this branch.
@@ -265,6 +300,31 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
+    /// Hashes a list of digests to one: the root of a tree in which each node hashes the two below it, a node without a
+    /// neighbour is taken up as it is, and leaves and inner nodes are told apart by a first byte. Of none, the digest of
+    /// nothing.
+    ///
+    /// # Source
+    /// RFC 6962, section 2.1, for the first bytes.
+    pub fn merkle(leaves: &[Self]) -> Self {
+        let joined = |first: u8, one: &[u8], other: &[u8]| {
+            let mut hash = Sha256::new();
+            hash.update([first]);
+            hash.update(one);
+            hash.update(other);
+            Self(hash.finalize().into())
+        };
+        let mut row: Vec<Self> = leaves.iter().map(|leaf| joined(0, &leaf.0, &[])).collect();
+        while row.len() > 1 {
+            let above = |pair: &[Self]| match pair {
+                [one, other] => joined(1, &one.0, &other.0),
+                rest => rest[0],
+            };
+            row = row.chunks(2).map(above).collect();
+        }
+        row.first().copied().unwrap_or_else(|| Self::of(&[]))
+    }
+
     /// Takes a digest as a store keeps it.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
@@ -273,6 +333,22 @@ impl Digest {
     /// Returns the 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+}
+
+/// Hashes bytes that come piece by piece.
+#[derive(Debug, Clone, Default)]
+pub struct Digester(Sha256);
+
+impl Digester {
+    /// Takes in the next piece.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Returns the digest of all pieces.
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize().into())
     }
 }
 
@@ -340,6 +416,27 @@ pub struct CheckpointRef {
     pub branch: BranchPath,
     /// The 1-based position on the branch.
     pub seq: u64,
+}
+
+impl CheckpointRef {
+    /// Names a checkpoint of the main branch.
+    pub fn main(run: RunId, seq: u64) -> Self {
+        Self { run, branch: BranchPath::main(), seq }
+    }
+}
+
+impl FromStr for CheckpointRef {
+    type Err = InvalidName;
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let wrong = || refuse("checkpoint", text, "`RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch");
+        let (path, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
+        let seq = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
+        let (run, branch) = match path.split_once('/') {
+            Some((run, branch)) => (run, BranchPath::new(branch)?),
+            None => (path, BranchPath::main()),
+        };
+        Ok(Self { run: RunId::new(run)?, branch, seq })
+    }
 }
 
 impl fmt::Display for CheckpointRef {

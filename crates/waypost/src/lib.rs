@@ -28,6 +28,7 @@ pub mod events;
 pub mod file;
 pub mod folder;
 
+pub mod graph;
 pub mod id;
 pub mod lock;
 pub mod memory;
@@ -42,4 +43,7 @@ pub mod shape;
 pub mod store;
 
 pub use clock::{Clock, SystemClock};
+pub use engine::{Engine, Outcome, RunError};
+pub use graph::{Context, END, Graph, GraphError, StepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
+pub use shape::Retry;

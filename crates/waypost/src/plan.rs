@@ -172,6 +172,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
         WaitKind::Children => "its branches".to_owned(),
+        WaitKind::Resume => format!("a resume (held {})", wait.key),
     }
 }
 

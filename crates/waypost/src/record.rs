@@ -30,7 +30,7 @@ pub use header::{
     BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
-pub use position::{Fan, FrontierEntry, Position, Settled, Status};
+pub use position::{Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
@@ -41,7 +41,7 @@ pub const STATE_BYTES_MAX: usize = 64 << 20;
 /// State size at which the engine warns: every step writes and hashes it again.
 pub const STATE_BYTES_WARN: usize = 1 << 20;
 /// Largest header: notes, labels and error chains are cut or refused well before it.
-pub const HEADER_BYTES_MAX: usize = 1 << 20;
+pub const HEADER_BYTES_MAX: usize = 2 << 20;
 /// Outputs up to this size stand in the header too, where they outlive a trimmed state.
 pub const OUTPUTS_INLINE_BYTES_MAX: usize = 512;
 
@@ -122,9 +122,21 @@ impl Body {
     /// [`Flaw::Unkept`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large,
     /// noticed while it is written. See [`encode`].
     pub fn json<S: Serialize>(position: &Position, state: &S, schema: u32) -> Result<Self, Flaw> {
+        Self::with(position, schema, |bytes| encode(state, bytes))
+    }
+
+    /// Encodes a position and a state that `encode` writes as JSON behind what is there.
+    ///
+    /// # Errors
+    /// Those of `encode`; [`Flaw::Limit`] when it is too large.
+    pub fn with(
+        position: &Position,
+        schema: u32,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
+    ) -> Result<Self, Flaw> {
         let mut body = Self::begin(position, "json", schema)?;
-        encode(state, &mut body.bytes)?;
-        Ok(body)
+        encode(&mut body.bytes)?;
+        body.check()
     }
 
     /// Encodes a position and a state whose bytes a foreign client chose.

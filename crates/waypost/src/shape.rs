@@ -11,6 +11,10 @@ use std::time::Duration;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{Definition, Position, StepPrint};
 
+mod loops;
+
+use loops::Loops;
+
 /// Most steps of one graph: bounds what a mistaken generator can ask for; a fan-out has its own, larger limit.
 pub const STEPS_MAX: usize = 100_000;
 
@@ -31,8 +35,8 @@ pub struct Step {
     pub timeout: Option<Duration>,
     /// Subjects of its evidence, by resolved path: what it is about to write.
     pub subjects: Vec<String>,
-    /// The steps of its children, if it fans out.
-    pub children: Option<Box<Shape>>,
+    /// What it opens before it runs, if it fans out: it then runs as the join, when all of them have ended.
+    pub children: Option<Children>,
     /// SHA-256 over what it does.
     pub fingerprint: Digest,
 }
@@ -52,6 +56,32 @@ impl Step {
             fingerprint,
         }
     }
+}
+
+/// The child branches that a step opens and joins.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Children {
+    /// The step after which they are named: the one that opens them, or the one before it.
+    pub name: StepId,
+    /// The steps of each.
+    pub shape: Box<Shape>,
+    /// Where they are named by the shape and not by items: the key of each, in order, and its first step, where that is
+    /// not the one of the shape.
+    pub named: Vec<(String, Option<StepId>)>,
+    /// How many may be at work at once.
+    pub parallel_max: usize,
+    /// What the failure of one means for the others.
+    pub on_failure: OnChildFailure,
+}
+
+/// What the failure of a child branch means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnChildFailure {
+    /// The run fails, and its siblings are cancelled; a resume takes all of them up again.
+    #[default]
+    Stop,
+    /// It ends as failed, the others go on, and the join sees it.
+    Collect,
 }
 
 /// How often and when a failed step is tried again by itself.
@@ -93,6 +123,36 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// Tries up to `max` times more, after one second and then twice as long each time, up to five minutes, each pause
+    /// shortened at random by up to a half.
+    pub fn exponential(max: u32) -> Self {
+        let delay = Duration::from_secs(1);
+        Self { max, delay, growth: Growth::Exponential, jitter: true, ..Self::default() }
+    }
+
+    /// Tries up to `max` times more, each time after the same pause.
+    pub fn fixed(max: u32, delay: Duration) -> Self {
+        Self { max, delay, ..Self::default() }
+    }
+
+    /// Begins with another pause.
+    #[must_use]
+    pub fn starting_at(self, delay: Duration) -> Self {
+        Self { delay, ..self }
+    }
+
+    /// Lets no pause be longer.
+    #[must_use]
+    pub fn up_to(self, delay_max: Duration) -> Self {
+        Self { delay_max, ..self }
+    }
+
+    /// Lets pauses be exactly as long as they are said to be.
+    #[must_use]
+    pub fn without_jitter(self) -> Self {
+        Self { jitter: false, ..self }
+    }
+
     /// Returns the pause after the `failures`-th failure (from 1), or `None` if the budget is used up.
     ///
     /// `random` is between 0 and 1.
@@ -135,6 +195,9 @@ pub enum ShapeError {
         /// What it names.
         target: StepId,
     },
+    /// A start that is no step.
+    #[error("the graph begins with `{0}`, which it does not have")]
+    NoStart(StepId),
     /// Steps that wait for each other.
     #[error("steps wait for each other: {}", .0.iter().map(StepId::as_str).collect::<Vec<_>>().join(" needs "))]
     Cycle(Vec<StepId>),
@@ -148,6 +211,9 @@ pub struct Shape {
     needs: Vec<Vec<usize>>,
     followers: Vec<Vec<usize>>,
     routes: Vec<Vec<usize>>,
+    loops: Loops,
+    start: Option<usize>,
+    level: usize,
     parallel_max: usize,
 }
 
@@ -183,9 +249,32 @@ impl Shape {
         for (place, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|need| followers[*need].push(place));
         }
-        let shape = Self { steps, places, needs, followers, routes, parallel_max: parallel_max.max(1) };
+        let loops = find_loops(&followers, &routes);
+        let (start, level, parallel_max) = (None, 0, parallel_max.max(1));
+        let shape = Self { steps, places, needs, followers, routes, loops, start, level, parallel_max };
         shape.refuse_cycles()?;
         Ok(shape)
+    }
+
+    /// Begins with that step, which routes may lead back to.
+    ///
+    /// # Errors
+    /// [`ShapeError::NoStart`]: there is no such step.
+    pub fn starting_with(mut self, step: &StepId) -> Result<Self, ShapeError> {
+        self.start = Some(self.place(step.as_str()).ok_or_else(|| ShapeError::NoStart(step.clone()))?);
+        Ok(self)
+    }
+
+    /// Numbers the shape among those of its program, so that the program can tell whose step it is asked about.
+    #[must_use]
+    pub fn at_level(mut self, level: usize) -> Self {
+        self.level = level;
+        self
+    }
+
+    /// Returns the number given by [`at_level`](Self::at_level); 0 if none was.
+    pub fn level(&self) -> usize {
+        self.level
     }
 
     fn refuse_cycles(&self) -> Result<(), ShapeError> {
@@ -235,6 +324,12 @@ impl Shape {
         self.place(id).map(|place| &self.steps[place])
     }
 
+    /// Says whether this shape or one below it has such a step.
+    pub fn has_anywhere(&self, id: &StepId) -> bool {
+        let below = |step: &Step| step.children.as_ref().is_some_and(|c| c.shape.has_anywhere(id));
+        self.place(id.as_str()).is_some() || self.steps.iter().any(below)
+    }
+
     /// Returns how many steps may run at once.
     pub fn parallel_max(&self) -> usize {
         self.parallel_max
@@ -244,7 +339,21 @@ impl Shape {
     pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
         let Some((step, _)) = branch.opened_by() else { return Some(self) };
         let parent = self.of_branch(&branch.parent()?)?;
-        parent.step(step.as_str())?.children.as_deref()
+        parent.opener(&step).and_then(|place| parent.steps[place].children.as_ref()).map(|c| &*c.shape)
+    }
+
+    /// Returns the place of the step whose children are named after `name`.
+    pub fn opener(&self, name: &StepId) -> Option<usize> {
+        let named = |step: &Step| step.children.as_ref().is_some_and(|children| children.name == *name);
+        self.steps.iter().position(named)
+    }
+
+    /// Adds `by` to the numbers of this shape and of all below it.
+    pub(crate) fn raise_levels(&mut self, by: usize) {
+        self.level += by;
+        for children in self.steps.iter_mut().filter_map(|step| step.children.as_mut()) {
+            children.shape.raise_levels(by);
+        }
     }
 
     /// Returns what each step means, for the run record.
@@ -294,15 +403,50 @@ impl Shape {
         order
     }
 
-    /// Returns the steps that can start when nothing is finished: those without needs that no route leads to; if all
-    /// are led to, the first.
+    /// Returns the steps that a step may lead to by choice.
+    pub fn routes(&self, place: usize) -> &[usize] {
+        &self.routes[place]
+    }
+
+    /// Says whether both steps lie on one loop.
+    pub fn share_loop(&self, one: usize, other: usize) -> bool {
+        self.loops.share(one, other)
+    }
+
+    /// Returns the place in loops of a step that is reached from another one.
+    ///
+    /// `iteration`: that of the step before; its first `around` counts belong to loops around the whole branch.
+    pub fn iteration(&self, from: usize, to: usize, iteration: &[u32], around: usize) -> Vec<u32> {
+        self.loops.passes(from, to, iteration, around)
+    }
+
+    /// Returns the place in loops of a step that a branch begins with; `around` is that of the branch.
+    pub fn first_iteration(&self, place: usize, around: &[u32]) -> Vec<u32> {
+        self.loops.first_passes(place, around)
+    }
+
+    /// Returns the steps that can start when nothing is finished: the one chosen as start; else those without needs that
+    /// no route leads to; if all are led to, the first.
     pub fn roots(&self) -> Vec<usize> {
+        if let Some(start) = self.start {
+            return vec![start];
+        }
         let mut led_to = vec![false; self.steps.len()];
         self.routes.iter().flatten().for_each(|place| led_to[*place] = true);
         let free = |place: &usize| self.needs[*place].is_empty() && !led_to[*place];
         let roots: Vec<usize> = (0..self.steps.len()).filter(free).collect();
         if roots.is_empty() { vec![0] } else { roots }
     }
+}
+
+fn find_loops(followers: &[Vec<usize>], routes: &[Vec<usize>]) -> Loops {
+    let onward: Vec<Vec<usize>> =
+        followers.iter().zip(routes).map(|(needed, chosen)| [&needed[..], &chosen[..]].concat()).collect();
+    let mut back = vec![Vec::new(); onward.len()];
+    for (place, targets) in onward.iter().enumerate() {
+        targets.iter().for_each(|target| back[*target].push(place));
+    }
+    Loops::find(&onward, &back)
 }
 
 /// Which steps are unfinished: those in the frontier, and all that come after them.
@@ -360,5 +504,24 @@ impl Unfinished {
             }
         }
         freed
+    }
+
+    /// Goes on from a step to the one that was chosen, or to none: what can no longer be reached is finished.
+    ///
+    /// `others`: the other unfinished steps whose needs are met.
+    pub fn follow(
+        &mut self,
+        shape: &Shape,
+        from: usize,
+        to: Option<usize>,
+        others: impl Iterator<Item = usize>,
+    ) {
+        match to {
+            Some(to) if shape.share_loop(from, to) => {}
+            Some(_) if shape.routes[from].len() == 1 && shape.followers[from].is_empty() => {
+                self.count -= usize::from(std::mem::replace(&mut self.open[from], false));
+            }
+            _ => *self = Self::from_places(shape, to.into_iter().chain(others)),
+        }
     }
 }

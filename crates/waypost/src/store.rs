@@ -210,7 +210,7 @@ pub const FIRST_TOKEN: u64 = 1;
 /// Keeps logs and large lists, in order, beside the records. Losing one is not damage to a run.
 #[async_trait]
 pub trait Blobs: Debug + Send + Sync {
-    /// Appends `bytes`, at most [`BLOB_CHUNK_BYTES`], to the blob `name` of the lease's run. Not synced.
+    /// Appends `bytes`, at most [`BLOB_CHUNK_BYTES`], to the blob `name` of the lease's run. Not on disk before [`sync`](Self::sync).
     ///
     /// `name` is one or more path segments of letters, digits, `.`, `_`, `-`, joined by `/`, such as
     /// `logs/fetch.1.log`.
@@ -218,6 +218,12 @@ pub trait Blobs: Debug + Send + Sync {
     /// # Errors
     /// [`StoreError::Fenced`]: the lease was lost; nothing was written. [`StoreError::Invalid`]: not such a name.
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Returns once all that was appended to the blob is on disk, for what records rely on: frozen items.
+    ///
+    /// # Errors
+    /// Those of the store's medium; the blob must not be relied on.
+    async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError>;
 
     /// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; empty at the end and for a blob that is not there.
     ///

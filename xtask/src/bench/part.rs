@@ -78,7 +78,7 @@ fn history(options: &Options) -> anyhow::Result<()> {
     let again = Again::until(options.count + 1, die);
     let engine = Engine::new(open(&options.store)?);
     let record = again.record(RUN, Durability::Async)?;
-    let outcome = engine.run(&again, record, String::new(), SessionOptions::default());
+    let outcome = engine.run_program(&again, record, String::new(), SessionOptions::default());
     anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
 }
 
@@ -86,7 +86,7 @@ fn resume(options: &Options) -> anyhow::Result<()> {
     let again = Again::until(0, report_and_die);
     let engine = Engine::new(open(&options.store)?);
     let run = RunId::new(RUN)?;
-    let outcome = engine.resume(&again, &run, ResumeOptions::default());
+    let outcome = engine.resume_program(&again, &run, ResumeOptions::default());
     anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
 }
 

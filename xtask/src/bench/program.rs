@@ -7,10 +7,11 @@ use anyhow::{Context as _, ensure};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Engine, OnFailure, Performed, Program, SessionOptions, Settlement, Told,
+    Admission, Attempt, BeginError, Engine, Follow, Item, Joined, OnFailure, Performed, Program,
+    SessionOptions, Settlement, Spot, StateError, Told,
 };
 use waypost::record::{
-    Durability, Ending, FORMAT, Failure, FailureKind, RunRecord, RunStatus, STATE_BYTES_WARN,
+    Durability, Ending, FORMAT, Failure, FailureKind, Flaw, RunRecord, RunStatus, STATE_BYTES_WARN,
 };
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::{Lease, Store, StoreExt as _};
@@ -22,7 +23,7 @@ use super::measure;
 const STATE_FRAME_BYTES: usize = 26;
 
 /// The state: how many steps were taken in, and a text that each of them replaces.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct State {
     steps: u64,
     text: String,
@@ -64,7 +65,7 @@ impl Row {
     ) -> anyhow::Result<()> {
         let record = run_record(&self.shape, name, durability)?;
         let state = State { steps: 0, text: self.noise[..self.text_bytes].to_owned() };
-        let outcome = Engine::new(store).run(self, record, state, SessionOptions::default()).await?;
+        let outcome = Engine::new(store).run_program(self, record, state, SessionOptions::default()).await?;
         ensure!(outcome.status == RunStatus::Completed, "run {name} ended as {:?}", outcome.status);
         Ok(())
     }
@@ -99,6 +100,7 @@ fn run_record(shape: &Shape, name: &str, durability: Durability) -> anyhow::Resu
         env: BTreeMap::new(),
         labels: BTreeMap::new(),
         settings: serde_json::Map::new(),
+        config: serde_json::Map::new(),
         durability,
         retention: None,
         parent: None,
@@ -118,15 +120,31 @@ impl Program for Row {
         &self.shape
     }
 
-    fn schema(&self) -> u32 {
+    fn schema(&self, _: usize) -> u32 {
         1
     }
 
-    fn admit(&self, _: &Step, _: &State) -> Result<Admission, Failure> {
+    fn encode(&self, _: usize, state: &State, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<State, StateError> {
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn open(&self, _: Spot<'_>, _: &State) -> Result<Vec<Item>, Failure> {
+        Ok(Vec::new())
+    }
+
+    fn child(&self, _: Spot<'_>, state: &State, _: &Item) -> Result<State, Failure> {
+        Ok(state.clone())
+    }
+
+    fn admit(&self, _: Spot<'_>, _: &State) -> Result<Admission, Failure> {
         Ok(Admission::Run)
     }
 
-    fn prepare(&self, _: &Step, _: &State) -> Result<(), Failure> {
+    fn prepare(&self, _: Spot<'_>, _: &State, _: Option<Joined>) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -134,15 +152,16 @@ impl Program for Row {
         Performed::Completed { output: (), ending: Ending::default(), told: Told::default() }
     }
 
-    fn on_failure(&self, _: &Step, _: &Failure) -> OnFailure {
+    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: false, tolerate: false }
     }
 
-    fn apply(&self, state: &mut State, _: &Step, _: Settlement<'_, ()>) {
+    fn apply(&self, state: &mut State, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
         let begin = state.steps as usize % self.text_bytes;
         state.text.clear();
         state.text.push_str(&self.noise[begin..begin + self.text_bytes]);
         state.steps += 1;
+        Ok(Follow::Needs)
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
@@ -188,15 +207,31 @@ impl Program for Again {
         &self.shape
     }
 
-    fn schema(&self) -> u32 {
+    fn schema(&self, _: usize) -> u32 {
         1
     }
 
-    fn admit(&self, _: &Step, _: &String) -> Result<Admission, Failure> {
+    fn encode(&self, _: usize, state: &String, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<String, StateError> {
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn open(&self, _: Spot<'_>, _: &String) -> Result<Vec<Item>, Failure> {
+        Ok(Vec::new())
+    }
+
+    fn child(&self, _: Spot<'_>, state: &String, _: &Item) -> Result<String, Failure> {
+        Ok(state.clone())
+    }
+
+    fn admit(&self, _: Spot<'_>, _: &String) -> Result<Admission, Failure> {
         Ok(Admission::Run)
     }
 
-    fn prepare(&self, _: &Step, _: &String) -> Result<(), Failure> {
+    fn prepare(&self, _: Spot<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -210,11 +245,13 @@ impl Program for Again {
         Performed::Failed { failure, told: Told::default() }
     }
 
-    fn on_failure(&self, _: &Step, _: &Failure) -> OnFailure {
+    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: true, tolerate: false }
     }
 
-    fn apply(&self, _: &mut String, _: &Step, _: Settlement<'_, ()>) {}
+    fn apply(&self, _: &mut String, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
+        Ok(Follow::Needs)
+    }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
         Ok(())

@@ -190,9 +190,10 @@ impl Prepared {
         let program =
             WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
         let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
-        let options = ResumeOptions { session: options, adopt: chosen.adoption, restart };
+        let options =
+            ResumeOptions { session: options, adopt: chosen.adoption, restart, ..ResumeOptions::default() };
         let engine = session.engine(store);
-        let outcome = session.watch(engine.resume(&program, &run, options)).await?;
+        let outcome = session.watch(engine.resume_program(&program, &run, options)).await?;
         session.conclude(&outcome, &told)
     }
 }

@@ -1,6 +1,5 @@
 //! `waypost run`: makes a run of a workflow file and works on it.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,10 +22,6 @@ use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
 use crate::surroundings::{self, Local};
 
-/// Letters of the random end of a made id: Crockford's base 32, which has no letters that look alike.
-const BASE_32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// Most characters of the workflow's name in a made id: it stays readable in a list.
-const NAME_CHARACTERS_MAX: usize = 40;
 /// How often another random end is tried when the id is taken: each collides once in a million runs of one name.
 const IDS_MAX: usize = 8;
 /// Runs of the same file that are looked at for the hint to resume instead.
@@ -104,7 +99,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
     let engine = session.engine(store);
-    let outcome = session.watch(engine.run(&program, record, state, options)).await?;
+    let outcome = session.watch(engine.run_program(&program, record, state, options)).await?;
     session.conclude(&outcome, &told)
 }
 
@@ -119,6 +114,7 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         since: 0,
         wake_at: None,
         waits: Vec::new(),
+        memos: 0,
         exited: None,
         fan: None,
     };
@@ -202,6 +198,7 @@ fn record(
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,
+        config: Map::new(),
         settings: surroundings::settings(json!({ surroundings::BASH: local.has_bash })),
         durability: surroundings::durability(workflow),
         retention: workflow.checkpoints().retention,
@@ -214,37 +211,13 @@ fn record(
 
 /// Makes an id that no run has: the workflow's name and a random end.
 async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
-    let name = slug(workflow);
     for _ in 0..IDS_MAX {
-        let id =
-            RunId::new(&format!("{name}-{}", random_end())).expect("a slug begins with a letter or digit");
+        let id = RunId::random(workflow);
         if !is_there(store, &id).await? {
             return Ok(id);
         }
     }
     Err(Error::usage(format!("cannot find a free name for a run of `{workflow}`"), "name it with `--id`"))
-}
-
-/// Makes the beginning of a run id of a workflow's name.
-fn slug(workflow: &str) -> String {
-    let mut slug = String::new();
-    for c in workflow.chars() {
-        let c = if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
-        if slug.len() < NAME_CHARACTERS_MAX
-            && (c.is_ascii_alphanumeric() || !slug.is_empty())
-            && !(c == '-' && slug.ends_with('-'))
-        {
-            slug.push(c);
-        }
-    }
-    let slug = slug.trim_end_matches(['-', '.', '_']);
-    if slug.is_empty() { "run".to_owned() } else { slug.to_owned() }
-}
-
-fn random_end() -> String {
-    // The keys of std's hash maps are taken from the system's randomness.
-    let random = RandomState::new().build_hasher().finish();
-    (0..4).map(|place| char::from(BASE_32[(random >> (5 * place)) as usize & 31])).collect()
 }
 
 /// Says so when a run of the same file with the same params can be resumed instead.

@@ -401,6 +401,10 @@ impl Blobs for Planted {
         }
     }
 
+    async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError> {
+        Blobs::sync(&self.inner, lease, name).await
+    }
+
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         let offset = if self.has(ReadsBlobsElsewhere) { offset.saturating_sub(1) } else { offset };
         Blobs::read(&self.inner, run, name, offset).await

@@ -13,8 +13,11 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
-use waypost::engine::{Admission, Attempt, BeginError, OnFailure, Performed, Program, Settlement};
-use waypost::record::{Ending, Failure, FailureKind, SkipCause, Try};
+use waypost::engine::{
+    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
+    StateError,
+};
+use waypost::record::{Ending, Failure, FailureKind, Flaw, SkipCause, Try};
 use waypost::shape::{self, Growth, Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -147,9 +150,8 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
-    fn step(&self, step: &shape::Step) -> &Step {
-        let place = self.shape.place(step.id.as_str()).expect("the step is of this graph");
-        &self.workflow.steps()[place]
+    fn step(&self, spot: Spot<'_>) -> &Step {
+        &self.workflow.steps()[spot.place]
     }
 
     fn scope(&self, state: &WorkflowState) -> Scope {
@@ -238,6 +240,12 @@ fn failure(kind: FailureKind, error: impl std::error::Error) -> Failure {
     Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
 }
 
+/// The failure of a step that is asked for branches, which no step of a workflow file has yet.
+fn no_children(spot: Spot<'_>) -> Failure {
+    let text = format!("step `{}` opens no branches", spot.step.id);
+    Failure::new(FailureKind::Error, vec![text])
+}
+
 fn expression(error: ExprError) -> Failure {
     failure(FailureKind::Expression, error)
 }
@@ -252,12 +260,31 @@ impl Program for WorkflowProgram {
         &self.shape
     }
 
-    fn schema(&self) -> u32 {
+    fn schema(&self, _: usize) -> u32 {
         STATE_SCHEMA
     }
 
-    fn admit(&self, step: &shape::Step, state: &WorkflowState) -> Result<Admission, Failure> {
-        let step = self.step(step);
+    fn encode(&self, _: usize, state: &WorkflowState, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], schema: u32) -> Result<WorkflowState, StateError> {
+        if schema > STATE_SCHEMA {
+            return Err(StateError::Newer { found: schema, supported: STATE_SCHEMA });
+        }
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn open(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
+        Err(no_children(spot))
+    }
+
+    fn child(&self, spot: Spot<'_>, _: &WorkflowState, _: &Item) -> Result<WorkflowState, Failure> {
+        Err(no_children(spot))
+    }
+
+    fn admit(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Admission, Failure> {
+        let step = self.step(spot);
         let considers =
             |need: &str| step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need));
         let skipped = step.needs.iter().find(|need| state.is_skipped(need) && !considers(need));
@@ -274,16 +301,16 @@ impl Program for WorkflowProgram {
         Ok(Admission::Skip(SkipCause::Condition(self.mask.mask_str(condition.as_str()).into_owned())))
     }
 
-    fn prepare(&self, step: &shape::Step, state: &WorkflowState) -> Result<Job, Failure> {
-        Job::render(self.step(step), &self.scope(state), &self.surroundings).map_err(expression)
+    fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, _: Option<Joined>) -> Result<Job, Failure> {
+        Job::render(self.step(spot), &self.scope(state), &self.surroundings).map_err(expression)
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
         self.run(job, attempt).await
     }
 
-    fn on_failure(&self, step: &shape::Step, failure: &Failure) -> OnFailure {
-        let step = self.step(step);
+    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+        let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
             // The same expression over the same state gives the same error.
@@ -295,13 +322,19 @@ impl Program for WorkflowProgram {
         OnFailure { retry, tolerate: step.continue_on_error.covers(code) }
     }
 
-    fn apply(&self, state: &mut WorkflowState, step: &shape::Step, settled: Settlement<'_, StepOutput>) {
+    fn apply(
+        &self,
+        state: &mut WorkflowState,
+        spot: Spot<'_>,
+        settled: Settlement<'_, StepOutput>,
+    ) -> Result<Follow, Failure> {
         let settled = match settled {
             Settlement::Completed(output, ending) => StepState::completed(output, ending.exit_code),
             Settlement::Tolerated(failure) => StepState::failed(failure.ending.exit_code),
             Settlement::Skipped => StepState::skipped(),
         };
-        state.settle(step.id.as_str(), settled);
+        state.settle(spot.step.id.as_str(), settled);
+        Ok(Follow::Needs)
     }
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {

@@ -54,7 +54,7 @@ impl Bench {
         WorkflowProgram::new(workflow, surroundings)
     }
 
-    async fn run_with(&self, text: &str, stop: StopHandle) -> Outcome {
+    async fn run_with(&self, text: &str, stop: StopHandle) -> Outcome<WorkflowState> {
         let program = self.program(text).unwrap();
         let params = program.workflow().resolve_params(&GivenParams::default()).unwrap();
         let state = program.initial_state(params).unwrap();
@@ -69,6 +69,7 @@ impl Bench {
             env: Default::default(),
             labels: Default::default(),
             settings: serde_json::Map::new(),
+            config: serde_json::Map::new(),
             durability: Durability::Sync,
             retention: None,
             parent: None,
@@ -77,10 +78,10 @@ impl Bench {
             created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
         };
         let options = SessionOptions { stop, ..SessionOptions::default() };
-        Engine::new(self.store.clone()).run(&program, record, state, options).await.unwrap()
+        Engine::new(self.store.clone()).run_program(&program, record, state, options).await.unwrap()
     }
 
-    async fn run(&self, text: &str) -> Outcome {
+    async fn run(&self, text: &str) -> Outcome<WorkflowState> {
         self.run_with(text, StopHandle::default()).await
     }
 
@@ -112,7 +113,7 @@ fn run_id() -> RunId {
     RunId::new("r").expect("a run id")
 }
 
-fn error_of(outcome: &Outcome) -> String {
+fn error_of(outcome: &Outcome<WorkflowState>) -> String {
     outcome
         .failed
         .as_ref()
@@ -297,8 +298,10 @@ steps:
 
     let program = bench.program(text).expect("it was one before");
     let options = ResumeOptions::<WorkflowState>::default();
-    let outcome =
-        Engine::new(bench.store.clone()).resume(&program, &run_id(), options).await.expect("it is free");
+    let outcome = Engine::new(bench.store.clone())
+        .resume_program(&program, &run_id(), options)
+        .await
+        .expect("it is free");
 
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(bench.file("trace"), "a\nb\nb\n");

@@ -1,243 +1,289 @@
-//! What happens between two commits, in memory: ends are taken in, starts are decided.
+//! What happens between two commits, in memory: how steps ended is taken in.
 
 use jiff::Timestamp;
 
-use crate::change::ready;
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    Ending, Failure, FrontierEntry, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, RunStatus, Settled, Start,
-    Status, Try,
+    End, Ending, Failure, FailureKind, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
+    WaitKind,
 };
-use crate::store::Progress;
 
-use super::chain::Draft;
+use super::line::{Line, LineId, MAIN};
+use super::schedule::{collects, hold};
 use super::session::Session;
 use super::stop::StopLevel;
-use super::{Admission, Performed, Program, Settlement, Told};
+use super::{Follow, Performed, Program, Settlement, Spot, Told};
 
 impl<P: Program> Session<'_, P> {
-    pub(super) fn entry(&self, place: usize) -> &FrontierEntry {
-        let id = &self.shape.steps()[place].id;
-        self.position
-            .frontier
-            .iter()
-            .find(|entry| entry.step == *id)
-            .expect("a step in flight is in the frontier")
-    }
-
-    pub(super) fn entry_mut(&mut self, place: usize) -> &mut FrontierEntry {
-        let id = &self.shape.steps()[place].id;
-        self.position
-            .frontier
-            .iter_mut()
-            .find(|entry| entry.step == *id)
-            .expect("a step in flight is in the frontier")
-    }
-
     /// Takes in how a step ended: state, position and draft change together.
-    pub(super) fn take(&mut self, place: usize, performed: Performed<P::Output>) {
-        let at = self.entry(place).at.clone();
-        let step = self.shape.steps()[place].id.clone();
+    pub(super) fn take(
+        &mut self,
+        id: LineId,
+        place: usize,
+        performed: Performed<P::Output>,
+        root: Option<Digest>,
+    ) {
+        self.touched.insert(id);
+        self.mark_dirty(id);
         match performed {
-            Performed::Completed { output, mut ending, told } => {
-                inline_outputs(&mut ending);
-                let matters =
-                    told.evidence.is_some() || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
-                self.program.apply(
-                    &mut self.state,
-                    &self.shape.steps()[place],
-                    Settlement::Completed(output, &ending),
-                );
-                let settled = matters.then(|| Settled::Completed(self.seq_of_next_draft()));
-                self.settle(place, settled);
-                self.draft(Phase::Completed(ending), step, at, told);
+            Performed::Completed { output, ending, told } => {
+                self.complete(id, place, (output, ending, told), root);
             }
-            Performed::Failed { failure, told } => self.take_failure(place, failure, told),
+            Performed::Failed { failure, told } => self.fail(id, place, failure, told),
             Performed::Cut { why } => {
                 // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
                 self.options.stop.stop(StopLevel::Graceful, &why);
+                let line = self.lines.get_mut(id);
                 let phase = Phase::Interrupted { in_progress: true, by: why };
-                self.drafts.push(Draft::new(phase, Reason::Stopped, Some(step), at));
+                line.draft_of(place, phase, Reason::Stopped);
             }
-            Performed::Stopped { in_progress } => {
-                let by = self.options.stop.asked().map_or_else(|| "a stop".to_owned(), |stop| stop.by);
-                if !in_progress {
-                    let entry = self.entry_mut(place);
-                    entry.status = Status::Ready;
-                    entry.at.attempt -= 1;
-                    entry.since = 0;
-                    self.position.steps_started -= 1;
-                }
-                let phase = Phase::Interrupted { in_progress, by };
-                self.drafts.push(Draft::new(phase, Reason::Stopped, Some(step), at));
-            }
+            Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
         }
     }
 
-    pub(super) fn take_failure(&mut self, place: usize, mut failure: Failure, told: Told) {
-        let step = &self.shape.steps()[place];
-        let at = self.entry(place).at.clone();
-        let verdict = self.program.on_failure(step, &failure);
-        let failures = self.entry(place).failures + 1;
-        let random = chance(&self.chain.run, &step.id, at.attempt);
-        let pause = step.retry.pause(failures, random).filter(|_| verdict.retry);
+    fn complete(
+        &mut self,
+        id: LineId,
+        place: usize,
+        (output, mut ending, told): (P::Output, Ending, Told),
+        root: Option<Digest>,
+    ) {
+        inline_outputs(&mut ending);
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let matters = told.evidence.is_some() || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
+        let follow = apply(program, line, place, Settlement::Completed(output, &ending));
+        let follow = match follow {
+            Ok(follow) => follow,
+            Err(mut failure) => {
+                failure.ending = ending;
+                return self.fail(id, place, failure, told);
+            }
+        };
+        let settled = matters.then(|| Settled::Completed(line.seq_of_next_draft()));
+        let reason = match line.entry(place) {
+            _ if root.is_some() => Reason::Join,
+            entry if entry.at.attempt > 1 => Reason::Retry,
+            _ => Reason::Step,
+        };
+        let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
+        line.settle(place, settled, follow);
+        let draft = line.draft(Phase::Completed(ending), reason, step, at);
+        draft.told = told;
+        draft.children = root;
+        self.hold_after(id, place, follow);
+    }
+
+    /// Holds what comes after a step, if that was asked for.
+    fn hold_after(&mut self, id: LineId, place: usize, follow: Follow) {
+        let line = self.lines.get_mut(id);
+        let step = line.step_id(place);
+        if !self.options.interrupts.after.contains(step) {
+            return;
+        }
+        let key = format!("after {step}");
+        let after: Vec<usize> = match follow {
+            Follow::To(next) => vec![next],
+            Follow::End => Vec::new(),
+            Follow::Needs => line.shape.followers(place).to_vec(),
+        };
+        let mut held = false;
+        for next in after {
+            let next = line.step_id(next);
+            if let Some(entry) = line.position.frontier.iter_mut().find(|entry| entry.step == *next) {
+                entry.status = Status::Waiting;
+                entry.waits = vec![hold(key.clone())];
+                held = true;
+            }
+        }
+        if !held && id == MAIN && line.position.frontier.is_empty() {
+            line.is_held_at_end = true;
+        }
+    }
+
+    fn stopped(&mut self, id: LineId, place: usize, in_progress: bool) {
+        let line = self.lines.get_mut(id);
+        let (by, reason) = match (line.cancel.asked(), self.options.stop.asked()) {
+            (Some(cancel), _) => (cancel.by, Reason::Cancel),
+            (None, Some(stop)) => (stop.by, Reason::Stopped),
+            (None, None) => ("a stop".to_owned(), Reason::Stopped),
+        };
+        line.draft_of(place, Phase::Interrupted { in_progress, by }, reason);
+        if !in_progress {
+            line.unmark_started(place);
+        }
+    }
+
+    /// Lets a step go that waits.
+    pub(super) fn suspend(&mut self, id: LineId, place: usize, wait: Wait) {
+        self.touched.insert(id);
+        self.mark_dirty(id);
+        let line = self.lines.get_mut(id);
+        let entry = line.entry_mut(place);
+        entry.status = Status::Waiting;
+        entry.since = 0;
+        entry.wake_at = match wait.on {
+            WaitKind::Until(due) => Some(due),
+            _ => None,
+        };
+        entry.waits = vec![wait.clone()];
+        line.draft_of(place, Phase::Waiting(vec![wait]), Reason::Interrupt);
+        self.asks_anew = true;
+    }
+
+    /// Takes in a failure: the step is tried again, tolerated, or ends its branch or the run.
+    pub(super) fn fail(&mut self, id: LineId, place: usize, mut failure: Failure, told: Told) {
+        self.touched.insert(id);
+        self.mark_dirty(id);
         inline_outputs(&mut failure.ending);
+        let now = self.engine.clock.now();
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let step = &line.shape.steps()[place];
+        let verdict = program.on_failure(line.spot(place), &failure);
+        let entry = line.entry(place);
+        let (at, failures) = (entry.at.clone(), entry.failures + 1);
+        let random = chance(&line.chain.run, line.branch().as_str(), &step.id, at.attempt);
+        let retries = verdict.retry && failure.kind != FailureKind::Limit;
+        let pause = step.retry.pause(failures, random).filter(|_| retries);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
+        let mut ends_all = false;
         if let Some(pause) = pause {
             failure.retried = true;
-            let now = self.engine.clock.now();
-            let entry = self.entry_mut(place);
+            let entry = line.entry_mut(place);
             entry.status = Status::Ready;
             entry.failures = failures;
             entry.since = 0;
             entry.wake_at = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
-        } else if verdict.tolerate {
+        } else if let (true, Ok(follow)) =
+            (verdict.tolerate, apply_tolerated(program, line, place, verdict.tolerate, &failure))
+        {
             failure.tolerated = true;
-            self.program.apply(&mut self.state, step, Settlement::Tolerated(&failure));
-            let settled = Some(Settled::Tolerated(self.seq_of_next_draft()));
-            self.settle(place, settled);
+            let settled = Some(Settled::Tolerated(line.seq_of_next_draft()));
+            line.settle(place, settled, follow);
         } else {
-            let entry = self.entry_mut(place);
+            let entry = line.entry_mut(place);
             entry.status = Status::Failed;
             entry.failures = failures;
             entry.since = 0;
-            self.failed.get_or_insert((step.id.clone(), failure.clone()));
+            ends_all = true;
         }
-        let mut draft = Draft::new(Phase::Failed(failure), reason, Some(step.id.clone()), at);
-        draft.told = told;
-        self.drafts.push(draft);
-    }
-
-    pub(super) fn draft(&mut self, phase: Phase, step: StepId, at: Try, told: Told) {
-        let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
-        let mut draft = Draft::new(phase, reason, Some(step), at);
-        draft.told = told;
-        self.drafts.push(draft);
-    }
-
-    pub(super) fn seq_of_next_draft(&self) -> u64 {
-        self.chain.next + self.drafts.len() as u64
-    }
-
-    /// Takes a finished step out of the frontier and puts in what it freed.
-    pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>) {
-        let id = self.shape.steps()[place].id.clone();
-        let epoch = self.entry(place).at.epoch;
-        self.position.frontier.retain(|entry| entry.step != id);
-        match settled {
-            Some(settled) => drop(self.position.ledger.insert(id, settled)),
-            None => drop(self.position.ledger.remove(&id)),
-        }
-        for freed in self.unfinished.settle(self.shape, place) {
-            let mut entry = ready(self.shape.steps()[freed].id.clone());
-            entry.at.epoch = epoch;
-            self.position.frontier.push(entry);
+        line.drafts.push(super::chain::Draft::new(
+            Phase::Failed(failure.clone()),
+            reason,
+            Some(step.id.clone()),
+            at,
+        ));
+        line.drafts.last_mut().expect("one was just added").told = told;
+        if ends_all {
+            self.end_by_failure(id, &step.id.clone(), failure);
         }
     }
 
-    /// Decides what starts with the next commit: as much as may run at once. Skips are decided here, once.
-    pub(super) fn schedule(&mut self) {
-        let stopping = self.options.stop.asked().is_some();
-        let failed = self.position.frontier.iter().any(|entry| entry.status == Status::Failed);
-        if stopping || failed {
+    /// Decides what ends with a step that failed for good: its branch, or the run with all siblings.
+    fn end_by_failure(&mut self, id: LineId, step: &StepId, failure: Failure) {
+        let mut failed = id;
+        while let Some(opener) = self.lines.get(failed).opener {
+            let parent = self.lines.get(opener.line);
+            if collects(parent, opener.place) {
+                return self.bury(failed, id, &failure);
+            }
+            let by = format!("branch `{}` failed", self.lines.get(failed).branch());
+            self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
+            self.cancel_below(opener.line, Some(failed), &by);
+            failed = opener.line;
+        }
+        self.halted = true;
+        self.failed.get_or_insert((step.clone(), failure));
+    }
+
+    /// Ends a branch as failed, by the failure of a step of it or of a branch below it.
+    fn bury(&mut self, id: LineId, origin: LineId, failure: &Failure) {
+        self.touched.insert(id);
+        self.mark_dirty(id);
+        let below = self.lines.get(origin).branch().clone();
+        let line = self.lines.get_mut(id);
+        line.end = Some(End::Failed);
+        if id != origin {
+            let mut chain = vec![format!("branch `{below}` failed")];
+            chain.extend(failure.error.iter().cloned());
+            let place = line.fans.first().expect("a branch above another has a fan-out").place;
+            line.draft_of(place, Phase::Failed(Failure::new(failure.kind, chain)), Reason::Step);
+        }
+    }
+
+    /// Cancels all that is under way on the branches that a branch opened, but for one of them.
+    fn cancel_below(&mut self, id: LineId, except: Option<LineId>, by: &str) {
+        let below: Vec<LineId> = self
+            .lines
+            .iter()
+            .filter(|(child, line)| {
+                Some(*child) != except && line.opener.is_some_and(|opener| opener.line == id)
+            })
+            .map(|(child, _)| child)
+            .collect();
+        for child in below {
+            self.cancel_below(child, None, by);
+            self.cancel(child, by);
+        }
+    }
+
+    fn cancel(&mut self, id: LineId, by: &str) {
+        let line = self.lines.get_mut(id);
+        if line.end.is_some() {
             return;
         }
-        let now = self.engine.clock.now();
-        while self.jobs.len() + self.starting.len() + self.alone.len() < self.shape.parallel_max() {
-            let Some(place) = self.next_ready(now) else { return };
-            let step = &self.shape.steps()[place];
-            match self.program.admit(step, &self.state) {
-                Ok(Admission::Skip(cause)) => {
-                    self.program.apply(&mut self.state, step, Settlement::Skipped);
-                    let at = Try { attempt: 0, ..self.entry(place).at.clone() };
-                    let settled = Some(Settled::Skipped(self.seq_of_next_draft()));
-                    self.settle(place, settled);
-                    let draft = Draft::new(Phase::Skipped(cause), self.reason, Some(step.id.clone()), at);
-                    self.drafts.push(draft);
-                }
-                // A condition that cannot be evaluated fails the step when it starts.
-                Ok(Admission::Run) | Err(_) if step.idempotent => {
-                    self.mark_started(place);
-                    self.starting.push(place);
-                }
-                Ok(Admission::Run) | Err(_) => self.alone.push(place),
-            }
+        line.cancel.stop(StopLevel::Graceful, by);
+        for fan in &mut line.fans {
+            fan.stopped = true;
+        }
+        self.touched.insert(id);
+        let line = self.lines.get_mut(id);
+        line.alone.clear();
+        let phase = || Phase::Interrupted { in_progress: false, by: by.to_owned() };
+        let mut written = false;
+        for place in std::mem::take(&mut line.starting) {
+            line.draft_of(place, phase(), Reason::Cancel);
+            line.unmark_started(place);
+            written = true;
+        }
+        // A question that nobody needs an answer to any more is withdrawn.
+        for place in line.asking_places() {
+            line.draft_of(place, phase(), Reason::Cancel);
+            let entry = line.entry_mut(place);
+            (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
+            entry.waits.clear();
+            written = true;
+        }
+        if written {
+            self.mark_dirty(id);
         }
     }
+}
 
-    pub(super) fn next_ready(&self, now: Timestamp) -> Option<usize> {
-        let due = |entry: &&FrontierEntry| {
-            entry.status == Status::Ready && entry.wake_at.is_none_or(|wake_at| wake_at <= now)
-        };
-        let place = |entry: &FrontierEntry| self.shape.place(entry.step.as_str());
-        let wanted = |place: &usize| {
-            !self.alone.contains(place) && self.wanted.as_ref().is_none_or(|wanted| wanted[*place])
-        };
-        self.position.frontier.iter().filter(due).filter_map(place).find(wanted)
-    }
+/// Changes the state by what became of a step.
+fn apply<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
+    place: usize,
+    settled: Settlement<'_, P::Output>,
+) -> Result<Follow, Failure> {
+    let Line { chain, shape, state, .. } = line;
+    let spot = Spot { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    program.apply(state, spot, settled)
+}
 
-    pub(super) fn next_due(&self) -> Option<Timestamp> {
-        if self.options.stop.asked().is_some() {
-            return None;
-        }
-        let ready = self.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
-        ready.filter_map(|entry| entry.wake_at).min()
+fn apply_tolerated<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
+    place: usize,
+    tolerate: bool,
+    failure: &Failure,
+) -> Result<Follow, Failure> {
+    if !tolerate {
+        return Err(failure.clone());
     }
-
-    pub(super) fn mark_started(&mut self, place: usize) -> Start {
-        self.position.steps_started += 1;
-        let entry = self.entry_mut(place);
-        entry.status = Status::Started;
-        entry.at.attempt += 1;
-        entry.since = 0;
-        entry.wake_at = None;
-        Start { step: entry.step.clone(), at: entry.at.clone() }
-    }
-
-    /// Returns how the run stands if nothing goes on by itself any more.
-    pub(super) fn standstill(&self) -> Option<RunStatus> {
-        if !self.jobs.is_empty() || !self.starting.is_empty() || !self.alone.is_empty() {
-            return None;
-        }
-        let frontier = &self.position.frontier;
-        let has = |status: Status| frontier.iter().any(|entry| entry.status == status);
-        if frontier.is_empty() {
-            let tolerated =
-                self.position.ledger.values().any(|settled| matches!(settled, Settled::Tolerated(_)));
-            return Some(if tolerated { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
-        }
-        if self.doubtful() {
-            return Some(RunStatus::InDoubt);
-        }
-        if has(Status::Failed) {
-            return Some(RunStatus::Failed);
-        }
-        if self.options.stop.asked().is_some() || has(Status::Started) {
-            return Some(RunStatus::Interrupted);
-        }
-        let runnable = |entry: &FrontierEntry| {
-            let place = self.shape.place(entry.step.as_str());
-            entry.status == Status::Ready
-                && self.wanted.as_ref().is_none_or(|wanted| place.is_some_and(|place| wanted[place]))
-        };
-        if frontier.iter().any(runnable) {
-            return None;
-        }
-        Some(if has(Status::Waiting) { RunStatus::Waiting } else { RunStatus::Interrupted })
-    }
-
-    pub(super) fn doubtful(&self) -> bool {
-        let doubtful = |entry: &FrontierEntry| {
-            entry.status == Status::Started
-                && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
-        };
-        self.position.frontier.iter().any(doubtful)
-    }
-
-    pub(super) fn progress(&self) -> Progress {
-        let total = self.shape.steps().len();
-        Progress { done: (total - self.unfinished.count()) as u64, total: total as u64 }
-    }
+    apply(program, line, place, Settlement::Tolerated(failure))
 }
 
 /// Keeps small outputs in the header and only the size of large ones.
@@ -252,10 +298,10 @@ fn inline_outputs(ending: &mut Ending) {
     }
 }
 
-/// A number between 0 and 1 for jitter, different for each run, step and attempt, the same when asked again.
-fn chance(run: &RunId, step: &StepId, attempt: u32) -> f64 {
-    let digest =
-        Digest::of_parts([run.as_str().as_bytes(), step.as_str().as_bytes(), &attempt.to_le_bytes()]);
+/// A number between 0 and 1 for jitter, different for each run, branch, step and attempt, the same when asked again.
+fn chance(run: &RunId, branch: &str, step: &StepId, attempt: u32) -> f64 {
+    let names = [run.as_str().as_bytes(), branch.as_bytes(), step.as_str().as_bytes()];
+    let digest = Digest::of_parts(names.into_iter().chain([&attempt.to_le_bytes()[..]]));
     let [a, b, c, d, ..] = *digest.as_bytes();
     f64::from(u32::from_le_bytes([a, b, c, d])) / f64::from(u32::MAX)
 }

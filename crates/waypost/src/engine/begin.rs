@@ -1,17 +1,28 @@
-//! How a session begins: a new run, a resume, a restart.
+//! How a session begins: a new run, a resume, a restart, a step back.
 
-use crate::change::{self, ready};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::change::{self, Change};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
-use crate::record::{End, FrontierEntry, Position, Reason, Record, SealedRun, Status, Try};
+use crate::record::{End, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind};
 use crate::shape::Shape;
-use crate::store::{Damage, FIRST_TOKEN, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreExt as _};
+use crate::store::{
+    Damage, FIRST_TOKEN, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+};
 
-use super::chain::Chain;
+use super::branches;
+use super::chain::{Chain, Draft};
+use super::line::{Line, MAIN};
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
-use super::{Adoption, Engine, Outcome, Program, ResumeOptions, RunError, SessionOptions};
+use super::{
+    Adoption, Engine, OnChange, OnDamage, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    SessionOptions, StateError, Then, Waiting,
+};
 
 /// Makes a run and works on it.
 pub(super) async fn first<P: Program>(
@@ -21,10 +32,7 @@ pub(super) async fn first<P: Program>(
     state: P::State,
     options: SessionOptions,
     holder: &Holder,
-) -> Result<Outcome, RunError> {
-    let shape = program.shape();
-    let frontier = shape.roots().into_iter().map(|place| ready(shape.steps()[place].id.clone())).collect();
-    let position = Position { frontier, ..Position::default() };
+) -> Result<Outcome<P::State>, RunError> {
     let chain = Chain {
         run: run.record().run.clone(),
         branch: BranchPath::main(),
@@ -36,10 +44,23 @@ pub(super) async fn first<P: Program>(
         root: Some(run.digest()),
         resumed: false,
     };
-    let mut session = Session::new(engine, program, chain, position, state, options)?;
-    session.reason = Reason::Start;
+    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), 0), state);
+    main.reason = Reason::Start;
+    let mut session = Session::new(engine, program, main, options)?;
+    session.config = Arc::new(run.record().config.clone());
     let status = session.create(run, holder).await?;
     session.work(status).await
+}
+
+/// The position of a run that has not begun.
+pub(super) fn first_position(shape: &Shape, epoch: u32) -> Position {
+    let entry = |place: usize| {
+        let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
+        entry.at.iteration = shape.first_iteration(place, &[]);
+        entry.at.epoch = epoch;
+        entry
+    };
+    Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() }
 }
 
 /// Takes a run up where it stood.
@@ -49,15 +70,19 @@ pub(super) async fn resumed<P: Program>(
     run: &RunId,
     options: ResumeOptions<P::State>,
     holder: &Holder,
-) -> Result<Outcome, RunError> {
+) -> Result<Outcome<P::State>, RunError> {
     engine.store.wait_while_dying(run).await?;
     // Read before the lease is held: a stop that is asked for from then on is meant for this session.
     let overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+    let then = options.then;
     match prepare_resume(engine, program, &lease, options).await {
         Ok(Prepared::Session(mut session)) => {
             session.consumed = overtaken;
-            session.continue_with(lease).await
+            match then {
+                Then::GoOn => session.continue_with(lease).await,
+                Then::Stop => session.write_and_stop(lease).await,
+            }
         }
         Ok(Prepared::Idle(outcome)) => {
             engine.store.release(lease, None).await?;
@@ -79,7 +104,19 @@ async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunE
 
 enum Prepared<'a, P: Program> {
     Session(Box<Session<'a, P>>),
-    Idle(Box<Outcome>),
+    Idle(Box<Outcome<P::State>>),
+}
+
+/// What a resume begins with.
+struct Base {
+    snapshot: Snapshot,
+    /// The record whose state and position are gone on with.
+    record: Record,
+    position: Position,
+    /// The seq of the next record.
+    next: u64,
+    /// Newer records that were damaged.
+    damaged: Vec<Damage>,
 }
 
 async fn prepare_resume<'a, P: Program>(
@@ -88,88 +125,261 @@ async fn prepare_resume<'a, P: Program>(
     lease: &Lease,
     options: ResumeOptions<P::State>,
 ) -> Result<Prepared<'a, P>, RunError> {
-    if let Some(state) = options.restart {
-        let mut session = restart(engine, program, lease, state, options.session).await?;
-        session.adopt = options.adopt.map(|adoption| adoption.definition);
+    let ResumeOptions { session: session_options, adopt, restart, from, edit, validate, config, .. } =
+        options;
+    let adoption = adopt.as_ref().map(|adoption| adoption.definition.clone());
+    if let Some(state) = restart {
+        let mut session = restarted(engine, program, lease, state, session_options).await?;
+        session.adopt = adoption;
         return Ok(Prepared::Session(Box::new(session)));
     }
-    let snapshot = Snapshot::read(engine.store.as_ref(), lease.run()).await?;
-    if snapshot.ended.is_some() {
-        return idle(&snapshot, program.shape()).map(|outcome| Prepared::Idle(Box::new(outcome)));
+    let snapshot = match Snapshot::main(engine.store.as_ref(), lease.run()).await {
+        Err(StoreError::Damaged { older: None, .. }) if matches!(options.on_damage, OnDamage::Restart(_)) => {
+            let OnDamage::Restart(state) = options.on_damage else { unreachable!("it was just matched") };
+            let session = restarted(engine, program, lease, state, session_options).await?;
+            return Ok(Prepared::Session(Box::new(session)));
+        }
+        snapshot => snapshot?,
+    };
+    let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
+    if let Some(damage) = snapshot.damaged().next().filter(|_| stops_at_damage) {
+        let older = Some(snapshot.newest().header().seq);
+        return Err(StoreError::of_damage(damage.clone(), older).into());
     }
-    let damaged: Vec<Damage> = snapshot.damaged().cloned().collect();
-    for damage in &damaged {
-        engine.store.quarantine(lease, damage).await?;
+    let changes_nothing = from.is_none() && edit.is_none();
+    if snapshot.ended.is_some() && changes_nothing {
+        return idle(&snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
     }
-    let newest = snapshot.newest();
-    let head =
-        snapshot.heads.iter().find(|head| head.record.header().branch.is_main()).expect("main is open");
-    let shape = program.shape();
-    let mut position = position_of(newest)?;
-    let mut effective = snapshot.effective(engine.store.as_ref(), shape).await?;
-    let adopted = adopt(&snapshot, shape, &position, options.adopt.as_ref())
+    if snapshot.newest().header().end == Some(End::Cancelled) {
+        return Err(RunError::Cancelled(lease.run().clone()));
+    }
+    let mut base = find_base(engine, lease, snapshot).await?;
+    let newest_seq = base.record.header().seq;
+    let known = adopt_change(&base, program.shape(), adopt.as_ref(), options.on_change)
         .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
-    if let Some(adopted) = adopted {
-        let main = effective.iter_mut().find(|branch| branch.branch.is_main()).expect("main is open");
-        main.position = adopted.clone();
-        position = adopted;
+    if let Some(known) = known {
+        base.position = known;
     }
-    let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
-    let questions: Vec<_> = planned.questions().cloned().collect();
-    if !questions.is_empty() {
-        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    let mut draft = None;
+    if let Some(from) = &from {
+        draft = Some(go_back(engine, program.shape(), &mut base, from).await?);
+    } else {
+        let questions = questions(engine, program, &base).await?;
+        if !questions.is_empty() {
+            return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+        }
     }
-    let state = decode_state::<P>(newest)?;
-    let header = newest.header();
+    let at = base.record.header().reference().to_string();
+    let mut state = decode_state(program, program.shape().level(), &base.record)?;
+    if let Some(edit) = edit {
+        (edit.0)(&mut state);
+        draft.get_or_insert_with(|| Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
+    }
+    if let Some(validate) = validate {
+        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
+    }
+    let header = base.record.header();
     let chain = Chain {
         run: header.run.clone(),
         branch: BranchPath::main(),
         token: lease.token(),
-        next: head.next,
-        prev: Some(newest.digest()),
-        basis: (head.next != header.seq + 1).then_some(header.seq),
+        next: base.next,
+        prev: Some(base.snapshot.newest().digest()),
+        basis: (base.next != header.seq + 1).then_some(header.seq),
         // Also where an earlier session moved the damage aside and died before its first commit.
-        repair: head.next != header.seq + 1,
+        repair: base.next != newest_seq + 1,
         root: None,
         resumed: true,
     };
-    reopen(&mut position);
-    let mut session = Session::new(engine, program, chain, position, state, options.session)?;
-    session.repaired = damaged;
-    session.lost = snapshot.entry.summary.summary.lost;
-    session.adopt = options.adopt.map(|adoption| adoption.definition);
+    let mut in_force = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let is_laid_over = !config.is_empty();
+    merge(&mut in_force, config);
+    let mut main = Line::new(chain, program.shape(), base.position, state);
+    if options.then == Then::GoOn {
+        reopen(&mut main);
+    }
+    if is_laid_over {
+        let draft =
+            draft.get_or_insert_with(|| Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
+        draft.config = Some(in_force.clone());
+        main.position.config = Some(main.chain.next);
+    }
+    let written = draft.is_some();
+    main.drafts.extend(draft);
+    for damage in &base.damaged {
+        engine.store.quarantine(lease, damage).await?;
+    }
+    let mut session = Session::new(engine, program, main, session_options)?;
+    session.config = Arc::new(in_force);
+    session.repaired = base.damaged;
+    session.lost = base.snapshot.entry.summary.summary.lost;
+    session.adopt = adoption.or_else(|| {
+        (options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape()))
+            .then(|| program.shape().definition(None))
+    });
+    if written {
+        session.mark_dirty(MAIN);
+    }
+    branches::take_up(&mut session, lease).await?;
     Ok(Prepared::Session(Box::new(session)))
 }
 
-/// Carries the position over to the graph in hand, where that is not the one of the run.
-fn adopt(
-    snapshot: &Snapshot,
+/// Reads what the run stands at.
+async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
+    let newest = snapshot.newest().clone();
+    let position = position_of(&newest)?;
+    let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
+    let (next, damaged) = match head {
+        Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
+        None => (newest_given(engine, lease.run()).await.max(newest.header().seq) + 1, Vec::new()),
+    };
+    Ok(Base { snapshot, record: newest, position, next, damaged })
+}
+
+/// Asks what a person must decide.
+async fn questions<P: Program>(
+    engine: &Engine,
+    program: &P,
+    base: &Base,
+) -> Result<Vec<crate::plan::Decision>, RunError> {
+    let shape = program.shape();
+    let mut effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
+    if let Some(main) = effective.iter_mut().find(|branch| branch.branch.is_main()) {
+        main.position = base.position.clone();
+    }
+    let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
+    Ok(planned.questions().cloned().collect())
+}
+
+/// Says whether the run was made with other steps, or steps that do something else.
+fn is_changed(snapshot: &Snapshot, shape: &Shape) -> bool {
+    shape.definition(None).steps != snapshot.definition.steps
+}
+
+/// Carries the position over to the shape in hand, where that is not the one of the run.
+fn adopt_change(
+    base: &Base,
     shape: &Shape,
-    position: &Position,
     adoption: Option<&Adoption>,
+    on_change: OnChange,
 ) -> Result<Option<Position>, String> {
     if let Some(adoption) = adoption {
-        let carried = change::carry_over(&adoption.before, position, &snapshot.definition, shape);
+        let carried = change::carry_over(&adoption.before, &base.position, &base.snapshot.definition, shape);
         return carried.map(Some).map_err(|changes| {
             let steps: Vec<_> = changes.iter().map(|change| format!("`{}`", change.step)).collect();
             format!("it touches finished steps: {}", steps.join(", "))
         });
     }
-    if shape.definition(None).steps == snapshot.definition.steps {
+    if !is_changed(&base.snapshot, shape) {
         return Ok(None);
     }
-    Err("the steps differ from those it was made with, and nobody said to go on with them".to_owned())
+    if on_change == OnChange::Adopt {
+        let gone = base.position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+        return match gone {
+            None => Ok(None),
+            Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
+        };
+    }
+    let changes = change::changes(shape, &base.position, &base.snapshot.definition, shape);
+    let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
+    Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }
 
-/// Says that a branch that has ended needs nothing.
-fn idle(snapshot: &Snapshot, shape: &Shape) -> Result<Outcome, RunError> {
+/// Goes back to an older record of the main branch, or to its end; returns what is written about it.
+async fn go_back(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    from: &ResumeFrom,
+) -> Result<Draft, RunError> {
+    let run = base.record.header().run.clone();
+    let (seq, step) = match from {
+        ResumeFrom::Checkpoint(seq) => (*seq, None),
+        ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
+            return Err(RunError::InvalidStep(step.clone()));
+        }
+        ResumeFrom::Step(step) => {
+            let newest = base.snapshot.newest().header().seq;
+            let history = engine.store.history(&run, &BranchPath::main(), newest).await?;
+            let starts = |record: &&Record| record.header().started.iter().any(|start| start.step == *step);
+            let found = history.iter().find(starts);
+            let why = || format!("step `{step}` has not been started in this run");
+            let at = || format!("run {run}");
+            let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
+            (found.header().seq, Some(step))
+        }
+        ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
+        ResumeFrom::End => {
+            base.position.frontier.clear();
+            return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
+        }
+    };
+    let record = load_with_state(engine, &run, seq).await?;
+    let mut position = position_of(&record)?;
+    // A new epoch, so that what is done again has keys and memos of its own; one more than ever was.
+    let newest = &base.position.frontier;
+    let epoch = position.frontier.iter().chain(newest).map(|entry| entry.at.epoch).max().unwrap_or(0);
+    let epoch = epoch.max(base.record.header().at.epoch) + 1;
+    for entry in &mut position.frontier {
+        entry.at.epoch = epoch;
+        entry.memos = 0;
+        entry.failures = 0;
+        if entry.status == Status::Started || step == Some(&entry.step) {
+            entry.status = Status::Ready;
+            entry.at.attempt = 0;
+        }
+    }
+    let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
+    let at = Try { attempt: 0, ..at };
+    let about = step.cloned().or_else(|| position.frontier.first().map(|entry| entry.step.clone()));
+    let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
+    (base.record, base.position) = (record, position);
+    Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Loads a record of the main branch, or the one of the same batch that carries its state.
+pub(super) async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Record, RunError> {
+    let main = BranchPath::main();
+    let named = engine.store.load(run, &main, seq).await?;
+    if named.state_bytes().is_some() {
+        return Ok(named);
+    }
+    let at = named.header().reference().to_string();
+    let trimmed = || RunError::NoState { at: at.clone(), why: "retention dropped its state".to_owned() };
+    if named.header().body.is_some() {
+        return Err(trimmed());
+    }
+    let scan = Scan { branch: Some(main.clone()), seq_min: Some(seq), ..Scan::of(run) };
+    let page = engine.store.scan(&scan).await?;
+    let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
+    let record = engine.store.load(run, &main, carrier.header().seq).await?;
+    if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
+}
+
+/// Lays one map over another, maps in them likewise; anything else replaces what was there.
+fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (key, value) in over {
+        match (config.get_mut(&key), value) {
+            (Some(Value::Object(below)), Value::Object(above)) => merge(below, above),
+            (_, value) => drop(config.insert(key, value)),
+        }
+    }
+}
+
+/// Says that a run that has ended needs nothing.
+fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State>, RunError> {
     let newest = snapshot.newest();
     if newest.header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(newest.header().run.clone()));
     }
-    let total = shape.steps().len() as u64;
+    let total = program.shape().steps().len() as u64;
+    let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
     Ok(Outcome {
+        run: newest.header().run.clone(),
         status: snapshot.entry.summary.summary.status,
+        state: decode_state(program, program.shape().level(), newest)?,
+        at: newest.header().seq,
+        waiting,
         failed: None,
         stopped_by: None,
         idle: true,
@@ -179,9 +389,11 @@ fn idle(snapshot: &Snapshot, shape: &Shape) -> Result<Outcome, RunError> {
     })
 }
 
-/// What a user's resume changes before it plans: cut steps may start again, and retry budgets begin anew.
-fn reopen(position: &mut Position) {
-    for entry in &mut position.frontier {
+/// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
+/// goes on.
+pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
+    let shape = line.shape;
+    for entry in &mut line.position.frontier {
         match entry.status {
             Status::Started => entry.status = Status::Ready,
             Status::Failed => {
@@ -189,21 +401,35 @@ fn reopen(position: &mut Position) {
                 entry.failures = 0;
                 entry.wake_at = None;
             }
+            Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
+                entry.status = Status::Ready;
+                entry.waits.clear();
+                line.passed.extend(shape.place(entry.step.as_str()));
+            }
             Status::Ready | Status::Waiting => {}
         }
     }
 }
 
-fn decode_state<P: Program>(record: &Record) -> Result<P::State, RunError> {
+/// Reads the state of a record as the program of its shape understands it.
+pub(super) fn decode_state<P: Program>(
+    program: &P,
+    level: usize,
+    record: &Record,
+) -> Result<P::State, RunError> {
     let at = || record.header().reference().to_string();
     let bytes = record
         .state_bytes()
-        .ok_or_else(|| RunError::Deserialize { at: at(), why: "retention dropped it".to_owned() })?;
-    serde_json::from_slice(bytes).map_err(|error| RunError::Deserialize { at: at(), why: error.to_string() })
+        .ok_or_else(|| RunError::NoState { at: at(), why: "retention dropped its state".to_owned() })?;
+    let schema = record.header().body.as_ref().map_or(0, |body| body.schema);
+    program.decode(level, bytes, schema).map_err(|error| match error {
+        StateError::Newer { found, supported } => RunError::Version { at: at(), found, supported },
+        StateError::Malformed(why) => RunError::Deserialize { at: at(), why },
+    })
 }
 
 /// Starts over on the same chain: nothing before counts, and nothing of it is removed.
-async fn restart<'a, P: Program>(
+async fn restarted<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,
@@ -236,16 +462,10 @@ async fn restart<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let shape = program.shape();
     let epoch = newest.map_or(0, |record| record.header().at.epoch) + 1;
-    let root = |place: usize| {
-        let at = Try { epoch, ..Try::default() };
-        FrontierEntry { at, ..ready(shape.steps()[place].id.clone()) }
-    };
-    let position =
-        Position { frontier: shape.roots().into_iter().map(root).collect(), ..Position::default() };
-    let mut session = Session::new(engine, program, chain, position, state, options)?;
-    session.reason = Reason::Redo;
+    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
+    main.reason = Reason::Redo;
+    let mut session = Session::new(engine, program, main, options)?;
     session.repaired = found.damaged;
     Ok(session)
 }

@@ -1,10 +1,12 @@
 //! The one place that makes records: drafts become sealed links of the chain.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, Flaw, Header, Phase, Position, Reason, Record, RunStatus, Start, Try,
+    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, Start, Try,
 };
 
 use super::Told;
@@ -21,12 +23,16 @@ pub(super) struct Draft {
     pub(super) end: Option<End>,
     pub(super) status: Option<RunStatus>,
     pub(super) definition: Option<Definition>,
+    pub(super) config: Option<Map<String, Value>>,
+    pub(super) children: Option<Digest>,
+    pub(super) labels: BTreeMap<String, String>,
 }
 
 impl Draft {
     pub(super) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
-        let (told, started, end, status, definition) = (Told::default(), Vec::new(), None, None, None);
-        Self { phase, reason, step, at, told, started, end, status, definition }
+        let (told, started, labels) = (Told::default(), Vec::new(), BTreeMap::new());
+        let (end, status, definition, config, children) = (None, None, None, None, None);
+        Self { phase, reason, step, at, told, started, end, status, definition, config, children, labels }
     }
 }
 
@@ -51,27 +57,41 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Makes records of `drafts`; the last carries position and state. Changes nothing: see [`Chain::advance`].
-    pub(super) fn seal<S: Serialize>(
+    /// The begin of a branch that this one opens, under the same lease.
+    pub(super) fn child(parent: &Self, branch: BranchPath) -> Self {
+        Self {
+            run: parent.run.clone(),
+            branch,
+            token: parent.token,
+            next: 1,
+            prev: None,
+            basis: None,
+            repair: false,
+            root: None,
+            resumed: false,
+        }
+    }
+
+    /// Makes records of `drafts`, behind those in `records`; the last carries `body`. Changes nothing: see
+    /// [`Chain::advance`].
+    pub(super) fn seal(
         &self,
         drafts: &[Draft],
-        position: &Position,
-        state: &S,
-        schema: u32,
+        body: Body,
         now: jiff::Timestamp,
-    ) -> Result<Vec<Record>, Flaw> {
+        records: &mut Vec<Record>,
+    ) -> Result<(), Flaw> {
         let mut prev = self.prev;
-        let mut records = Vec::with_capacity(drafts.len());
+        let mut body = Some(body);
         for (index, draft) in drafts.iter().enumerate() {
             let mut header = self.header(draft, index, now);
             header.prev = prev;
-            let body =
-                (index + 1 == drafts.len()).then(|| Body::json(position, state, schema)).transpose()?;
+            let body = body.take_if(|_| index + 1 == drafts.len());
             let record = Record::seal(header, body)?;
             prev = Some(record.digest());
             records.push(record);
         }
-        Ok(records)
+        Ok(())
     }
 
     fn header(&self, draft: &Draft, index: usize, now: jiff::Timestamp) -> Header {
@@ -95,20 +115,20 @@ impl Chain {
             evidence: draft.told.evidence.clone(),
             usage: draft.told.usage.clone(),
             notes: draft.told.notes.clone(),
-            labels: std::collections::BTreeMap::new(),
+            labels: draft.labels.clone(),
             external: None,
             about: None,
             definition: draft.definition.clone(),
+            config: draft.config.clone(),
             root: self.root.filter(|_| first),
-            children: None,
+            children: draft.children,
             token: self.token,
             created_at: now,
         }
     }
 
     /// Moves the end past records that were acknowledged.
-    pub(super) fn advance(&mut self, records: &[Record]) {
-        let Some(last) = records.last() else { return };
+    pub(super) fn advance(&mut self, last: &Record) {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
         (self.basis, self.root, self.repair, self.resumed) = (None, None, false, false);

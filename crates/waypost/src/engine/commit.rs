@@ -1,9 +1,11 @@
 //! How a session's changes become true: drafts to records, records to the store.
 
-use crate::record::{End, FrontierEntry, Phase, Reason, RunStatus, Start, Status, Try};
+use crate::id::StepId;
+use crate::record::{Body, End, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, StoreError, Summary, TrimMode};
 
-use super::chain::Draft;
+use super::fan::Queued;
+use super::line::{LineId, MAIN};
 use super::session::Session;
 use super::{OnLostCheckpoint, Program, RunError};
 
@@ -13,56 +15,83 @@ const DRAFTS_PENDING_MAX: usize = 1_000;
 const TRIM_BATCHES: u64 = 16;
 
 impl<P: Program> Session<'_, P> {
-    pub(super) fn summary(&self, status: Option<RunStatus>) -> Summary {
-        let frontier = &self.position.frontier;
+    fn summary(&self, status: Option<RunStatus>) -> Summary {
+        let frontier = &self.main().position.frontier;
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
+        // A child that fails stops the run, and it is its step that a person wants to see.
+        let failed = self.failed.as_ref().filter(|_| of(Status::Failed).is_none()).map(|(step, _)| step);
+        let due = self.timers.first().map(|(due, _)| *due);
         Summary {
             status: status.unwrap_or(RunStatus::Running),
-            doubtful: self.doubtful(),
-            step: step.map(|entry| entry.step.to_string()),
+            doubtful: self.lines.iter().any(|(_, line)| line.is_doubtful()),
+            step: failed.or(step.map(|entry| &entry.step)).map(StepId::to_string),
             progress: self.progress(),
-            wake_at: frontier.iter().filter_map(|entry| entry.wake_at).min(),
+            wake_at: due.or_else(|| frontier.iter().filter_map(|entry| entry.wake_at).min()),
             lost: self.lost,
         }
     }
 
-    /// Makes the batch of all drafts, and of the starts that go with it.
+    /// Makes the batch of all drafts, and of the starts that go with them.
     pub(super) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
-        if self.drafts.is_empty() {
-            let draft = match status {
-                Some(_) => {
-                    let by = self.options.stop.asked().map_or_else(|| "--until".to_owned(), |stop| stop.by);
-                    let phase = Phase::Interrupted { in_progress: false, by };
-                    Draft::new(phase, Reason::Stopped, None, Try::default())
-                }
-                None => {
-                    let first = self.starting.first().map(|place| self.entry(*place));
-                    let (step, at) = first.map(|entry| (entry.step.clone(), entry.at.clone())).unzip();
-                    Draft::new(Phase::Started, self.reason, step, at.unwrap_or_default())
-                }
-            };
-            self.drafts.push(draft);
+        if self.dirty.is_empty() {
+            self.mark_dirty(MAIN);
         }
-        let starts: Vec<Start> = self.starting.iter().map(|place| self.entry(*place)).map(start_of).collect();
-        let last = self.drafts.last_mut().expect("a batch has a draft");
-        last.started.extend(starts);
-        last.status = status;
-        last.end = matches!(status, Some(RunStatus::Completed | RunStatus::CompletedWithFailures))
-            .then_some(End::Completed);
-        let since = self.chain.next + self.drafts.len() as u64 - 1;
-        self.position
-            .frontier
-            .iter_mut()
-            .filter(|entry| entry.since == 0)
-            .for_each(|entry| entry.since = since);
-        let records = self
-            .chain
-            .seal(&self.drafts, &self.position, &self.state, self.program.schema(), self.engine.clock.now())
-            .map_err(|source| RunError::Serialize { run: self.chain.run.clone(), source })?;
-        let id = BatchId { token: self.chain.token, count: self.batches + 1 };
+        let ids: Vec<LineId> = self.dirty.iter().map(|(_, id)| *id).collect();
+        let by = || self.options.stop.asked().map_or_else(|| "--until".to_owned(), |stop| stop.by);
+        for id in &ids {
+            self.lines.get_mut(*id).complete_drafts(status, by);
+        }
+        self.mark_status(&ids, status);
+        for id in &ids {
+            self.number(*id);
+        }
+        let now = self.engine.clock.now();
+        let mut records = Vec::with_capacity(ids.len());
+        for id in &ids {
+            let (program, line) = (self.program, self.lines.get(*id));
+            let level = line.shape.level();
+            let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
+            Body::with(&line.position, program.schema(level), encode)
+                .and_then(|body| line.chain.seal(&line.drafts, body, now, &mut records))
+                .map_err(|source| RunError::Serialize { run: line.chain.run.clone(), source })?;
+        }
+        let id = BatchId { token: self.main().chain.token, count: self.batches + 1 };
         let consumed = std::mem::take(&mut self.consumed);
         Ok(Batch { id, records, consumed, summary: self.summary(status), release: status.is_some() })
+    }
+
+    /// Says on one record how the run stands, and ends the main branch with its last one.
+    fn mark_status(&mut self, ids: &[LineId], status: Option<RunStatus>) {
+        let Some(status) = status else { return };
+        let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch has a branch") };
+        let last = self.lines.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
+        last.status = Some(status);
+        if id == MAIN {
+            let done = matches!(status, RunStatus::Completed | RunStatus::CompletedWithFailures);
+            last.end = done.then_some(End::Completed);
+        }
+    }
+
+    /// Fills in the seqs that only now are known: since when a status holds, and which fan-out a child belongs to.
+    fn number(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        let since = line.chain.next + line.drafts.len() as u64 - 1;
+        for entry in &mut line.position.frontier {
+            if entry.since == 0 {
+                entry.since = since;
+            }
+            if let Some(fan) = &mut entry.fan
+                && fan.since == 0
+            {
+                fan.since = since;
+            }
+        }
+        if let (Some(0), Some(opener)) = (line.position.origin, line.opener) {
+            let fan = self.lines.get(opener.line).entry(opener.place).fan.as_ref();
+            let since = fan.map(|fan| fan.since);
+            self.lines.get_mut(id).position.origin = since;
+        }
     }
 
     /// Makes true what happened since the last commit.
@@ -70,7 +99,7 @@ impl<P: Program> Session<'_, P> {
     /// With a status, nothing goes on by itself after it, and the lease is given back.
     pub(super) async fn commit(&mut self, status: Option<RunStatus>) -> Result<(), RunError> {
         let batch = self.batch(status)?;
-        let lease = self.lease.clone().expect("a session works under a lease");
+        let lease = self.lease().clone();
         let mut answer = self.engine.store.append(&lease, batch.clone()).await;
         if let Err(StoreError::Unknown { .. }) = answer {
             // The id makes the repetition harmless: it is answered, not applied again.
@@ -87,10 +116,58 @@ impl<P: Program> Session<'_, P> {
 
     pub(super) fn acknowledged(&mut self, batch: &Batch) {
         self.batches += 1;
-        self.chain.advance(&batch.records);
-        self.drafts.clear();
-        self.reason = Reason::Step;
-        self.engine.observer.committed(&batch.records, &self.position, self.progress());
+        let mut records = batch.records.iter().peekable();
+        for (_, id) in std::mem::take(&mut self.dirty) {
+            let line = self.lines.get_mut(id);
+            let mut last = None;
+            while let Some(record) = records.next_if(|record| record.header().branch == line.chain.branch) {
+                last = Some(record);
+            }
+            let last = last.expect("every branch of a batch has a record in it");
+            line.chain.advance(last);
+            line.drafts.clear();
+            line.reason = Reason::Step;
+            let (ended, parked, opener) = (line.end.is_some(), line.parked, line.opener);
+            if let (true, Some(opener)) = (ended || parked, opener) {
+                let branch = last.header().branch.clone();
+                let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+                if ended {
+                    fan.keep_digest(opener.index, last.digest());
+                } else {
+                    fan.queue.push_back(Queued { branch, index: opener.index, seq: last.header().seq });
+                }
+                self.forget(id);
+            }
+        }
+        for kept in self.kept.drain(..) {
+            // Whoever asked may be gone: it was dropped, and starts again with what was kept.
+            let _ = kept.send(());
+        }
+        self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
+    }
+
+    /// Lets a branch go, and all that it opened.
+    fn forget(&mut self, id: LineId) {
+        let Some(line) = self.lines.remove(id) else { return };
+        for flight in &line.flights {
+            flight.abort.abort();
+        }
+        if let Some(due) = line.timer {
+            self.timers.remove(&(due, id));
+        }
+        self.touched.remove(&id);
+        self.launching.remove(&id);
+        if line.fans.is_empty() {
+            return;
+        }
+        let below = |(_, line): &(LineId, &super::line::Line<'_, P::State>)| {
+            line.opener.is_some_and(|opener| opener.line == id)
+        };
+        let below: Vec<LineId> = self.lines.iter().filter(below).map(|(child, _)| child).collect();
+        for child in below {
+            self.dirty.retain(|(_, dirty)| *dirty != child);
+            self.forget(child);
+        }
     }
 
     pub(super) fn not_written(
@@ -106,7 +183,8 @@ impl<P: Program> Session<'_, P> {
             StoreError::Fenced { .. } | StoreError::Conflict { .. } | StoreError::Invalid(_)
         );
         let tolerate = self.options.on_lost_checkpoint == OnLostCheckpoint::Tolerate;
-        if !tolerate || !tolerable || last || self.drafts.len() > DRAFTS_PENDING_MAX {
+        let pending: usize = self.dirty.iter().map(|(_, id)| self.lines.get(*id).drafts.len()).sum();
+        if !tolerate || !tolerable || last || pending > DRAFTS_PENDING_MAX {
             return Err(RunError::Checkpoint { at, source });
         }
         self.lost += 1;
@@ -123,13 +201,9 @@ impl<P: Program> Session<'_, P> {
         if let Some(keep) = self.options.retention
             && self.batches.is_multiple_of(TRIM_BATCHES)
         {
-            let lease = self.lease.clone().expect("a session works under a lease");
+            let lease = self.lease().clone();
             self.engine.store.trim(&lease, keep, TrimMode::Apply).await?;
         }
         Ok(())
     }
-}
-
-fn start_of(entry: &FrontierEntry) -> Start {
-    Start { step: entry.step.clone(), at: entry.at.clone() }
 }

@@ -1,53 +1,132 @@
 //! One session of a run: from the lease to its release.
 //!
-//! Everything between two commits happens in memory ([`advance`](super::advance)); a commit makes it true
-//! ([`commit`](super::commit)); only then are the steps started that the commit says are started. A failed commit
-//! leaves the store where it was, and the steps in flight are dropped, which ends their processes.
+//! Everything between two commits happens in memory ([`advance`](super::advance), [`schedule`](super::schedule)); a
+//! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
+//! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
+use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use jiff::Timestamp;
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use crate::id::StepId;
+use crate::id::{Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, Phase, Position, Reason, RunStatus, SealedRun, Try};
-use crate::shape::{Shape, Unfinished};
+use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
-use super::chain::{Chain, Draft};
+use super::attempt::Memos;
+use super::chain::Draft;
+use super::fan::Joined;
+use super::line::{Flight, Line, LineId, MAIN};
+use super::request::{Asked, REQUESTS_MAX, Request};
+use super::schedule::children_of;
 use super::stop::{Stop, StopLevel};
-use super::{Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told};
+use super::{
+    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
+};
 
-type Job<'a, O> = Pin<Box<dyn Future<Output = (usize, Performed<O>)> + Send + 'a>>;
+type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
+
+/// A step that is no longer in flight.
+pub(super) struct Landed<O> {
+    pub(super) line: LineId,
+    pub(super) place: usize,
+    /// How it ended; none if it was let go, to wait.
+    pub(super) performed: Option<Performed<O>>,
+    /// Of a join: the Merkle root of what it joined.
+    pub(super) root: Option<Digest>,
+}
+
+/// The branches in memory. The main branch is always there.
+pub(super) struct Lines<'a, S> {
+    kept: Vec<Option<Line<'a, S>>>,
+    free: Vec<LineId>,
+}
+
+impl<'a, S> Lines<'a, S> {
+    pub(super) fn new(main: Line<'a, S>) -> Self {
+        Self { kept: vec![Some(main)], free: Vec::new() }
+    }
+
+    pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
+        self.kept[id].as_ref().expect("only branches in memory are named")
+    }
+
+    pub(super) fn get_mut(&mut self, id: LineId) -> &mut Line<'a, S> {
+        self.kept[id].as_mut().expect("only branches in memory are named")
+    }
+
+    pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
+        self.kept.get_mut(id)?.as_mut()
+    }
+
+    pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
+        match self.free.pop() {
+            Some(id) => {
+                self.kept[id] = Some(line);
+                id
+            }
+            None => {
+                self.kept.push(Some(line));
+                self.kept.len() - 1
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
+        let line = self.kept.get_mut(id)?.take();
+        if line.is_some() {
+            self.free.push(id);
+        }
+        line
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
+        self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
+    }
+}
 
 /// A run under way.
 pub(super) struct Session<'a, P: Program> {
     pub(super) engine: &'a Engine,
     pub(super) program: &'a P,
-    pub(super) shape: &'a Shape,
     pub(super) options: SessionOptions,
     pub(super) lease: Option<Lease>,
-    pub(super) chain: Chain,
     pub(super) batches: u64,
-    pub(super) state: P::State,
-    pub(super) position: Position,
-    pub(super) unfinished: Unfinished,
-    /// Under `--until`: whether a step may be started, by place.
+    pub(super) lines: Lines<'a, P::State>,
+    /// Branches that something happened to, to be looked at before the next commit.
+    pub(super) touched: BTreeSet<LineId>,
+    /// Branches that the next commit has something of, parents first.
+    pub(super) dirty: BTreeSet<(usize, LineId)>,
+    /// Branches with steps to be started after the commit.
+    pub(super) launching: BTreeSet<LineId>,
+    /// When a branch is due.
+    pub(super) timers: BTreeSet<(Timestamp, LineId)>,
+    /// Under `--until`: whether a step of the main branch may be started, by place.
     pub(super) wanted: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
-    pub(super) drafts: Vec<Draft>,
-    /// Places that the next commit starts.
-    pub(super) starting: Vec<usize>,
-    /// Places whose start needs a commit of its own.
-    pub(super) alone: Vec<usize>,
+    pub(super) jobs_started: u64,
+    pub(super) asks: mpsc::Sender<Request>,
+    pub(super) requests: mpsc::Receiver<Request>,
+    /// Steps that are told when the next commit is acknowledged.
+    pub(super) kept: Vec<oneshot::Sender<()>>,
     pub(super) consumed: Vec<String>,
-    pub(super) reason: Reason,
     pub(super) adopt: Option<Definition>,
+    /// A step has begun to wait for something that may be there already.
+    pub(super) asks_anew: bool,
+    /// What steps read as their configuration.
+    pub(super) config: Arc<Map<String, Value>>,
+    /// Something failed for good: nothing more is started.
+    pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
@@ -57,43 +136,61 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn new(
         engine: &'a Engine,
         program: &'a P,
-        chain: Chain,
-        position: Position,
-        state: P::State,
+        main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
-        let shape = program.shape();
         let wanted = match &options.until {
             Some(step) => {
-                let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
-                Some(shape.with_needs(place))
+                let place = main.shape.place(step.as_str());
+                let place = place.ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+                Some(main.shape.with_needs(place))
             }
             None => None,
         };
-        let unfinished = Unfinished::of(shape, &position);
+        for step in options.interrupts.before.iter().chain(&options.interrupts.after) {
+            if !main.shape.has_anywhere(step) {
+                return Err(RunError::InvalidStep(step.clone()));
+            }
+        }
+        let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
             engine,
             program,
-            shape,
             options,
             lease: None,
-            chain,
             batches: 0,
-            state,
-            position,
-            unfinished,
+            lines: Lines::new(main),
+            touched: BTreeSet::from([MAIN]),
+            dirty: BTreeSet::new(),
+            launching: BTreeSet::new(),
+            timers: BTreeSet::new(),
             wanted,
             jobs: FuturesUnordered::new(),
-            drafts: Vec::new(),
-            starting: Vec::new(),
-            alone: Vec::new(),
+            jobs_started: 0,
+            asks,
+            requests,
+            kept: Vec::new(),
             consumed: Vec::new(),
-            reason: Reason::Step,
             adopt: None,
+            asks_anew: false,
+            config: Arc::default(),
+            halted: false,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
         })
+    }
+
+    pub(super) fn main(&self) -> &Line<'a, P::State> {
+        self.lines.get(MAIN)
+    }
+
+    pub(super) fn main_mut(&mut self) -> &mut Line<'a, P::State> {
+        self.lines.get_mut(MAIN)
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        self.lease.as_ref().expect("a session works under a lease")
     }
 
     /// Makes the run with its first batch.
@@ -102,7 +199,7 @@ impl<'a, P: Program> Session<'a, P> {
         run: &SealedRun,
         holder: &Holder,
     ) -> Result<Option<RunStatus>, RunError> {
-        self.schedule();
+        self.schedule_first();
         let status = self.standstill();
         let batch = self.batch(status)?;
         let lease =
@@ -118,32 +215,59 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Goes on after a resume: plans were made, nothing was started.
-    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Outcome, RunError> {
+    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
         self.lease = Some(lease.clone());
         if let Some(definition) = self.adopt.take() {
+            let main = self.main_mut();
+            main.position.definition = Some(main.seq_of_next_draft());
             let mut draft = Draft::new(Phase::Restored, Reason::Manual, None, Try::default());
             draft.definition = Some(definition);
-            self.position.definition = Some(self.chain.next + self.drafts.len() as u64);
-            self.drafts.push(draft);
+            main.drafts.push(draft);
         }
-        self.schedule();
+        match self.take_up().await {
+            Ok(status) => self.work(status).await,
+            Err(error) => {
+                let _ = self.engine.store.release(lease, None).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the first record of a resume.
+    async fn take_up(&mut self) -> Result<Option<RunStatus>, RunError> {
+        self.deliver_all().await?;
+        self.schedule().await?;
         let status = self.standstill();
         // What needs a start of its own brings its own record; everything else begins with this one, even if all of it
         // is delayed.
-        let begins = self.alone.is_empty() || !self.drafts.is_empty() || !self.starting.is_empty();
-        if begins && let Err(error) = self.commit(status).await {
-            let _ = self.engine.store.release(lease, None).await;
-            return Err(error);
+        let begins = !self.lines.iter().any(|(_, line)| !line.alone.is_empty());
+        if begins || !self.dirty.is_empty() {
+            self.commit(status).await?;
         }
-        self.work(status).await
+        Ok(status)
+    }
+
+    /// Writes the record of a resume that runs nothing, and gives the lease back.
+    pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
+        self.lease = Some(lease.clone());
+        self.options.stop.stop(StopLevel::Graceful, "nothing was to be run");
+        let done = self.main().position.frontier.is_empty();
+        let status = if done { RunStatus::Completed } else { RunStatus::Interrupted };
+        match self.commit(Some(status)).await {
+            Ok(()) => Ok(self.outcome(status)),
+            Err(error) => {
+                let _ = self.engine.store.release(lease, None).await;
+                Err(error)
+            }
+        }
     }
 
     /// Works until nothing goes on by itself; `status` is set if that is so already.
-    pub(super) async fn work(mut self, status: Option<RunStatus>) -> Result<Outcome, RunError> {
+    pub(super) async fn work(mut self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
         if let Some(status) = status {
             return Ok(self.outcome(status));
         }
-        let lease = self.lease.clone().expect("a session works under a lease");
+        let lease = self.lease().clone();
         let result = match self.program.begin(&lease).await {
             Ok(()) => self.turns().await,
             Err(error) => self.give_up(error).await,
@@ -162,93 +286,192 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Takes back starts that were committed but cannot happen, and says so in a record.
-    pub(super) async fn give_up(&mut self, error: super::BeginError) -> Result<RunStatus, RunError> {
+    async fn give_up(&mut self, error: super::BeginError) -> Result<RunStatus, RunError> {
         self.options.stop.stop(StopLevel::Graceful, "its steps could not be prepared");
-        self.alone.clear();
-        for place in std::mem::take(&mut self.starting) {
-            self.take(place, Performed::Stopped { in_progress: false });
+        for id in std::mem::take(&mut self.launching) {
+            self.lines.get_mut(id).alone.clear();
+            for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+                self.take(id, place, Performed::Stopped { in_progress: false }, None);
+            }
         }
         self.commit(self.standstill()).await?;
         Err(error.into())
     }
 
-    pub(super) async fn turns(&mut self) -> Result<RunStatus, RunError> {
+    async fn turns(&mut self) -> Result<RunStatus, RunError> {
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.options.stop.clone();
         let mut stopped = pin!(stop.stopped());
         let mut stopping = false;
+        // What needs the lease, the first batch could not do.
+        self.schedule().await?;
+        if let Some(status) = self.commit_turn().await? {
+            return Ok(status);
+        }
         loop {
             self.launch().await?;
-            let due = self.next_due();
+            let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
             tokio::select! {
                 biased;
-                Some((place, performed)) = self.jobs.next(), if !self.jobs.is_empty() => {
-                    self.take(place, performed);
-                    // What else has ended meanwhile shares the commit.
-                    while let Some(Some((place, performed))) = self.jobs.next().now_or_never() {
-                        self.take(place, performed);
-                    }
+                Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
+                Some(request) = self.requests.recv() => self.hear(request).await?,
+                _ = &mut stopped, if !stopping => {
+                    stopping = true;
+                    self.touched.insert(MAIN);
                 }
-                _ = &mut stopped, if !stopping => stopping = true,
-                () = sleep_until(due, self.engine.clock.now()), if due.is_some() => {}
+                () = sleep_until(due, self.engine.clock.now()), if due.is_some() => self.wake(),
                 _ = renewal.tick() => self.renew().await?,
             }
-            self.schedule();
-            let status = self.standstill();
-            if !self.drafts.is_empty() || !self.starting.is_empty() || status.is_some() {
-                self.trim().await?;
-                self.commit(status).await?;
+            if std::mem::take(&mut self.asks_anew) {
+                self.deliver_all().await?;
             }
-            if let Some(status) = status {
+            self.schedule().await?;
+            if let Some(status) = self.commit_turn().await? {
                 return Ok(status);
             }
         }
     }
 
-    /// Starts what the last commit says is started, and commits and starts one by one what needs its own commit.
-    pub(super) async fn launch(&mut self) -> Result<(), RunError> {
-        for place in std::mem::take(&mut self.starting) {
-            self.start(place);
+    /// Commits what happened in a turn; returns how the run stands if nothing goes on by itself after it.
+    async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
+        let status = self.standstill();
+        if !self.dirty.is_empty() || status.is_some() {
+            self.trim().await?;
+            self.commit(status).await?;
         }
-        for place in std::mem::take(&mut self.alone) {
-            let start = self.mark_started(place);
-            let mut draft =
-                Draft::new(Phase::Started, self.reason, Some(start.step.clone()), start.at.clone());
-            draft.started.push(start);
-            self.drafts.push(draft);
-            self.commit(None).await?;
-            self.start(place);
+        Ok(status)
+    }
+
+    /// Takes in a step that ended, and what else has ended meanwhile: it shares the commit.
+    fn land_all(&mut self, first: Landed<P::Output>) {
+        self.land(first);
+        while let Some(Some(landed)) = self.jobs.next().now_or_never() {
+            self.land(landed);
+        }
+    }
+
+    fn land(&mut self, landed: Landed<P::Output>) {
+        let Landed { line: id, place, performed, root } = landed;
+        let Some(line) = self.lines.find(id) else { return };
+        let waits = line.flights.iter_mut().find(|flight| flight.place == place);
+        let waits = waits.and_then(|flight| flight.waits.take());
+        line.remove_flight(place);
+        match (performed, waits) {
+            (Some(performed), _) => self.take(id, place, performed, root),
+            (None, Some(wait)) => self.suspend(id, place, wait),
+            (None, None) => self.take(id, place, Performed::Stopped { in_progress: true }, None),
+        }
+    }
+
+    /// Takes in what a step under way asks for.
+    async fn hear(&mut self, request: Request) -> Result<(), RunError> {
+        let Request { line: id, job, what } = request;
+        let line = self.lines.find(id);
+        let Some(line) = line else { return Ok(()) };
+        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return Ok(()) };
+        match what {
+            Asked::Keep { key, value, told, kept } => {
+                let place = flight.place;
+                let entry = line.entry_mut(place);
+                entry.memos += 1;
+                let (step, at) = (entry.step.clone(), entry.at.clone());
+                line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
+                self.kept.push(kept);
+                self.mark_dirty(id);
+            }
+            Asked::Wait(wait) => {
+                flight.waits = Some(wait);
+                flight.abort.abort();
+            }
         }
         Ok(())
     }
 
-    pub(super) fn start(&mut self, place: usize) {
-        let step = &self.shape.steps()[place];
-        let entry = self.entry(place);
-        let attempt = Attempt {
-            run: self.chain.run.clone(),
-            branch: self.chain.branch.clone(),
-            step: step.id.clone(),
-            at: entry.at.clone(),
-            lease: self.lease.clone().expect("a session works under a lease"),
-            timeout: step.timeout,
-            stop: self.options.stop.clone(),
-        };
-        let admitted = self.program.admit(step, &self.state).map(|_| ());
-        let program = self.program;
-        match admitted.and_then(|()| program.prepare(step, &self.state)) {
-            Ok(job) => self.jobs.push(Box::pin(async move { (place, program.perform(job, attempt).await) })),
-            Err(failure) => {
-                let performed = Performed::Failed { failure, told: Told::default() };
-                self.jobs.push(Box::pin(std::future::ready((place, performed))));
-            }
-        }
+    pub(super) fn mark_dirty(&mut self, id: LineId) {
+        let depth = self.lines.get(id).chain.branch.depth();
+        self.dirty.insert((depth, id));
     }
 
-    /// Keeps the lease, and takes in requests to stop.
-    pub(super) async fn renew(&mut self) -> Result<(), RunError> {
-        let lease = self.lease.clone().expect("a session works under a lease");
+    /// Starts what the last commit says is started, and commits and starts one by one what needs its own commit.
+    async fn launch(&mut self) -> Result<(), RunError> {
+        for id in std::mem::take(&mut self.launching) {
+            for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+                self.start(id, place);
+            }
+            for place in std::mem::take(&mut self.lines.get_mut(id).alone) {
+                let line = self.lines.get_mut(id);
+                let start = line.mark_started(place);
+                let reason = line.reason;
+                let draft = line.draft(Phase::Started, reason, start.step.clone(), start.at.clone());
+                draft.started.push(start);
+                self.mark_dirty(id);
+                self.commit(None).await?;
+                self.start(id, place);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, id: LineId, place: usize) {
+        self.jobs_started += 1;
+        let (job, lease, program) = (self.jobs_started, self.lease().clone(), self.program);
+        let store = Arc::clone(&self.engine.store);
+        let line = self.lines.get_mut(id);
+        let (abort, registration) = AbortHandle::new_pair();
+        line.flights.push(Flight { place, job, abort, waits: None });
+        let entry = line.entry(place);
+        let attempt = Attempt {
+            run: line.chain.run.clone(),
+            branch: line.chain.branch.clone(),
+            step: entry.step.clone(),
+            at: entry.at.clone(),
+            lease,
+            timeout: line.shape.steps()[place].timeout,
+            stop: self.options.stop.clone(),
+            cancel: line.cancel.clone(),
+            line: id,
+            job,
+            requests: self.asks.clone(),
+            memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
+            clock: Arc::clone(&self.engine.clock),
+            config: Arc::clone(&self.config),
+        };
+        let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
+            let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
+            let (source, total) = (fan.source.clone(), fan.total);
+            let name = children_of(line, place).name.clone();
+            (Joined { store, run, branch, name, source, total }, fan.digests.clone())
+        });
+        let spot = line.spot(place);
+        let admitted = program.admit(spot, &line.state).map(|_| ());
+        let handed = joined.as_ref().map(|(joined, _)| joined.clone());
+        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, handed));
+        self.jobs.push(Box::pin(async move {
+            let work = async {
+                let root = match &joined {
+                    Some((joined, known)) => Some(joined.root(known).await),
+                    None => None,
+                };
+                match (prepared, root.transpose()) {
+                    (Ok(prepared), Ok(root)) => (program.perform(prepared, attempt).await, root),
+                    (Err(failure), _) => (Performed::Failed { failure, told: Told::default() }, None),
+                    (_, Err(error)) => {
+                        (Performed::Failed { failure: unread(&error), told: Told::default() }, None)
+                    }
+                }
+            };
+            let (performed, root) = match Abortable::new(work, registration).await {
+                Ok((performed, root)) => (Some(performed), root),
+                Err(_) => (None, None),
+            };
+            Landed { line: id, place, performed, root }
+        }));
+    }
+
+    /// Keeps the lease, and takes in requests to stop and answers.
+    async fn renew(&mut self) -> Result<(), RunError> {
+        let lease = self.lease().clone();
         let answers = match self.engine.store.renew(&[&lease]).await {
             Ok(answers) => answers,
             Err(error) if error.retry() => return Ok(()),
@@ -273,20 +496,41 @@ impl<'a, P: Program> Session<'a, P> {
                 }
             }
         }
+        if self.lines.iter().any(|(_, line)| line.asks()) {
+            self.deliver_all().await?;
+        }
         Ok(())
     }
 
-    pub(super) fn outcome(self, status: RunStatus) -> Outcome {
+    fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
+        let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
+        let progress = self.progress();
+        let main = self.lines.remove(MAIN).expect("the main branch is always there");
         Outcome {
+            run: main.chain.run,
             status,
-            progress: self.progress(),
+            state: main.state,
+            at: main.chain.next - 1,
+            progress,
             failed: self.failed,
+            waiting,
             stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
             idle: false,
             repaired: self.repaired,
             lost: self.lost,
         }
     }
+}
+
+/// The failure of a join that cannot read what it joins.
+fn unread(error: &StoreError) -> Failure {
+    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        chain.push(cause.to_string());
+        source = cause.source();
+    }
+    Failure::new(FailureKind::Error, chain)
 }
 
 async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {

@@ -41,9 +41,25 @@ impl Snapshot {
                 None => break,
             }
         }
+        Self::of_heads(store, entry, super::branches::live(heads)?).await
+    }
+
+    /// Reads the main branch only.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
+        let entry = store.run(run).await?;
+        let mut heads = store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads;
+        heads.retain(|head| head.record.header().branch.is_main());
+        Self::of_heads(store, entry, heads).await
+    }
+
+    async fn of_heads(store: &dyn Store, entry: RunEntry, heads: Vec<Head>) -> Result<Self, StoreError> {
+        let run = entry.record.record().run.clone();
         let main = BranchPath::main();
         let open = heads.iter().find(|head| head.record.header().branch == main).map(|head| &head.record);
-        let ended = if open.is_none() { Some(store.newest(run, &main).await?) } else { None };
+        let ended = if open.is_none() { Some(store.newest(&run, &main).await?) } else { None };
         let newest = open.or(ended.as_ref()).expect("one of the two was just read");
         let definition = Self::definition(store, &entry, newest).await?;
         Ok(Self { entry, heads, ended, definition })

@@ -35,6 +35,22 @@ pub fn append_blob(disk: &dyn Disk, run: &Path, name: &str, bytes: &[u8]) -> Res
     write_whole(file.as_mut(), bytes).map_err(failed)
 }
 
+/// Returns once the blob and the folders that lead to it are on disk.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: not the name of a blob. [`StoreError::Full`], [`StoreError::Io`]: it must not be relied on.
+pub fn sync_blob(disk: &dyn Disk, run: &Path, name: &str) -> Result<(), StoreError> {
+    let path = run.join(place_of(name)?);
+    let failed = |source| StoreError::of_write("sync", path.display().to_string(), source);
+    let (mut file, _) = open_or_create(disk, &path).map_err(failed)?;
+    file.sync().map_err(failed)?;
+    let above = path.ancestors().skip(1).take_while(|folder| folder.starts_with(run)).chain(run.parent());
+    for folder in above {
+        disk.sync_dir(folder).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; nothing at the end and where there is no such blob.
 ///
 /// # Errors

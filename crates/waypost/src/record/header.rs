@@ -77,6 +77,9 @@ pub struct Header {
     /// A changed workflow that the run goes on with from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<Definition>,
+    /// A changed configuration that the run goes on with from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<serde_json::Map<String, Value>>,
     /// On a first record: digest of the frozen run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,
@@ -257,6 +260,13 @@ pub struct Failure {
     pub ending: Ending,
 }
 
+impl Failure {
+    /// Makes a failure of an error and its causes, outermost first.
+    pub fn new(kind: FailureKind, error: Vec<String>) -> Self {
+        Self { kind, error, retried: false, tolerated: false, ending: Ending::default() }
+    }
+}
+
 /// What kind of failure it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -277,6 +287,10 @@ pub enum FailureKind {
     Evidence,
     /// The step's own error.
     Error,
+    /// The step's own error, of a kind that no further try can mend.
+    Fatal,
+    /// A limit of the run was reached.
+    Limit,
 }
 
 /// What a step printed: the log is in the store's blobs.
@@ -329,6 +343,8 @@ pub enum WaitKind {
     Until(Timestamp),
     /// All child branches.
     Children,
+    /// A resume: it was held before or after a step, as asked when the run was started.
+    Resume,
 }
 
 /// How a branch ended.

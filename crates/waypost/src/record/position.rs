@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::header::{Try, Wait};
 use super::is_default;
-use crate::id::StepId;
+use crate::id::{Digest, StepId};
 
 /// All that is unfinished on a branch, and where the results of what is finished stand.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,16 @@ pub struct Position {
     /// The record that carries the definition in force, where that is not the one of the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<u64>,
+    /// The record that carries the configuration in force, where that is not the one of the run record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<u64>,
+    /// On a child branch: the record of the parent's branch whose fan-out it belongs to. A child whose parent waits for
+    /// another fan-out, or none, was left behind by a rollback or a later pass of a loop, and does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<u64>,
+    /// Children that ended as failed, in all fan-outs so far.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dead: u64,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
@@ -70,12 +80,33 @@ pub struct FrontierEntry {
     /// What it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<Wait>,
+    /// Durable results kept by this step in this iteration and epoch: `progress` records with a key.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub memos: u32,
     /// The exit code, seen and recorded while evidence was still being checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<i32>,
     /// The fan-out it is in the middle of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan: Option<Fan>,
+}
+
+impl FrontierEntry {
+    /// Makes the entry of a step that was never started. The record that carries it fills in `since`.
+    pub fn ready(step: StepId) -> Self {
+        Self {
+            step,
+            status: Status::Ready,
+            at: Try::default(),
+            failures: 0,
+            since: 0,
+            wake_at: None,
+            waits: Vec::new(),
+            memos: 0,
+            exited: None,
+            fan: None,
+        }
+    }
 }
 
 /// How far an unfinished step is.
@@ -96,10 +127,25 @@ pub enum Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fan {
-    /// The frozen items, in the store's blobs.
-    pub items: String,
-    /// How many items there are.
+    /// The frozen items, where the shape does not name the children itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items: Option<FrozenItems>,
+    /// How many children there will be.
     pub total: u64,
     /// How many children are open or were.
     pub opened: u64,
+    /// The record in which the fan-out began; its children name it as their origin.
+    pub since: u64,
+}
+
+/// Items of a fan-out, frozen in the store's blobs before its first child is opened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrozenItems {
+    /// The blob: one line of JSON for each item.
+    pub blob: String,
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 of it.
+    pub digest: Digest,
 }

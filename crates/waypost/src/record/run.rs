@@ -38,6 +38,9 @@ pub struct RunRecord {
     /// Settings of the front end that a resume needs, such as the shell that was chosen.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub settings: serde_json::Map<String, Value>,
+    /// What the program was configured with, for its steps to read.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub config: serde_json::Map<String, Value>,
     /// How soon an acknowledged checkpoint is on disk.
     #[serde(default)]
     pub durability: Durability,

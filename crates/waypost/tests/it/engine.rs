@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use waypost::engine::{
-    Adoption, Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel,
+    Adoption, Engine, Outcome, Program, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel,
 };
 use waypost::memory::{MemoryStore, Part};
 use waypost::record::{RunStatus, Status};
@@ -26,12 +26,12 @@ impl Rig {
         Self { store, engine }
     }
 
-    async fn run(&self, toy: &Toy) -> Result<Outcome, RunError> {
-        self.engine.run(toy, toy.record("r"), Default::default(), SessionOptions::default()).await
+    async fn run(&self, toy: &Toy) -> Result<Outcome<<Toy as Program>::State>, RunError> {
+        self.engine.run_program(toy, toy.record("r"), Default::default(), SessionOptions::default()).await
     }
 
-    async fn resume(&self, toy: &Toy) -> Result<Outcome, RunError> {
-        self.engine.resume(toy, &run_id(), ResumeOptions::default()).await
+    async fn resume(&self, toy: &Toy) -> Result<Outcome<<Toy as Program>::State>, RunError> {
+        self.engine.resume_program(toy, &run_id(), ResumeOptions::default()).await
     }
 
     /// Runs until the steps given hang, then ends as a killed process does: nothing more is said to the store.
@@ -235,7 +235,7 @@ async fn a_stop_is_recorded_and_the_step_runs_again() {
     let stop = StopHandle::default();
     let options = SessionOptions { stop: stop.clone(), ..SessionOptions::default() };
 
-    let session = rig.engine.run(&toy, toy.record("r"), Default::default(), options);
+    let session = rig.engine.run_program(&toy, toy.record("r"), Default::default(), options);
     let asker = async {
         while toy.trace() != "a b" {
             tokio::task::yield_now().await;
@@ -308,7 +308,7 @@ async fn a_restart_can_adopt_another_graph() {
         adopt: Some(adoption),
         ..ResumeOptions::default()
     };
-    let outcome = rig.engine.resume(&other, &run_id(), options).await.unwrap();
+    let outcome = rig.engine.resume_program(&other, &run_id(), options).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(other.trace(), "z a");
@@ -383,7 +383,7 @@ async fn until_starts_nothing_that_is_not_needed() {
     let toy = Toy::new("a; x; b: a; c: b", 4);
     let options = SessionOptions { until: Some("b".parse().unwrap()), ..SessionOptions::default() };
 
-    let outcome = rig.engine.run(&toy, toy.record("r"), Default::default(), options).await.unwrap();
+    let outcome = rig.engine.run_program(&toy, toy.record("r"), Default::default(), options).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Interrupted);
     assert_eq!(toy.trace(), "a b");
@@ -398,7 +398,7 @@ async fn one_writer() {
     let stop = StopHandle::default();
     let options = SessionOptions { stop: stop.clone(), ..SessionOptions::default() };
 
-    let session = rig.engine.run(&toy, toy.record("r"), Default::default(), options);
+    let session = rig.engine.run_program(&toy, toy.record("r"), Default::default(), options);
     let second = async {
         while toy.trace() != "a" {
             tokio::task::yield_now().await;
@@ -441,7 +441,7 @@ async fn no_silent_fresh_start() {
     assert_eq!(toy.trace(), "a b");
 
     let options = ResumeOptions { restart: Some(Default::default()), ..ResumeOptions::default() };
-    let outcome = rig.engine.resume(&toy.healed(), &run_id(), options).await.unwrap();
+    let outcome = rig.engine.resume_program(&toy.healed(), &run_id(), options).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(toy.trace(), "a b a b");
 }
@@ -468,7 +468,7 @@ async fn a_session_that_dies_after_moving_damage_aside_blocks_nothing() {
         rig.store.drop_holder(&run_id());
 
         let options = ResumeOptions { restart: restart.then(Default::default), ..ResumeOptions::default() };
-        let outcome = rig.engine.resume(&toy.healed(), &run_id(), options).await.unwrap();
+        let outcome = rig.engine.resume_program(&toy.healed(), &run_id(), options).await.unwrap();
 
         assert_eq!(outcome.status, RunStatus::Completed, "{damaged:?}, restart {restart}");
     }
@@ -489,11 +489,11 @@ async fn a_changed_graph_is_refused_unless_adopted() {
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
     let inserted = Toy::new("z; a: z; b: a", 1);
     let options = ResumeOptions { adopt: Some(adoption(&toy, &inserted)), ..ResumeOptions::default() };
-    let refused = rig.engine.resume(&inserted, &run_id(), options).await.unwrap_err();
+    let refused = rig.engine.resume_program(&inserted, &run_id(), options).await.unwrap_err();
     assert!(refused.to_string().contains("`a`"), "{refused}");
 
     let options = ResumeOptions { adopt: Some(adoption(&toy, &longer)), ..ResumeOptions::default() };
-    let outcome = rig.engine.resume(&longer, &run_id(), options).await.unwrap();
+    let outcome = rig.engine.resume_program(&longer, &run_id(), options).await.unwrap();
 
     assert_eq!((outcome.status, longer.trace().as_str()), (RunStatus::Completed, "b c"));
 }

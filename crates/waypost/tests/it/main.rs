@@ -9,6 +9,7 @@ mod file;
 mod file_crash;
 mod file_rig;
 mod folder;
+mod graph;
 mod lock;
 mod plan;
 mod portable;

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use waypost::plan::{Effective, Verdicts, checks, plan};
 use waypost::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
-use waypost::shape::{Shape, Step};
+use waypost::shape::{Children, OnChildFailure, Shape, Step};
 use waypost::{BranchPath, Digest, StepId};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
@@ -59,7 +59,13 @@ fn shape_of(text: &str) -> Shape {
         step.idempotent = !head.ends_with('!');
         step.routes = marked('>').map(|target| StepId::new(target).unwrap()).collect();
         step.subjects = marked('~').map(str::to_owned).collect();
-        step.children = children.map(|text| Box::new(shape_of(&text)));
+        step.children = children.map(|text| Children {
+            name: step.id.clone(),
+            shape: Box::new(shape_of(&text)),
+            named: Vec::new(),
+            parallel_max: 1,
+            on_failure: OnChildFailure::Stop,
+        });
         steps.push(step);
     }
     Shape::new(steps, 4).unwrap()
@@ -119,6 +125,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         since: 1,
         wake_at: after("at").map(|time| time.parse::<Timestamp>().unwrap()),
         waits: after("asks").map(wait).into_iter().collect(),
+        memos: 0,
         exited: None,
         fan: None,
     }

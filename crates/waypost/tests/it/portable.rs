@@ -13,8 +13,8 @@ use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::portable::{ExportError, LoadError, PORTABLE_BYTES_MAX, Portable, SaveError, SaveMode};
 use waypost::record::{
-    Body, Definition, End, Fan, Flaw, FrontierEntry, Header, Phase, Position, Record, RunRecord, Settled,
-    Status, StepPrint, Try, Wait, WaitKind,
+    Body, Definition, End, Fan, Flaw, FrontierEntry, FrozenItems, Header, Phase, Position, Record, RunRecord,
+    Settled, Status, StepPrint, Try,
 };
 use waypost::schema::{Migrations, SchemaError};
 use waypost::store::{Lease, Store, StoreError};
@@ -37,8 +37,8 @@ fn definition(text: &str) -> Definition {
 }
 
 fn frozen() -> RunRecord {
-    let params = json!({"topic": "tea", "depth": {"max": 3}}).as_object().unwrap().clone();
-    RunRecord { params, definition: definition("first"), ..run_record(&run_id("r-1")) }
+    let config = json!({"topic": "tea", "depth": {"max": 3}}).as_object().unwrap().clone();
+    RunRecord { config, definition: definition("first"), ..run_record(&run_id("r-1")) }
 }
 
 impl<S: Store> Story<S> {
@@ -91,27 +91,35 @@ fn main_branch() -> BranchPath {
 }
 
 fn entry(step: &str, status: Status, since: u64) -> FrontierEntry {
-    FrontierEntry {
-        step: step_id(step),
-        status,
-        at: Try { attempt: 1, ..Try::default() },
-        failures: 0,
-        since,
-        wake_at: None,
-        waits: Vec::new(),
-        exited: None,
-        fan: None,
-    }
+    let at = Try { attempt: 1, ..Try::default() };
+    FrontierEntry { status, at, since, ..FrontierEntry::ready(step_id(step)) }
 }
 
 fn frontier(entries: Vec<FrontierEntry>) -> Position {
     Position { frontier: entries, ..Position::default() }
 }
 
-/// A position in which `step` waits for its children.
-fn fans_out(step: &str, items: &str) -> Position {
-    let fan = Some(Fan { items: items.to_owned(), total: 3, opened: 3 });
-    frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, 1) }])
+/// A position in which `step` waits for its children since record `since`.
+fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
+    let items = items.map(|(blob, bytes)| FrozenItems {
+        blob: blob.to_owned(),
+        bytes: bytes.len() as u64,
+        digest: Digest::of(bytes),
+    });
+    let fan = Some(Fan { items, total: 3, opened: 3, since });
+    frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, since) }])
+}
+
+/// The position of a child that was opened by record `origin`.
+fn opened_by(origin: u64) -> Position {
+    Position { origin: Some(origin), ..Position::default() }
+}
+
+/// Another sound one than `small`.
+async fn other() -> Portable {
+    let mut story = Story::new(MemoryStore::new());
+    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.export(&main_branch(), 1).await.unwrap()
 }
 
 fn seqs(records: &[Record]) -> Vec<u64> {
@@ -177,7 +185,7 @@ async fn it_holds_what_a_new_run_needs() {
     assert_eq!(loaded.position(), &position);
     assert_eq!(loaded.run(), &sealed(frozen()));
     assert_eq!(loaded.definition(), &definition("second"));
-    assert_eq!(loaded.config(), &frozen().params);
+    assert_eq!(loaded.config(), &frozen().config);
     assert_eq!(seqs(loaded.history()), [2, 3, 5]);
     assert!(loaded.history().iter().all(|record| record.body_bytes().is_none()));
     assert_eq!((loaded.children().len(), loaded.blobs().len()), (0, 0));
@@ -381,7 +389,7 @@ async fn a_power_cut_leaves_the_file_whole_or_what_was_before() {
     let path = Path::new("disk/a.json");
     let empty = SimDisk::with_folder("disk");
     let taken = SimDisk::with_folder("disk");
-    portable.clone().with_config(serde_json::Map::new()).save_to(&taken, path, SaveMode::New).unwrap();
+    other().await.save_to(&taken, path, SaveMode::New).unwrap();
     taken.settle();
     let old = taken.read(path, PORTABLE_BYTES_MAX).unwrap();
 
@@ -409,7 +417,7 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
     let portable = small().await;
     let path = Path::new("disk/a.json");
     let taken = SimDisk::with_folder("disk");
-    portable.clone().with_config(serde_json::Map::new()).save_to(&taken, path, SaveMode::New).unwrap();
+    other().await.save_to(&taken, path, SaveMode::New).unwrap();
     taken.settle();
     let old = taken.read(path, PORTABLE_BYTES_MAX).unwrap();
     let first = taken.call_count();
@@ -439,39 +447,50 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
 
 #[tokio::test]
 async fn children_come_along_with_their_newest_checkpoints() {
-    // Given a fan-out: one child ended, one is open, one is open amid a fan-out of its own, and one was never run.
+    const ITEMS: &[u8] = b"\"a\"\n{\"key\":\"b\"}\n";
+    const DEEP: &[u8] = b"\x00not json";
+    // Given a fan-out @2: one child ended, one is open with a memo, one is open amid a fan-out of its own.
     let mut story = Story::new(MemoryStore::new());
     let ended = |header: &mut Header| header.end = Some(End::Failed);
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.blob("items/each", br#"["a","b","c"]"#).await;
-    story.blob("items/deep", b"\x00not json").await;
-    story.add(&branch("other:x"), Position::default(), |_| ()).await;
+    story.blob("items/each", ITEMS).await;
+    story.blob("items/deep", DEEP).await;
+    story.add(&branch("other:x"), opened_by(2), |_| ()).await;
     for seq in 1..=3 {
         let edit = |header: &mut Header| {
             if seq == 3 {
                 ended(header)
             }
         };
-        story.add(&branch("each:a"), Position::default(), edit).await;
+        story.add(&branch("each:a"), opened_by(2), edit).await;
     }
-    story.add(&branch("each:b"), frontier(vec![entry("work", Status::Started, 1)]), |_| ()).await;
-    story.add(&branch("each:c"), fans_out("deep", "items/deep"), |_| ()).await;
-    story.add(&branch("each:c/deep:1"), Position::default(), |_| ()).await;
-    // What an ended child once opened is joined.
-    story.add(&branch("each:a/deep:1"), Position::default(), ended).await;
-    story.add(&main_branch(), fans_out("each", "items/each"), |_| ()).await;
+    story.add(&branch("each:b"), opened_by(2), |header| header.step = Some(step_id("ask"))).await;
+    let asks = Position { origin: Some(2), ..frontier(vec![entry("ask", Status::Started, 1)]) };
+    story.add(&branch("each:b"), asks, |_| ()).await;
+    let deep = Position { origin: Some(2), ..fans_out("deep", 1, Some(("items/deep", DEEP))) };
+    story.add(&branch("each:c"), deep, |_| ()).await;
+    story.add(&branch("each:c/deep:1"), opened_by(1), |_| ()).await;
+    // What an ended child once opened is joined, and what an earlier pass of the loop left behind does not count.
+    story.add(&branch("each:a/deep:1"), opened_by(1), ended).await;
+    story.add(&branch("each:z"), opened_by(1), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 2, Some(("items/each", ITEMS))), |_| ()).await;
 
     let exported = story.export(&main_branch(), 2).await.unwrap();
 
-    let children: Vec<String> =
-        exported.children().iter().map(|child| child.header().reference().to_string()).collect();
-    assert_eq!(children, ["r-1/each:a@3", "r-1/each:b@1", "r-1/each:c@1", "r-1/each:c/deep:1@1"]);
+    let references = |records: &[Record]| -> Vec<String> {
+        records.iter().map(|record| record.header().reference().to_string()).collect()
+    };
+    assert_eq!(
+        references(exported.children()),
+        ["r-1/each:a@3", "r-1/each:b@2", "r-1/each:c@1", "r-1/each:c/deep:1@1"]
+    );
     assert!(exported.children().iter().all(|child| child.state_bytes().is_some()));
-    assert_eq!(exported.blobs()["items/each"], br#"["a","b","c"]"#);
-    assert_eq!(exported.blobs()["items/deep"], b"\x00not json");
+    assert_eq!(references(exported.history()), ["r-1/each:b@1"]);
+    assert_eq!(exported.blobs()["items/each"], ITEMS);
+    assert_eq!(exported.blobs()["items/deep"], DEEP);
     assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
     let text: Value = serde_json::from_slice(&exported.to_text()).unwrap();
-    assert_eq!(text["blobs"]["items/each"]["json"], json!(["a", "b", "c"]));
+    assert_eq!(text["blobs"]["items/each"]["lines"], json!(["a", {"key": "b"}]));
 
     // And a child can be taken by itself.
     let child = story.export(&branch("each:c"), 1).await.unwrap();
@@ -483,10 +502,8 @@ async fn children_come_along_with_their_newest_checkpoints() {
 async fn children_of_a_fork_without_items_come_along() {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.add(&branch("fork:a"), Position::default(), |_| ()).await;
-    let wait = Wait { id: "w".into(), key: "k".into(), on: WaitKind::Children, question: None };
-    let waiting = FrontierEntry { waits: vec![wait], ..entry("fork", Status::Waiting, 1) };
-    story.add(&main_branch(), frontier(vec![waiting]), |_| ()).await;
+    story.add(&branch("fork:a"), opened_by(2), |_| ()).await;
+    story.add(&main_branch(), fans_out("fork", 2, None), |_| ()).await;
 
     assert_eq!(story.export(&main_branch(), 2).await.unwrap().children().len(), 1);
 }
@@ -495,9 +512,8 @@ async fn children_of_a_fork_without_items_come_along() {
 async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.blob("items/each", b"[1,2,3]").await;
-    story.add(&branch("each:a"), Position::default(), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", "items/each"), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(2), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 2, None), |_| ()).await;
     story.add(&main_branch(), Position::default(), |_| ()).await;
 
     let amid = story.export(&main_branch(), 2).await.unwrap_err();
@@ -512,11 +528,16 @@ async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
 }
 
 #[tokio::test]
-async fn items_that_are_gone_are_missed() {
-    let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), fans_out("each", "items/each"), |_| ()).await;
+async fn items_that_are_gone_or_damaged_are_missed() {
+    for found in [None, Some(&b"[2]\n"[..]), Some(b"[1]"), Some(b"[1]\n[1]\n")] {
+        let mut story = Story::new(MemoryStore::new());
+        story.add(&main_branch(), fans_out("each", 1, Some(("items/each", b"[1]\n"))), |_| ()).await;
+        if let Some(bytes) = found {
+            story.blob("items/each", bytes).await;
+        }
 
-    assert!(matches!(story.export(&main_branch(), 1).await, Err(ExportError::Items { .. })));
+        assert!(matches!(story.export(&main_branch(), 1).await, Err(ExportError::Items { .. })), "{found:?}");
+    }
 }
 
 #[tokio::test]
@@ -528,10 +549,9 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     story.add(&main_branch(), Position::default(), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::Completed(1))]);
     story.add(&main_branch(), Position { ledger, ..Position::default() }, |_| ()).await;
-    story.blob("items/each", b"[1]").await;
-    story.add(&branch("each:a"), Position::default(), |_| ()).await;
-    story.add(&branch("each:a"), Position::default(), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", "items/each"), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 3, None), |_| ()).await;
     let damaged = |error: Result<Portable, ExportError>| match error {
         Err(ExportError::Store(StoreError::Damaged { damage, .. })) => {
             (damage.branch.to_string(), damage.seq)
@@ -638,7 +658,7 @@ async fn parts_that_do_not_belong_together_are_refused() {
 
     assert_eq!(
         refused(text.replace(&history, "")),
-        "it cannot be read: it lacks the header of r-1@1, which its position refers to"
+        "it cannot be read: it lacks the header of r-1@1, which a position in it refers to"
     );
     assert_eq!(
         refused(text.replace(&history, &format!("{history},{history}"))),
@@ -652,7 +672,7 @@ async fn parts_that_do_not_belong_together_are_refused() {
     assert_eq!(child(&main, true), "it cannot be read: checkpoint r-1@1 is no child of it");
     assert_eq!(child(&bare, false), "it cannot be read: checkpoint r-1/each:a@1 is no child of it");
     assert_eq!(
-        refused(text.replace("\"blobs\":{}", "\"blobs\":{\"../up\":{\"json\":1}}")),
+        refused(text.replace("\"blobs\":{}", "\"blobs\":{\"../up\":{\"lines\":[1]}}")),
         "it cannot be read: `../up` is not the name of a blob"
     );
     assert!(
@@ -662,11 +682,18 @@ async fn parts_that_do_not_belong_together_are_refused() {
 }
 
 #[tokio::test]
-async fn the_config_may_be_a_later_one() {
-    let config = json!({"topic": "coffee"}).as_object().unwrap().clone();
+async fn the_config_is_the_one_in_force() {
+    let later = json!({"topic": "coffee"}).as_object().unwrap().clone();
+    let mut story = Story::new(MemoryStore::new());
+    story.add(&main_branch(), Position::default(), |_| ()).await;
+    let changed = later.clone();
+    let position = Position { config: Some(2), ..Position::default() };
+    story.add(&main_branch(), position.clone(), |header| header.config = Some(changed)).await;
+    story.add(&main_branch(), position, |_| ()).await;
 
-    let portable = small().await.with_config(config.clone());
-
-    assert_eq!(Portable::from_text(&portable.to_text()).unwrap().config(), &config);
-    assert_eq!(portable.run().record().params, frozen().params);
+    for (seq, expect) in [(1, &frozen().config), (2, &later), (3, &later)] {
+        let exported = story.export(&main_branch(), seq).await.unwrap();
+        assert_eq!(exported.config(), expect);
+        assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
+    }
 }

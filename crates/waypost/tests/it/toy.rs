@@ -7,9 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Ended, OnFailure, Performed, Program, Settlement, Told,
+    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
+    Spot, StateError, Told,
 };
-use waypost::record::{Durability, Ending, Failure, FailureKind, RunRecord, SkipCause};
+use waypost::record::{Durability, Ending, Failure, FailureKind, Flaw, RunRecord, SkipCause};
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
 use waypost::{Digest, RunId, StepId};
@@ -107,6 +108,7 @@ impl Toy {
             env: BTreeMap::new(),
             labels: BTreeMap::new(),
             settings: serde_json::Map::new(),
+            config: serde_json::Map::new(),
             durability: Durability::Sync,
             retention: None,
             parent: None,
@@ -132,18 +134,34 @@ impl Program for Toy {
         &self.shape
     }
 
-    fn schema(&self) -> u32 {
+    fn schema(&self, _: usize) -> u32 {
         1
     }
 
-    fn admit(&self, step: &Step, _: &Self::State) -> Result<Admission, Failure> {
-        match self.does.get(&(step.id.to_string(), 1)) {
+    fn encode(&self, _: usize, state: &Self::State, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<Self::State, StateError> {
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn open(&self, _: Spot<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
+        unreachable!("no step of the toy has children")
+    }
+
+    fn child(&self, _: Spot<'_>, _: &Self::State, _: &Item) -> Result<Self::State, Failure> {
+        unreachable!("no step of the toy has children")
+    }
+
+    fn admit(&self, spot: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
+        match self.does.get(&(spot.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
             _ => Ok(Admission::Run),
         }
     }
 
-    fn prepare(&self, _: &Step, _: &Self::State) -> Result<Does, Failure> {
+    fn prepare(&self, _: Spot<'_>, _: &Self::State, _: Option<Joined>) -> Result<Does, Failure> {
         Ok(Does::Ok(Value::Null))
     }
 
@@ -172,17 +190,23 @@ impl Program for Toy {
         }
     }
 
-    fn on_failure(&self, step: &Step, _: &Failure) -> OnFailure {
-        OnFailure { retry: true, tolerate: self.tolerated.contains(&step.id.to_string()) }
+    fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
+        OnFailure { retry: true, tolerate: self.tolerated.contains(&spot.step.id.to_string()) }
     }
 
-    fn apply(&self, state: &mut Self::State, step: &Step, settled: Settlement<'_, Value>) {
+    fn apply(
+        &self,
+        state: &mut Self::State,
+        spot: Spot<'_>,
+        settled: Settlement<'_, Value>,
+    ) -> Result<Follow, Failure> {
         let value = match settled {
             Settlement::Completed(value, _) => value,
             Settlement::Tolerated(_) => json!("tolerated"),
             Settlement::Skipped => json!("skipped"),
         };
-        state.insert(step.id.to_string(), value);
+        state.insert(spot.step.id.to_string(), value);
+        Ok(Follow::Needs)
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {

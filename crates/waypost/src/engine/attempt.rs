@@ -1,0 +1,258 @@
+//! One try of a step, as the step sees it: who it is, when it must end, what it kept before.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::sync::{OnceCell, mpsc, oneshot};
+
+use crate::clock::Clock;
+use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::record::{Phase, Try, Wait, WaitKind};
+use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
+
+use super::Told;
+use super::line::LineId;
+use super::request::{Asked, Request};
+use super::stop::{Stop, StopHandle};
+
+/// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
+/// is a loop of steps.
+pub const MEMOS_MAX: u32 = 1_000;
+/// Largest of them, as JSON: it stands in a header. What is larger belongs in the state, or in a file.
+pub const MEMO_BYTES_MAX: usize = 1 << 20;
+
+/// Why a result could not be kept or read.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoError {
+    /// It is too large.
+    #[error("the result kept as `{key}` has {bytes} bytes, {MEMO_BYTES_MAX} are allowed")]
+    Large {
+        /// Its key.
+        key: String,
+        /// Its size.
+        bytes: usize,
+    },
+    /// There are too many.
+    #[error("step `{0}` has kept {MEMOS_MAX} results, no more are allowed")]
+    Many(StepId),
+    /// The session is ending; the step will be dropped.
+    #[error("the run is ending, and result `{0}` was not kept")]
+    Ending(String),
+    /// What was kept before cannot be read.
+    #[error("cannot read what step `{step}` kept before")]
+    Read {
+        /// The step.
+        step: StepId,
+        /// Why.
+        source: StoreError,
+    },
+}
+
+/// One try of a step.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The run.
+    pub run: RunId,
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// Which try.
+    pub at: Try,
+    /// The lease under which it runs; blobs are written with it.
+    pub lease: Lease,
+    pub(super) timeout: Option<Duration>,
+    pub(super) stop: StopHandle,
+    pub(super) cancel: StopHandle,
+    pub(super) line: LineId,
+    pub(super) job: u64,
+    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) memos: Arc<Memos>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) config: Arc<Map<String, Value>>,
+}
+
+impl Attempt {
+    /// Returns a key that is the same over retries and crashes, and new after a deliberate redo.
+    pub fn idempotency_key(&self) -> String {
+        self.key_of(&[])
+    }
+
+    /// Returns the id of a wait for `key` in this step: the same until the step is deliberately redone.
+    pub fn wait_id(&self, key: &str) -> String {
+        self.key_of(&[key.as_bytes()])
+    }
+
+    fn key_of(&self, more: &[&[u8]]) -> String {
+        let iteration: Vec<u8> = self.at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
+        let epoch = self.at.epoch.to_le_bytes();
+        let names = [self.run.as_str(), self.branch.as_str(), self.step.as_str()].map(str::as_bytes);
+        let parts = names.into_iter().chain([iteration.as_slice(), &epoch]).chain(more.iter().copied());
+        Digest::of_parts(parts).to_string()[..32].to_owned()
+    }
+
+    /// Returns what the run was configured with.
+    pub fn config(&self) -> &Map<String, Value> {
+        &self.config
+    }
+
+    /// Returns the clock of the engine.
+    pub fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    /// Resolves when the step must end: asked to stop, or out of time.
+    ///
+    /// Counts the time from this call; call it once, when the work begins.
+    pub async fn stopped(&self) -> Ended {
+        let limit = async {
+            match self.timeout {
+                Some(limit) => {
+                    tokio::time::sleep(limit).await;
+                    limit
+                }
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            stop = self.stop.stopped() => Ended::Stop(stop),
+            stop = self.cancel.stopped() => Ended::Stop(stop),
+            limit = limit => Ended::Timeout(limit),
+        }
+    }
+
+    /// Resolves when the step must end at once, without grace.
+    pub async fn killed(&self) {
+        tokio::select! {
+            () = self.stop.killed() => {}
+            () = self.cancel.killed() => {}
+        }
+    }
+
+    /// Resolves when the step is to end because the run or this branch of it is stopped.
+    pub async fn stop_asked(&self) -> Stop {
+        tokio::select! {
+            biased;
+            stop = self.stop.stopped() => stop,
+            stop = self.cancel.stopped() => stop,
+        }
+    }
+
+    /// Says whether a stop was asked for.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.asked().or_else(|| self.cancel.asked()).is_some()
+    }
+
+    /// Returns what this step kept under `key` in an earlier try of this iteration, or before it was let go.
+    ///
+    /// # Errors
+    /// [`MemoError::Read`]: the store cannot be read.
+    pub async fn kept(&self, key: &str) -> Result<Option<Value>, MemoError> {
+        let read = self.memos.read(self).await;
+        let memos = read.map_err(|source| MemoError::Read { step: self.step.clone(), source })?;
+        Ok(memos.get(key).cloned())
+    }
+
+    /// Keeps a result under `key`, with what the step has to say so far; returns once it is as durable as the run asks.
+    ///
+    /// # Errors
+    /// [`MemoError`]: nothing was kept.
+    pub async fn keep(&self, key: &str, value: Value, told: Told) -> Result<(), MemoError> {
+        let bytes = serde_json::to_vec(&value).map_or(0, |bytes| bytes.len());
+        if bytes > MEMO_BYTES_MAX {
+            return Err(MemoError::Large { key: key.to_owned(), bytes });
+        }
+        if !self.memos.take_slot() {
+            return Err(MemoError::Many(self.step.clone()));
+        }
+        let (kept, answer) = oneshot::channel();
+        let ending = || MemoError::Ending(key.to_owned());
+        let what = Asked::Keep { key: key.to_owned(), value, told, kept };
+        self.ask(what).await.map_err(|()| ending())?;
+        answer.await.map_err(|_| ending())
+    }
+
+    /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and
+    /// [`kept`](Self::kept) has the answer under `key`.
+    pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> std::convert::Infallible {
+        let wait = Wait { id: self.wait_id(key), key: key.to_owned(), on, question };
+        let _ = self.ask(Asked::Wait(wait)).await;
+        pending().await
+    }
+
+    async fn ask(&self, what: Asked) -> Result<(), ()> {
+        let request = Request { line: self.line, job: self.job, what };
+        self.requests.send(request).await.map_err(drop)
+    }
+}
+
+/// Why a step must end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// Somebody wants the run, or this branch of it, to stop.
+    Stop(Stop),
+    /// It took longer than this.
+    Timeout(Duration),
+}
+
+/// What a step kept, read once when first asked for.
+#[derive(Debug)]
+pub(super) struct Memos {
+    store: Arc<dyn Store>,
+    /// How many there are in the store.
+    count: u32,
+    added: std::sync::atomic::AtomicU32,
+    values: OnceCell<HashMap<String, Value>>,
+}
+
+impl Memos {
+    pub(super) fn new(store: Arc<dyn Store>, count: u32) -> Self {
+        Self { store, count, added: std::sync::atomic::AtomicU32::new(0), values: OnceCell::new() }
+    }
+
+    fn take_slot(&self) -> bool {
+        let added = self.added.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.count.saturating_add(added) < MEMOS_MAX
+    }
+
+    async fn read(&self, attempt: &Attempt) -> Result<&HashMap<String, Value>, StoreError> {
+        self.values.get_or_try_init(|| self.load(attempt)).await
+    }
+
+    async fn load(&self, attempt: &Attempt) -> Result<HashMap<String, Value>, StoreError> {
+        let mut values = HashMap::with_capacity(self.count as usize);
+        if self.count == 0 {
+            return Ok(values);
+        }
+        let mut scan = Scan {
+            branch: Some(attempt.branch.clone()),
+            step: Some(attempt.step.to_string()),
+            phase: Some("progress"),
+            order: ScanOrder::NewestFirst,
+            ..Scan::of(&attempt.run)
+        };
+        let mut found = 0;
+        loop {
+            let page = self.store.scan(&scan).await?;
+            for record in &page.records {
+                let header = record.header();
+                let ours = header.at.iteration == attempt.at.iteration && header.at.epoch == attempt.at.epoch;
+                if let (true, Phase::Progress { key, value }) = (ours, &header.phase) {
+                    found += 1;
+                    values.entry(key.clone()).or_insert_with(|| value.clone());
+                }
+                if found == self.count {
+                    return Ok(values);
+                }
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(values),
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Fan-outs: children opened page by page, and what the step that joins them is given.
+//!
+//! ```text
+//!   step ready --> items frozen --> waiting, children opened in pages --> all ended --> step starts, as the join
+//!                                         ^ a crash here: the newest record of each open child says how far it is
+//! ```
+//!
+//! A child that no longer has a record to be read back for (it was opened but has not begun) costs a few words of
+//! memory, one that ended costs its digest. So the number of children is bounded by the disk.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
+use crate::record::{End, Failure, FrozenItems, Phase, Record};
+use crate::store::{BLOB_CHUNK_BYTES, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
+
+/// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
+pub const CHILD_PAGE: u64 = 1_000;
+
+/// One child to be opened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    /// Names it among its siblings; each key once.
+    pub key: String,
+    /// What it is about.
+    #[serde(default)]
+    pub value: Value,
+    /// Its place among its siblings, from 0.
+    #[serde(skip)]
+    pub index: u64,
+    /// The step that it begins with; none for that of its shape.
+    #[serde(skip)]
+    pub start: Option<StepId>,
+}
+
+/// A child that is open and has not begun.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) branch: BranchPath,
+    pub(super) index: u64,
+    pub(super) seq: u64,
+}
+
+/// The fan-out of a step under way.
+#[derive(Debug)]
+pub(super) struct FanOut {
+    /// The place of the step.
+    pub(super) place: usize,
+    pub(super) source: Items,
+    pub(super) total: u64,
+    pub(super) opened: u64,
+    /// Children that have ended.
+    pub(super) ended: u64,
+    /// Those of them that ended in this session.
+    pub(super) ended_here: u64,
+    /// Children that ended as failed, as far as is known.
+    pub(super) failed: u64,
+    /// Children that are at work or about to be.
+    pub(super) active: usize,
+    /// A sibling failed, and nothing more is started.
+    pub(super) stopped: bool,
+    /// Children may have records from an earlier pass or before a redo.
+    pub(super) revisited: bool,
+    pub(super) queue: VecDeque<Queued>,
+    pub(super) reader: Option<ItemReader>,
+    /// Digest of the last record of each child that ended, as far as is known.
+    pub(super) digests: Vec<Option<Digest>>,
+    here: Vec<bool>,
+}
+
+impl FanOut {
+    pub(super) fn new(place: usize, source: Items, total: u64, revisited: bool) -> Self {
+        Self {
+            place,
+            source,
+            total,
+            opened: 0,
+            ended: 0,
+            ended_here: 0,
+            failed: 0,
+            active: 0,
+            stopped: false,
+            revisited,
+            queue: VecDeque::new(),
+            reader: None,
+            digests: vec![None; total as usize],
+            here: vec![false; total as usize],
+        }
+    }
+
+    /// Says whether all children have ended.
+    pub(super) fn is_complete(&self) -> bool {
+        self.opened == self.total && self.ended == self.total
+    }
+
+    pub(super) fn mark_ended_here(&mut self, index: u64) {
+        self.ended_here += 1;
+        self.here[index as usize] = true;
+    }
+
+    pub(super) fn is_ended_here(&self, index: u64) -> bool {
+        self.here[index as usize]
+    }
+
+    pub(super) fn keep_digest(&mut self, index: u64, digest: Digest) {
+        self.digests[index as usize] = Some(digest);
+    }
+}
+
+/// Where the children's names and items come from.
+#[derive(Debug, Clone)]
+pub(super) enum Items {
+    /// From the shape.
+    Named(Arc<[Item]>),
+    /// From the store's blobs.
+    Frozen { run: RunId, at: FrozenItems },
+}
+
+impl Items {
+    /// Makes those that the shape names.
+    pub(super) fn named(named: &[(String, Option<StepId>)]) -> Self {
+        let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
+            key: key.clone(),
+            value: Value::Null,
+            index: index as u64,
+            start: start.clone(),
+        };
+        Self::Named(named.iter().enumerate().map(item).collect())
+    }
+
+    /// Begins to read from the item of that index.
+    pub(super) async fn reader(&self, store: Arc<dyn Store>, from: u64) -> Result<ItemReader, StoreError> {
+        let mut reader =
+            ItemReader { store, items: self.clone(), offset: 0, buffer: Vec::new(), at: 0, index: 0 };
+        match self {
+            Self::Named(_) => reader.index = from,
+            Self::Frozen { run, at } => {
+                check_items(reader.store.as_ref(), run, at).await?;
+                while reader.index < from && reader.next().await?.is_some() {}
+            }
+        }
+        Ok(reader)
+    }
+}
+
+/// Writes items to the blobs, and says where they are. Each call writes them anew under another name.
+pub(super) async fn freeze(
+    store: &dyn Store,
+    lease: &Lease,
+    name: String,
+    items: &[Item],
+) -> Result<FrozenItems, StoreError> {
+    let mut text = Vec::new();
+    for item in items {
+        serde_json::to_writer(&mut text, item)
+            .map_err(|error| StoreError::Invalid(format!("item `{}` cannot be kept: {error}", item.key)))?;
+        text.push(b'\n');
+    }
+    for chunk in text.chunks(BLOB_CHUNK_BYTES) {
+        store.blobs().append(lease, &name, chunk).await?;
+    }
+    store.blobs().sync(lease, &name).await?;
+    Ok(FrozenItems { blob: name, bytes: text.len() as u64, digest: Digest::of(&text) })
+}
+
+/// Makes sure that frozen items are what was frozen, before the first of them is used.
+async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result<(), StoreError> {
+    let mut digester = Digester::default();
+    let mut offset = 0;
+    while offset < at.bytes {
+        let chunk = store.blobs().read(run, &at.blob, offset).await?;
+        if chunk.is_empty() {
+            break;
+        }
+        offset += chunk.len() as u64;
+        digester.update(&chunk);
+    }
+    let actual = digester.finish();
+    if offset == at.bytes && actual == at.digest {
+        return Ok(());
+    }
+    let (blob, expect) = (&at.blob, at.digest);
+    Err(StoreError::Invalid(format!(
+        "the frozen items of run {run} in blob `{blob}` are not what was frozen: digest {actual}, recorded was {expect}"
+    )))
+}
+
+/// Reads items one after the other.
+#[derive(Debug)]
+pub(super) struct ItemReader {
+    store: Arc<dyn Store>,
+    items: Items,
+    offset: u64,
+    buffer: Vec<u8>,
+    at: usize,
+    index: u64,
+}
+
+impl ItemReader {
+    /// Returns the next one.
+    pub(super) async fn next(&mut self) -> Result<Option<Item>, StoreError> {
+        let (run, frozen) = match &self.items {
+            Items::Named(items) => {
+                let item = items.get(self.index as usize).cloned();
+                self.index += 1;
+                return Ok(item);
+            }
+            Items::Frozen { run, at } => (run.clone(), at.clone()),
+        };
+        let missing = |what: &str| {
+            StoreError::Invalid(format!(
+                "the items of run {run} in blob `{}` are not whole: {what}",
+                frozen.blob
+            ))
+        };
+        loop {
+            if let Some(end) = self.buffer[self.at..].iter().position(|byte| *byte == b'\n') {
+                let line = &self.buffer[self.at..self.at + end];
+                let mut item: Item =
+                    serde_json::from_slice(line).map_err(|error| missing(&error.to_string()))?;
+                item.index = self.index;
+                self.at += end + 1;
+                self.index += 1;
+                return Ok(Some(item));
+            }
+            if self.offset >= frozen.bytes {
+                let rest = self.buffer.len() - self.at;
+                return if rest == 0 { Ok(None) } else { Err(missing("the last line is torn")) };
+            }
+            let chunk = self.store.blobs().read(&run, &frozen.blob, self.offset).await?;
+            if chunk.is_empty() {
+                return Err(missing("it is shorter than it was"));
+            }
+            self.offset += chunk.len() as u64;
+            self.buffer.drain(..self.at);
+            self.at = 0;
+            self.buffer.extend_from_slice(&chunk);
+        }
+    }
+}
+
+/// What became of the children of a step, for the step that joins them.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) run: RunId,
+    pub(super) branch: BranchPath,
+    /// What the branches are named after.
+    pub(super) name: StepId,
+    pub(super) source: Items,
+    pub(super) total: u64,
+}
+
+impl Joined {
+    /// Returns how many children there were.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Reads what became of them, in the order of their items, one at a time.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn outcomes(&self) -> Result<Outcomes, StoreError> {
+        let reader = self.source.reader(Arc::clone(&self.store), 0).await?;
+        Ok(Outcomes { joined: self.clone(), reader })
+    }
+
+    async fn last(&self, key: &str) -> Result<Record, StoreError> {
+        let branch = self.branch.child(&self.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        self.store.newest(&self.run, &branch).await
+    }
+
+    /// Returns the Merkle root of the children's last digests. `known` has those that need not be read.
+    pub(super) async fn root(&self, known: &[Option<Digest>]) -> Result<Digest, StoreError> {
+        let mut leaves = Vec::with_capacity(known.len());
+        if known.iter().all(Option::is_some) && known.len() as u64 == self.total {
+            leaves.extend(known.iter().flatten());
+            return Ok(Digest::merkle(&leaves));
+        }
+        let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
+        while let Some(item) = reader.next().await? {
+            let branch =
+                self.branch.child(&self.name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let order = ScanOrder::NewestFirst;
+            let scan = Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(&self.run) };
+            let found = self.store.scan(&scan).await?;
+            let record = found.records.first().ok_or_else(|| StoreError::no_branch(&self.run, &branch))?;
+            leaves.push(record.digest());
+        }
+        Ok(Digest::merkle(&leaves))
+    }
+}
+
+/// What became of children, one after the other.
+#[derive(Debug)]
+pub struct Outcomes {
+    joined: Joined,
+    reader: ItemReader,
+}
+
+/// How one child ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChildEnd {
+    /// What it was about.
+    pub item: Item,
+    /// How it ended.
+    pub end: End,
+    /// Its last record, with its state.
+    pub record: Record,
+}
+
+impl ChildEnd {
+    /// Returns why it failed, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        match &self.record.header().phase {
+            Phase::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+impl Outcomes {
+    /// Returns the next one.
+    ///
+    /// # Errors
+    /// Those of the store; a child whose last record is damaged is [`StoreError::Damaged`].
+    pub async fn next(&mut self) -> Result<Option<ChildEnd>, StoreError> {
+        let Some(item) = self.reader.next().await? else { return Ok(None) };
+        let record = self.joined.last(&item.key).await?;
+        let end = record.header().end.unwrap_or(End::Cancelled);
+        Ok(Some(ChildEnd { item, end, record }))
+    }
+}

@@ -1,0 +1,343 @@
+//! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
+
+use futures_util::future::AbortHandle;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::id::{BranchPath, StepId};
+use crate::record::{
+    End, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait, WaitKind,
+};
+use crate::shape::{Shape, Unfinished};
+
+use super::Spot;
+use super::chain::{Chain, Draft};
+use super::fan::FanOut;
+use super::stop::StopHandle;
+
+/// Names a branch among those that a session has in memory.
+pub(super) type LineId = usize;
+
+/// The main branch.
+pub(super) const MAIN: LineId = 0;
+
+/// A step in flight.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) place: usize,
+    /// Unique in the session.
+    pub(super) job: u64,
+    pub(super) abort: AbortHandle,
+    /// It asked to wait, and is being let go.
+    pub(super) waits: Option<Wait>,
+}
+
+/// Who opened a branch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Opener {
+    pub(super) line: LineId,
+    /// The place of the step that did.
+    pub(super) place: usize,
+    /// Its place among the children.
+    pub(super) index: u64,
+}
+
+/// A branch under way.
+pub(super) struct Line<'a, S> {
+    pub(super) chain: Chain,
+    pub(super) shape: &'a Shape,
+    pub(super) state: S,
+    pub(super) position: Position,
+    pub(super) unfinished: Unfinished,
+    pub(super) opener: Option<Opener>,
+    /// Place of the whole branch in loops around it.
+    pub(super) around: Vec<u32>,
+    pub(super) drafts: Vec<Draft>,
+    /// Places that the next commit starts.
+    pub(super) starting: Vec<usize>,
+    /// Places whose start needs a commit of its own.
+    pub(super) alone: Vec<usize>,
+    pub(super) flights: Vec<Flight>,
+    pub(super) fans: Vec<FanOut>,
+    /// Steps that a resume lets pass although the run is held before them.
+    pub(super) passed: Vec<usize>,
+    /// Through which only this branch is stopped.
+    pub(super) cancel: StopHandle,
+    /// It ends with the next commit.
+    pub(super) end: Option<End>,
+    /// Its opener knows that it has ended.
+    pub(super) is_counted_out: bool,
+    /// It was opened without room for it, and is let go after the commit.
+    pub(super) parked: bool,
+    /// It only waits, and its siblings have its room.
+    pub(super) is_resting: bool,
+    /// Everything is done, but the run is held after its last step.
+    pub(super) is_held_at_end: bool,
+    /// When it is due, as the session has noted it.
+    pub(super) timer: Option<Timestamp>,
+    /// The reason of records that begin something, until the next commit.
+    pub(super) reason: Reason,
+}
+
+impl<'a, S> Line<'a, S> {
+    pub(super) fn new(chain: Chain, shape: &'a Shape, position: Position, state: S) -> Self {
+        let unfinished = Unfinished::of(shape, &position);
+        Self {
+            chain,
+            shape,
+            state,
+            position,
+            unfinished,
+            opener: None,
+            around: Vec::new(),
+            drafts: Vec::new(),
+            starting: Vec::new(),
+            alone: Vec::new(),
+            flights: Vec::new(),
+            fans: Vec::new(),
+            passed: Vec::new(),
+            cancel: StopHandle::default(),
+            end: None,
+            is_counted_out: false,
+            parked: false,
+            is_resting: false,
+            is_held_at_end: false,
+            timer: None,
+            reason: Reason::Step,
+        }
+    }
+
+    pub(super) fn branch(&self) -> &BranchPath {
+        &self.chain.branch
+    }
+
+    pub(super) fn spot(&self, place: usize) -> Spot<'_> {
+        let step = &self.shape.steps()[place];
+        Spot { branch: &self.chain.branch, level: self.shape.level(), place, step }
+    }
+
+    pub(super) fn step_id(&self, place: usize) -> &'a StepId {
+        &self.shape.steps()[place].id
+    }
+
+    pub(super) fn entry(&self, place: usize) -> &FrontierEntry {
+        let id = self.step_id(place);
+        let found = self.position.frontier.iter().find(|entry| entry.step == *id);
+        found.expect("a step under way is in the frontier")
+    }
+
+    pub(super) fn entry_mut(&mut self, place: usize) -> &mut FrontierEntry {
+        let id = self.step_id(place);
+        let found = self.position.frontier.iter_mut().find(|entry| entry.step == *id);
+        found.expect("a step under way is in the frontier")
+    }
+
+    pub(super) fn has(&self, status: Status) -> bool {
+        self.position.frontier.iter().any(|entry| entry.status == status)
+    }
+
+    /// Says whether something of it is under way or about to start.
+    pub(super) fn is_active(&self) -> bool {
+        !self.flights.is_empty() || !self.starting.is_empty() || !self.alone.is_empty()
+    }
+
+    /// Returns how many steps of it are under way or about to start.
+    pub(super) fn active(&self) -> usize {
+        self.flights.len() + self.starting.len() + self.alone.len()
+    }
+
+    pub(super) fn seq_of_next_draft(&self) -> u64 {
+        self.chain.next + self.drafts.len() as u64
+    }
+
+    /// Adds what is to be written about a step.
+    pub(super) fn draft(&mut self, phase: Phase, reason: Reason, step: StepId, at: Try) -> &mut Draft {
+        self.drafts.push(Draft::new(phase, reason, Some(step), at));
+        self.drafts.last_mut().expect("one was just added")
+    }
+
+    /// Adds what is to be written about a step that is in the frontier.
+    pub(super) fn draft_of(&mut self, place: usize, phase: Phase, reason: Reason) -> &mut Draft {
+        let entry = self.entry(place);
+        let (step, at) = (entry.step.clone(), entry.at.clone());
+        self.draft(phase, reason, step, at)
+    }
+
+    /// Makes sure that something is written, with the starts of the next commit on the last of it.
+    ///
+    /// `by`: who stopped the run, where nothing else happened.
+    pub(super) fn complete_drafts(&mut self, status: Option<RunStatus>, by: impl FnOnce() -> String) {
+        let start = |place: &usize| {
+            let entry = self.entry(*place);
+            Start { step: entry.step.clone(), at: entry.at.clone() }
+        };
+        let starts: Vec<Start> = self.starting.iter().map(start).collect();
+        if self.drafts.is_empty() {
+            let draft = match (status, starts.first()) {
+                (Some(_), None) if !self.position.frontier.is_empty() => {
+                    let phase = Phase::Interrupted { in_progress: false, by: by() };
+                    Draft::new(phase, Reason::Stopped, None, Try::default())
+                }
+                (_, first) => {
+                    let (step, at) = first.map(|start| (start.step.clone(), start.at.clone())).unzip();
+                    Draft::new(Phase::Started, self.reason, step, at.unwrap_or_default())
+                }
+            };
+            self.drafts.push(draft);
+        }
+        self.drafts.last_mut().expect("there is one by now").started.extend(starts);
+    }
+
+    /// Takes a finished step out of the frontier and puts in what it freed.
+    pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>, follow: super::Follow) {
+        let id = self.step_id(place).clone();
+        let at = self.entry(place).at.clone();
+        self.position.frontier.retain(|entry| entry.step != id);
+        self.fans.retain(|fan| fan.place != place);
+        match settled {
+            Some(settled) => drop(self.position.ledger.insert(id, settled)),
+            None => drop(self.position.ledger.remove(&id)),
+        }
+        let freed = match follow {
+            super::Follow::Needs => self.unfinished.settle(self.shape, place),
+            super::Follow::To(next) => {
+                self.unfinished.follow(self.shape, place, Some(next), std::iter::empty());
+                vec![next]
+            }
+            super::Follow::End => {
+                self.unfinished.follow(self.shape, place, None, std::iter::empty());
+                Vec::new()
+            }
+        };
+        for next in freed {
+            let mut entry = FrontierEntry::ready(self.step_id(next).clone());
+            entry.at.epoch = at.epoch;
+            entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
+            self.position.frontier.push(entry);
+        }
+    }
+
+    /// Finds what may start now.
+    pub(super) fn next_ready(
+        &self,
+        now: Timestamp,
+        wanted: Option<&[bool]>,
+        free: impl Fn(&usize) -> bool,
+    ) -> Option<usize> {
+        let due = |entry: &&FrontierEntry| {
+            entry.status == Status::Ready && entry.wake_at.is_none_or(|wake_at| wake_at <= now)
+        };
+        let place = |entry: &FrontierEntry| self.shape.place(entry.step.as_str());
+        let free = |place: &usize| {
+            free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
+        };
+        self.position.frontier.iter().filter(due).filter_map(place).find(free)
+    }
+
+    /// Returns when the next delayed try or sleep is due.
+    pub(super) fn next_due(&self) -> Option<Timestamp> {
+        let timed = |entry: &&FrontierEntry| matches!(entry.status, Status::Ready | Status::Waiting);
+        self.position.frontier.iter().filter(timed).filter_map(|entry| entry.wake_at).min()
+    }
+
+    pub(super) fn mark_started(&mut self, place: usize) -> Start {
+        self.position.steps_started += 1;
+        let entry = self.entry_mut(place);
+        entry.status = Status::Started;
+        entry.at.attempt += 1;
+        entry.since = 0;
+        entry.wake_at = None;
+        entry.waits.clear();
+        Start { step: entry.step.clone(), at: entry.at.clone() }
+    }
+
+    /// Takes a start back: as if it had not been.
+    pub(super) fn unmark_started(&mut self, place: usize) {
+        let entry = self.entry_mut(place);
+        entry.status = Status::Ready;
+        entry.at.attempt -= 1;
+        entry.since = 0;
+        self.position.steps_started -= 1;
+    }
+
+    /// Says whether a step is under way, or was cut, that must not be repeated blindly.
+    pub(super) fn is_doubtful(&self) -> bool {
+        let doubtful = |entry: &FrontierEntry| {
+            entry.status == Status::Started
+                && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
+        };
+        self.position.frontier.iter().any(doubtful)
+    }
+
+    /// Says whether it was held before or after a step, for a resume to go on.
+    pub(super) fn is_held(&self) -> bool {
+        let held = |entry: &FrontierEntry| entry.waits.iter().any(|wait| wait.on == WaitKind::Resume);
+        self.position.frontier.iter().any(held)
+    }
+
+    /// Says whether a step of it waits for an answer or a signal.
+    pub(super) fn asks(&self) -> bool {
+        self.waiting_for(&|wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_))).is_some()
+    }
+
+    /// Says whether a step of it waits for a time.
+    pub(super) fn sleeps(&self) -> bool {
+        self.waiting_for(&|wait| matches!(wait.on, WaitKind::Until(_))).is_some()
+    }
+
+    /// Returns the steps that wait for something outside the run.
+    pub(super) fn asking_places(&self) -> Vec<usize> {
+        let outside =
+            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+        let asking =
+            |entry: &&FrontierEntry| entry.status == Status::Waiting && entry.waits.iter().any(outside);
+        let entries = self.position.frontier.iter().filter(asking);
+        entries.filter_map(|entry| self.shape.place(entry.step.as_str())).collect()
+    }
+
+    /// Finds a step with such a wait.
+    pub(super) fn waiting_for(&self, matches: &dyn Fn(&Wait) -> bool) -> Option<usize> {
+        let waits =
+            |entry: &&FrontierEntry| entry.status == Status::Waiting && entry.waits.iter().any(matches);
+        let entry = self.position.frontier.iter().find(waits)?;
+        self.shape.place(entry.step.as_str())
+    }
+
+    /// Takes in the answer to a wait: the step has it under the key of the wait, and may start again.
+    pub(super) fn answer(&mut self, place: usize, matches: &dyn Fn(&Wait) -> bool, value: Value) {
+        let entry = self.entry_mut(place);
+        let at = entry.waits.iter().position(matches).expect("it was found by this wait");
+        let key = entry.waits[at].key.clone();
+        entry.waits.clear();
+        entry.status = Status::Ready;
+        entry.since = 0;
+        entry.memos += 1;
+        self.draft_of(place, Phase::Progress { key, value }, Reason::Answer);
+    }
+
+    /// Readies sleepers that are due.
+    pub(super) fn wake(&mut self, now: Timestamp) {
+        for entry in &mut self.position.frontier {
+            if entry.status == Status::Waiting && entry.wake_at.is_some_and(|due| due <= now) {
+                entry.status = Status::Ready;
+                entry.wake_at = None;
+                entry.waits.clear();
+            }
+        }
+    }
+
+    /// Says whether nothing of it goes on before something outside happens.
+    pub(super) fn rests(&self) -> bool {
+        let waits = |entry: &FrontierEntry| entry.status == Status::Waiting && entry.fan.is_none();
+        !self.is_active() && self.position.frontier.iter().all(waits)
+    }
+
+    pub(super) fn fan_mut(&mut self, place: usize) -> &mut FanOut {
+        let found = self.fans.iter_mut().find(|fan| fan.place == place);
+        found.expect("a step with open children has a fan-out")
+    }
+
+    pub(super) fn remove_flight(&mut self, place: usize) {
+        self.flights.retain(|flight| flight.place != place);
+    }
+}

@@ -1,0 +1,39 @@
+//! What steps under way ask of their session: to keep a result, to wait.
+//!
+//! A step never appends: it asks, and the one loop of the session commits. Whoever asks to keep something is answered
+//! once it is on disk; whoever asks to wait is dropped, and starts again from its top when what it waits for is there.
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::Told;
+use super::line::LineId;
+use crate::record::Wait;
+
+/// How many requests may be on their way: a step that asks faster than the store commits is slowed down.
+pub(super) const REQUESTS_MAX: usize = 64;
+
+/// Asked by a step under way.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The branch it runs on.
+    pub(super) line: LineId,
+    /// Which start of a step it comes from; one that has ended meanwhile asks for nothing any more.
+    pub(super) job: u64,
+    /// What is asked.
+    pub(super) what: Asked,
+}
+
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// To commit a result under a key, so that the step has it when it starts again.
+    Keep {
+        key: String,
+        value: Value,
+        told: Told,
+        /// Answered after the commit.
+        kept: oneshot::Sender<()>,
+    },
+    /// To let the step go until something happened.
+    Wait(Wait),
+}

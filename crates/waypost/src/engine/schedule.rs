@@ -1,0 +1,373 @@
+//! Decides what starts with the next commit: steps, children, joins. Skips and holds are decided here, once.
+
+use jiff::Timestamp;
+
+use crate::record::{
+    End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try, Wait, WaitKind,
+};
+use crate::shape::{Children, OnChildFailure};
+use crate::store::{Progress, SignalKind};
+
+use super::line::{Line, LineId, MAIN};
+use super::session::Session;
+use super::{Admission, Program, RunError, Settlement};
+
+/// The key of a hold before a step; the one after step `a` is `after a`.
+const BEFORE: &str = "before";
+
+impl<'a, P: Program> Session<'a, P> {
+    /// Decides the starts of the very first batch, under no lease yet: nothing is opened.
+    pub(super) fn schedule_first(&mut self) {
+        let now = self.engine.clock.now();
+        let _ = self.start_ready(MAIN, now);
+    }
+
+    /// Decides what starts with the next commit: as much as may run at once.
+    pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
+        let now = self.engine.clock.now();
+        while let Some(id) = self.touched.pop_first() {
+            if self.lines.find(id).is_none() {
+                continue;
+            }
+            if !self.is_stopping() {
+                for place in self.start_ready(id, now) {
+                    self.open(id, place).await?;
+                }
+                self.fill_fans(id).await?;
+            }
+            self.close_if_done(id);
+            self.set_timer(id);
+        }
+        Ok(())
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.halted || self.options.stop.asked().is_some()
+    }
+
+    /// Marks what starts on one branch, and returns the steps that must open children first.
+    fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
+        let mut openings = Vec::new();
+        loop {
+            let line = self.lines.get(id);
+            if self.is_stopping() || line.end.is_some() || line.cancel.asked().is_some() {
+                return openings;
+            }
+            if line.active() + openings.len() >= line.shape.parallel_max() {
+                return openings;
+            }
+            let wanted = self.wanted.as_deref().filter(|_| id == MAIN);
+            let free = |place: &usize| !openings.contains(place);
+            let Some(place) = line.next_ready(now, wanted, free) else { return openings };
+            if self.hold_before(id, place) || self.is_over_limit(id, place) {
+                continue;
+            }
+            self.decide(id, place, &mut openings);
+        }
+    }
+
+    fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
+        let program = self.program;
+        let line = self.lines.get(id);
+        let step = &line.shape.steps()[place];
+        let opens = step.children.is_some() && line.entry(place).fan.is_none();
+        // What was admitted before is not asked again: it has waited, or was tried.
+        let asked = line.entry(place).at.attempt > 0 || line.entry(place).fan.is_some();
+        let admitted = if asked { Ok(Admission::Run) } else { program.admit(line.spot(place), &line.state) };
+        match admitted {
+            Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
+            // A condition that cannot be evaluated fails the step when it starts.
+            Ok(Admission::Run) | Err(_) if opens => openings.push(place),
+            Ok(Admission::Run) | Err(_) if step.idempotent => {
+                let joins = line.entry(place).fan.is_some();
+                let line = self.lines.get_mut(id);
+                line.mark_started(place);
+                line.starting.push(place);
+                if joins {
+                    line.reason = Reason::Join;
+                }
+                self.launching.insert(id);
+                self.mark_dirty(id);
+            }
+            Ok(Admission::Run) | Err(_) => {
+                self.lines.get_mut(id).alone.push(place);
+                self.launching.insert(id);
+            }
+        }
+    }
+
+    fn skip(&mut self, id: LineId, place: usize, cause: crate::record::SkipCause) {
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let follow = {
+            let Line { chain, shape, state, .. } = &mut *line;
+            let step = &shape.steps()[place];
+            let spot = super::Spot { branch: &chain.branch, level: shape.level(), place, step };
+            program.apply(state, spot, Settlement::Skipped)
+        };
+        let at = Try { attempt: 0, ..line.entry(place).at.clone() };
+        let step = line.step_id(place).clone();
+        let reason = line.reason;
+        match follow {
+            Ok(follow) => {
+                let settled = Some(Settled::Skipped(line.seq_of_next_draft()));
+                line.settle(place, settled, follow);
+                line.draft(Phase::Skipped(cause), reason, step, at);
+                self.mark_dirty(id);
+            }
+            Err(failure) => self.fail(id, place, failure, super::Told::default()),
+        }
+    }
+
+    /// Holds a step back if that was asked for; a resume lets it pass.
+    fn hold_before(&mut self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get_mut(id);
+        let entry = line.entry(place);
+        let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_none();
+        let asked = self.options.interrupts.before.contains(&entry.step);
+        if !new || !asked || line.passed.contains(&place) {
+            return false;
+        }
+        let (step, at) = (entry.step.clone(), entry.at.clone());
+        let wait = hold(BEFORE.to_owned());
+        let entry = line.entry_mut(place);
+        entry.status = Status::Waiting;
+        entry.since = 0;
+        entry.waits = vec![wait];
+        let by = format!("held before `{step}`");
+        line.draft(Phase::Interrupted { in_progress: false, by }, Reason::Interrupt, step, at);
+        self.mark_dirty(id);
+        true
+    }
+
+    /// Fails a step that the step limit does not allow.
+    fn is_over_limit(&mut self, id: LineId, place: usize) -> bool {
+        let Some(limit) = self.options.step_limit else { return false };
+        if self.lines.get(id).position.steps_started < limit {
+            return false;
+        }
+        let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::Told::default());
+        true
+    }
+
+    /// Starts as many children of a branch's fan-outs as may be at work; joins those that have all ended.
+    async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
+        let places: Vec<usize> = self.lines.get(id).fans.iter().map(|fan| fan.place).collect();
+        for place in places {
+            if self.lines.get(id).entry(place).status != Status::Waiting {
+                continue;
+            }
+            loop {
+                let line = self.lines.get_mut(id);
+                let parallel_max = children_of(line, place).parallel_max;
+                let fan = line.fan_mut(place);
+                if fan.stopped || fan.active >= parallel_max {
+                    break;
+                }
+                if let Some(queued) = fan.queue.pop_front() {
+                    self.begin_child(id, place, queued).await?;
+                } else if fan.opened < fan.total {
+                    self.open_page(id, place).await?;
+                } else {
+                    break;
+                }
+            }
+            if self.lines.get_mut(id).fan_mut(place).is_complete() {
+                self.join(id, place).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Readies the step that joins children which have all ended.
+    async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        self.gather(id, place).await?;
+        let line = self.lines.get_mut(id);
+        let dead = line.fan_mut(place).failed;
+        line.position.dead += dead;
+        let entry = line.entry_mut(place);
+        entry.status = Status::Ready;
+        entry.waits.clear();
+        self.touched.insert(id);
+        Ok(())
+    }
+
+    /// Ends a child branch on which nothing is left, and lets its opener know.
+    fn close_if_done(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        if id == MAIN || line.drafts.is_empty() || line.is_counted_out {
+            return;
+        }
+        if line.end.is_none() && line.position.frontier.is_empty() {
+            line.end = Some(End::Completed);
+        }
+        let Some(end) = line.end else {
+            self.rest_if_waiting(id);
+            return;
+        };
+        line.is_counted_out = true;
+        let resting = line.is_resting;
+        line.drafts.last_mut().expect("what ended was written").end = Some(end);
+        let opener = line.opener.expect("a child has an opener");
+        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+        fan.active -= usize::from(!resting);
+        fan.ended += 1;
+        fan.mark_ended_here(opener.index);
+        fan.failed += u64::from(end == End::Failed);
+        self.touched.insert(opener.line);
+    }
+
+    /// A child that only waits makes room for its siblings; one that goes on takes it again.
+    fn rest_if_waiting(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        let rests = line.rests();
+        if line.is_resting == rests {
+            return;
+        }
+        line.is_resting = rests;
+        let opener = line.opener.expect("a child has an opener");
+        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+        if rests {
+            fan.active -= 1;
+            self.touched.insert(opener.line);
+        } else {
+            fan.active += 1;
+        }
+    }
+
+    fn set_timer(&mut self, id: LineId) {
+        let Some(line) = self.lines.find(id) else { return };
+        let due = line.next_due();
+        let before = std::mem::replace(&mut line.timer, due);
+        if before != due {
+            if let Some(before) = before {
+                self.timers.remove(&(before, id));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, id));
+            }
+        }
+    }
+
+    /// Readies what is due.
+    pub(super) fn wake(&mut self) {
+        let now = self.engine.clock.now();
+        while let Some((due, id)) = self.timers.first().copied() {
+            if due > now {
+                return;
+            }
+            self.timers.pop_first();
+            let Some(line) = self.lines.find(id) else { continue };
+            line.timer = None;
+            line.wake(now);
+            self.touched.insert(id);
+        }
+    }
+
+    /// Hands out answers and signals that steps wait for.
+    pub(super) async fn deliver_all(&mut self) -> Result<(), RunError> {
+        if !self.lines.iter().any(|(_, line)| line.asks()) {
+            return Ok(());
+        }
+        let run = self.main().chain.run.clone();
+        for signal in self.engine.store.signals(&run).await? {
+            if self.consumed.contains(&signal.id) {
+                continue;
+            }
+            let (wanted, value) = match signal.kind {
+                SignalKind::Answer { wait, value } => (Wanted::Answer(wait), value),
+                SignalKind::Named { name, value } => (Wanted::Signal(WaitKind::Signal(name)), value),
+                SignalKind::Stop | SignalKind::Cancel => continue,
+            };
+            let matches = |wait: &Wait| wanted.is(wait);
+            let meant = |line: &Line<'_, P::State>| {
+                signal.branch.as_ref().is_none_or(|branch| branch == line.branch())
+            };
+            let found = self.lines.iter().filter(|(_, line)| meant(line));
+            let found = found.filter_map(|(id, line)| Some((id, line.waiting_for(&matches)?))).next();
+            if let Some((id, place)) = found {
+                self.lines.get_mut(id).answer(place, &matches, value);
+                self.consumed.push(signal.id);
+                self.mark_dirty(id);
+                self.touched.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how the run stands if nothing goes on by itself any more.
+    pub(super) fn standstill(&self) -> Option<RunStatus> {
+        if !self.jobs.is_empty() || !self.launching.is_empty() || !self.touched.is_empty() {
+            return None;
+        }
+        let main = self.main();
+        if main.position.frontier.is_empty() && !main.is_held_at_end {
+            let tolerated =
+                main.position.ledger.values().any(|settled| matches!(settled, Settled::Tolerated(_)));
+            let failures = tolerated || main.position.dead > 0;
+            return Some(if failures { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
+        }
+        let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));
+        if any(&|line| line.is_doubtful()) {
+            return Some(RunStatus::InDoubt);
+        }
+        if self.halted || any(&|line| line.end.is_none() && line.has(Status::Failed)) {
+            return Some(RunStatus::Failed);
+        }
+        if self.options.stop.asked().is_some() || any(&|line| line.has(Status::Started)) {
+            return Some(RunStatus::Interrupted);
+        }
+        if self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
+            return None;
+        }
+        let held = any(&|line| line.is_held() || line.is_held_at_end);
+        let waits = any(&|line| line.asks() || line.sleeps());
+        Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
+    }
+
+    fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {
+        let runnable = |entry: &FrontierEntry| {
+            let place = line.shape.place(entry.step.as_str());
+            let wanted = self.wanted.as_ref().filter(|_| id == MAIN);
+            entry.status == Status::Ready
+                && wanted.is_none_or(|wanted| place.is_some_and(|place| wanted[place]))
+        };
+        line.position.frontier.iter().any(runnable)
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let main = self.main();
+        let total = main.shape.steps().len();
+        Progress { done: (total - main.unfinished.count()) as u64, total: total as u64 }
+    }
+}
+
+/// What a message from outside is meant for.
+enum Wanted {
+    Answer(String),
+    Signal(WaitKind),
+}
+
+impl Wanted {
+    fn is(&self, wait: &Wait) -> bool {
+        match self {
+            Self::Answer(id) => wait.id == *id,
+            Self::Signal(on) => wait.on == *on,
+        }
+    }
+}
+
+pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Children {
+    line.shape.steps()[place].children.as_ref().expect("only a step with children fans out")
+}
+
+/// A wait for a resume.
+pub(super) fn hold(key: String) -> Wait {
+    Wait { id: String::new(), key, on: WaitKind::Resume, question: None }
+}
+
+/// Says whether the failure of a branch ends only that branch.
+pub(super) fn collects<S>(line: &Line<'_, S>, place: usize) -> bool {
+    children_of(line, place).on_failure == OnChildFailure::Collect
+}

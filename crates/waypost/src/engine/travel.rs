@@ -1,0 +1,230 @@
+//! What is done to a run from outside its sessions: answers, signals, and new runs that begin where another stood.
+
+use serde_json::Value;
+
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
+use crate::record::{
+    FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Settled, Status, Try,
+};
+use crate::store::{FIRST_TOKEN, Signal, SignalKind, Signalled, StoreError};
+
+use super::begin::{decode_state, load_with_state};
+use super::chain::{Chain, Draft};
+use super::line::Line;
+use super::session::Session;
+use super::snapshot::{Snapshot, position_of};
+use super::{Engine, Outcome, Program, RunError, SessionOptions, Waiting};
+
+impl Engine {
+    /// Answers the wait `id` of a run. A resume, or the session at work, goes on with the answer.
+    ///
+    /// # Errors
+    /// - [`RunError::NoSuchWait`]: the run does not wait for that; nothing changed.
+    /// - [`RunError::Answered`]: it has an answer already, which stays.
+    pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
+        let run = RunId::new(run)?;
+        let known = format!("answer-{id}");
+        let waiting = self.waiting(&run).await?;
+        if !waiting.iter().any(|waiting| waiting.wait.id == id && !id.is_empty()) {
+            // It may have been answered, and taken in, since it was shown.
+            let probe = Signal { id: known, ..self.message(SignalKind::Stop) };
+            return match self.was_sent(&run, &probe).await? {
+                true => Err(RunError::Answered { run, id: id.to_owned() }),
+                false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
+            };
+        }
+        let kind = SignalKind::Answer { wait: id.to_owned(), value };
+        match self.store.signal(&run, &Signal { id: known, ..self.message(kind) }).await? {
+            Signalled::Now => Ok(()),
+            Signalled::Before => Err(RunError::Answered { run, id: id.to_owned() }),
+        }
+    }
+
+    /// Sends a named signal to a run: the first step that waits for it takes it, now or later.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]: there is no such run.
+    pub async fn signal(&self, run: &str, name: &str, value: Value) -> Result<(), RunError> {
+        let run = RunId::new(run)?;
+        let kind = SignalKind::Named { name: name.to_owned(), value };
+        let count = self.store.signals(&run).await?.len();
+        let now = self.clock.now().as_nanosecond().to_le_bytes();
+        let parts = [name.as_bytes(), &now, &count.to_le_bytes()[..], &std::process::id().to_le_bytes()];
+        let id = format!("signal-{}", &Digest::of_parts(parts).to_string()[..24]);
+        self.store.signal(&run, &Signal { id, ..self.message(kind) }).await?;
+        Ok(())
+    }
+
+    /// Lists what a run waits for outside itself, branch by branch.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::read`].
+    pub async fn waiting(&self, run: &RunId) -> Result<Vec<Waiting>, RunError> {
+        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
+        let mut waiting = Vec::new();
+        for head in &snapshot.heads {
+            let position = position_of(&head.record)?;
+            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+        }
+        Ok(waiting)
+    }
+
+    fn message(&self, kind: SignalKind) -> Signal {
+        Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
+    }
+
+    /// Says whether a signal of that id is known, taken in or not, without leaving one.
+    async fn was_sent(&self, run: &RunId, probe: &Signal) -> Result<bool, RunError> {
+        let pending = self.store.signals(run).await?.iter().any(|signal| signal.id == probe.id);
+        if pending {
+            return Ok(true);
+        }
+        let wait = probe.id.trim_start_matches("answer-");
+        let mut scan = crate::store::Scan { phase: Some("waiting"), ..crate::store::Scan::of(run) };
+        loop {
+            let page = self.store.scan(&scan).await?;
+            let asked = |record: &Record| match &record.header().phase {
+                Phase::Waiting(waits) => waits.iter().any(|asked| asked.id == wait),
+                _ => false,
+            };
+            if page.records.iter().any(asked) {
+                return Ok(true);
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// Makes a new run that begins where another stood, and works on it. It has its own copy of the state and of the
+    /// records that still matter: the other run may be deleted.
+    ///
+    /// A fan-out under way at that checkpoint begins anew.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: the state of that checkpoint is gone. Others as for
+    /// [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
+    pub async fn fork_program<P: Program>(
+        &self,
+        program: &P,
+        from: &CheckpointRef,
+        run: RunRecord,
+        edit: Option<super::Edit<P::State>>,
+        options: SessionOptions,
+    ) -> Result<Outcome<P::State>, RunError> {
+        if !from.branch.is_main() {
+            let why = "a run can be forked from its main branch only".to_owned();
+            return Err(RunError::NoState { at: from.to_string(), why });
+        }
+        let origin = load_with_state(self, &from.run, from.seq).await?;
+        let mut state = decode_state(program, program.shape().level(), &origin)?;
+        if let Some(edit) = edit {
+            (edit.0)(&mut state);
+        }
+        let parent = Parent {
+            run: from.run.clone(),
+            branch: from.branch.clone(),
+            seq: from.seq,
+            digest: origin.digest(),
+        };
+        let record = RunRecord { v: FORMAT, parent: Some(parent), ..run };
+        let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
+        let holder = self.holder()?;
+        let chain = Chain {
+            run: sealed.record().run.clone(),
+            branch: BranchPath::main(),
+            token: FIRST_TOKEN,
+            next: 1,
+            prev: None,
+            basis: None,
+            repair: false,
+            root: Some(sealed.digest()),
+            resumed: false,
+        };
+        let position = position_of(&origin)?;
+        let drafts = self.copies(from, &position).await?;
+        let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
+        for (settled, draft) in drafts {
+            let seq = main.seq_of_next_draft();
+            if let Some(step) = &draft.step {
+                main.position.ledger.insert(step.clone(), settled_at(settled, seq));
+            }
+            main.drafts.push(draft);
+        }
+        main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+        let mut session = Session::new(self, program, main, options)?;
+        session.config = std::sync::Arc::new(sealed.record().config.clone());
+        session.mark_dirty(super::line::MAIN);
+        let status = session.create(&sealed, &holder).await?;
+        session.work(status).await
+    }
+
+    /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: retention dropped it. Others of the store, and of the program that decodes it.
+    pub async fn inspect_program<P: Program>(
+        &self,
+        program: &P,
+        at: &CheckpointRef,
+    ) -> Result<(Record, Position, P::State), RunError> {
+        if !at.branch.is_main() {
+            let why = "only states of the main branch can be read so".to_owned();
+            return Err(RunError::NoState { at: at.to_string(), why });
+        }
+        let record = load_with_state(self, &at.run, at.seq).await?;
+        let state = decode_state(program, program.shape().level(), &record)?;
+        Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
+    }
+
+    /// Copies the records that finished steps are still known by, oldest first.
+    async fn copies(
+        &self,
+        from: &CheckpointRef,
+        position: &Position,
+    ) -> Result<Vec<(Settled, Draft)>, RunError> {
+        let mut settled: Vec<Settled> = position.ledger.values().copied().collect();
+        settled.sort_by_key(|settled| settled.seq());
+        let mut drafts = Vec::with_capacity(settled.len());
+        for settled in settled {
+            let record = self.store.load(&from.run, &from.branch, settled.seq()).await?;
+            let header = record.header();
+            let mut draft =
+                Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
+            draft.told.evidence.clone_from(&header.evidence);
+            draft.told.usage.clone_from(&header.usage);
+            draft.told.notes.clone_from(&header.notes);
+            draft.labels.clone_from(&header.labels);
+            drafts.push((settled, draft));
+        }
+        Ok(drafts)
+    }
+}
+
+fn settled_at(settled: Settled, seq: u64) -> Settled {
+    match settled {
+        Settled::Completed(_) => Settled::Completed(seq),
+        Settled::Skipped(_) => Settled::Skipped(seq),
+        Settled::Tolerated(_) => Settled::Tolerated(seq),
+    }
+}
+
+/// What a position is in a run of its own: nothing is under way, asked or kept there.
+fn begun_anew(mut position: Position) -> Position {
+    position.definition = None;
+    position.config = None;
+    position.ledger.clear();
+    for entry in &mut position.frontier {
+        entry.status = Status::Ready;
+        entry.at.attempt = 0;
+        entry.failures = 0;
+        entry.since = 0;
+        entry.wake_at = None;
+        entry.memos = 0;
+        entry.waits.clear();
+        entry.fan = None;
+        entry.exited = None;
+    }
+    position
+}

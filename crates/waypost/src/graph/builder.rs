@@ -1,0 +1,511 @@
+//! Puts a graph together, and checks it once.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use serde::de::DeserializeOwned;
+
+use super::context::Context;
+use super::error::{GraphError, StepError};
+use super::fork::{Each, Fork};
+use super::join::Child;
+use super::level::{
+    Action, ChildFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State, StepFn, Typed,
+    to_value,
+};
+use super::{END, Graph};
+use crate::engine::{Item, StateError};
+use crate::id::{Digest, StepId};
+use crate::shape::{Children, OnChildFailure, Retry, Shape, Step};
+
+/// How many children of one fan-out are at work at once where nothing else is said: what one machine does well with
+/// requests over a network.
+pub const PARALLEL_DEFAULT: usize = 8;
+
+/// The step inside each branch of [`Builder::each`].
+pub const ITEM_STEP: &str = "item";
+
+/// The way on from a step, by name.
+enum Way<S> {
+    Edge(StepId),
+    Route { targets: Vec<StepId>, choose: RouteFn<S> },
+}
+
+impl<S> Way<S> {
+    fn targets(&self) -> Vec<&StepId> {
+        match self {
+            Self::Edge(target) => vec![target],
+            Self::Route { targets, .. } => targets.iter().collect(),
+        }
+    }
+
+    fn told(&self, from: &StepId) -> String {
+        match self {
+            Self::Edge(target) => format!("the edge from `{from}` to `{target}`"),
+            Self::Route { .. } => format!("the route after `{from}`"),
+        }
+    }
+}
+
+/// How a step opens branches.
+pub(super) enum Fan<S> {
+    /// Branches of this graph, from these steps on.
+    Fork { after: StepId, starts: Vec<StepId> },
+    /// Branches of another kind: their shape is made already.
+    Other(Box<Other<S>>),
+}
+
+pub(super) struct Other<S> {
+    pub(super) shape: Shape,
+    pub(super) levels: Vec<Arc<dyn Level>>,
+    pub(super) named: Vec<(String, Option<StepId>)>,
+    pub(super) opens: Opens<S>,
+}
+
+pub(super) struct Draft<S> {
+    id: StepId,
+    action: Action<S>,
+    retry: Retry,
+    timeout: Option<Duration>,
+    idempotent: bool,
+    revision: u32,
+    retry_when: Option<RetryFn>,
+    fan: Option<Fan<S>>,
+    pub(super) parallel_max: usize,
+    pub(super) on_failure: OnChildFailure,
+}
+
+/// Makes a [`Graph`]. Settings such as [`retry`](Self::retry) speak of the step added last.
+pub struct Builder<S> {
+    name: String,
+    pub(super) steps: Vec<Draft<S>>,
+    ways: HashMap<StepId, Way<S>>,
+    start: Option<StepId>,
+    pub(super) keeping: Keeping<S>,
+    problem: Option<GraphError>,
+}
+
+impl<S> std::fmt::Debug for Builder<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let steps: Vec<_> = self.steps.iter().map(|step| step.id.as_str()).collect();
+        f.debug_struct("Builder").field("name", &self.name).field("steps", &steps).finish_non_exhaustive()
+    }
+}
+
+/// Reads a state that has no versions.
+fn plain<S: DeserializeOwned>(bytes: &[u8], schema: u32) -> Result<S, StateError> {
+    if schema > 0 {
+        return Err(StateError::Newer { found: schema, supported: 0 });
+    }
+    serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+}
+
+impl<S: State> Builder<S> {
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            steps: Vec::new(),
+            ways: HashMap::new(),
+            start: None,
+            keeping: Keeping { schema: 0, decode: Arc::new(plain) },
+            problem: None,
+        }
+    }
+
+    /// Adds a step: a function that is given the state and gives back the next one.
+    ///
+    /// The first step added is the one that the graph begins with, unless [`start`](Self::start) says otherwise. A step
+    /// without a way on ends its branch. The function should do its work so that doing it twice does no harm, since a
+    /// crash may cut it; what must not be repeated goes into [`Context::once`].
+    #[must_use]
+    pub fn step<F, Fut, E>(self, id: &str, step: F) -> Self
+    where
+        F: Fn(S, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<S, E>> + Send + 'static,
+        E: Into<StepError>,
+    {
+        let step: StepFn<S> =
+            Arc::new(move |state, context| step(state, context).map(|end| end.map_err(Into::into)).boxed());
+        self.add(id, Action::Step(step), None)
+    }
+
+    pub(super) fn add(mut self, id: &str, action: Action<S>, fan: Option<Fan<S>>) -> Self {
+        let id = match StepId::new(id) {
+            Ok(id) if id.as_str() == END => return self.wrong(GraphError::Reserved),
+            Ok(id) => id,
+            Err(error) => return self.wrong(error.into()),
+        };
+        if self.steps.iter().any(|step| step.id == id) {
+            return self.wrong(GraphError::Twice(id));
+        }
+        let (retry, timeout, idempotent, revision, retry_when) = (Retry::default(), None, true, 0, None);
+        let (parallel_max, on_failure) = (PARALLEL_DEFAULT, OnChildFailure::Stop);
+        self.steps.push(Draft {
+            id,
+            action,
+            retry,
+            timeout,
+            idempotent,
+            revision,
+            retry_when,
+            fan,
+            parallel_max,
+            on_failure,
+        });
+        self
+    }
+
+    /// Remembers what is wrong first; [`build`](Self::build) says it.
+    pub(super) fn wrong(mut self, problem: GraphError) -> Self {
+        self.problem.get_or_insert(problem);
+        self
+    }
+
+    fn last(mut self, setting: &'static str, set: impl FnOnce(&mut Draft<S>)) -> Self {
+        match self.steps.last_mut() {
+            Some(step) => {
+                set(step);
+                self
+            }
+            None => self.wrong(GraphError::NoStep(setting)),
+        }
+    }
+
+    /// Tries the step again when it fails.
+    #[must_use]
+    pub fn retry(self, retry: Retry) -> Self {
+        self.last("retry", |step| step.retry = retry)
+    }
+
+    /// Tries the step again only after errors that `when` says yes to.
+    #[must_use]
+    pub fn retry_when(self, when: impl Fn(&StepError) -> bool + Send + Sync + 'static) -> Self {
+        self.last("retry_when", |step| step.retry_when = Some(Arc::new(when)))
+    }
+
+    /// Fails an attempt that takes longer; its future is dropped.
+    #[must_use]
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.last("timeout", |step| step.timeout = Some(timeout))
+    }
+
+    /// Says that the step must not be repeated blindly: its start is recorded by itself before it runs, and after a
+    /// crash inside it the run is in doubt, and asks.
+    #[must_use]
+    pub fn not_idempotent(self) -> Self {
+        self.last("not_idempotent", |step| step.idempotent = false)
+    }
+
+    /// Says that the step does something else than before: a run made with another revision has a changed definition.
+    #[must_use]
+    pub fn revision(self, revision: u32) -> Self {
+        self.last("revision", |step| step.revision = revision)
+    }
+
+    /// Begins with that step.
+    #[must_use]
+    pub fn start(mut self, id: &str) -> Self {
+        match StepId::new(id) {
+            Ok(id) => self.start = Some(id),
+            Err(error) => return self.wrong(error.into()),
+        }
+        self
+    }
+
+    /// Goes from one step to another, or to [`END`].
+    #[must_use]
+    pub fn edge(self, from: &str, to: &str) -> Self {
+        match StepId::new(to) {
+            Ok(target) => self.way(from, Way::Edge(target)),
+            Err(error) => self.wrong(error.into()),
+        }
+    }
+
+    /// Chooses the way after a step by its state: one of `targets`, [`END`] among them if it is listed.
+    ///
+    /// Asked once, when the step completes; the answer is recorded. A choice that is not among the targets fails the
+    /// step.
+    #[must_use]
+    pub fn route<T: AsRef<str>, R: AsRef<str>>(
+        self,
+        from: &str,
+        targets: impl IntoIterator<Item = T>,
+        choose: impl Fn(&S) -> R + Send + Sync + 'static,
+    ) -> Self {
+        let targets: Result<Vec<_>, _> = targets.into_iter().map(|id| StepId::new(id.as_ref())).collect();
+        match targets {
+            Ok(targets) if targets.is_empty() => {
+                self.wrong(GraphError::NoTargets(format!("the route after `{from}`")))
+            }
+            Ok(targets) => {
+                let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
+                self.way(from, Way::Route { targets, choose })
+            }
+            Err(error) => self.wrong(error.into()),
+        }
+    }
+
+    fn way(mut self, from: &str, way: Way<S>) -> Self {
+        let from = match StepId::new(from) {
+            Ok(from) => from,
+            Err(error) => return self.wrong(error.into()),
+        };
+        if let Some(before) = self.ways.get(&from) {
+            let (one, other) = (before.told(&from), way.told(&from));
+            return self.wrong(GraphError::TwoWays { step: from, one, other });
+        }
+        self.ways.insert(from, way);
+        self
+    }
+
+    /// Goes on from a step in several branches at once, each with its own copy of the state, from these steps on.
+    ///
+    /// A branch goes on along its own edges until it comes to a step without a way on, or to the join.
+    pub fn fork<T: AsRef<str>>(self, after: &str, starts: impl IntoIterator<Item = T>) -> Fork<S> {
+        let starts = starts.into_iter().map(|start| start.as_ref().to_owned()).collect();
+        let after = after.to_owned();
+        Fork { builder: self, after, starts, on_failure: OnChildFailure::Stop, parallel_max: usize::MAX }
+    }
+
+    /// Opens a branch for each item, named by its key, and does `work` on it.
+    ///
+    /// `items` and `key` are asked once; the answers are frozen before the first branch begins. The branches are
+    /// recorded as `ID:KEY`, their step is called [`ITEM_STEP`].
+    pub fn each<T, R, W, Fut, E>(
+        self,
+        id: &str,
+        items: impl Fn(&S) -> Vec<T> + Send + Sync + 'static,
+        key: impl Fn(&T) -> String + Send + Sync + 'static,
+        work: W,
+    ) -> Each<S, T, R>
+    where
+        T: State,
+        R: State,
+        W: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        E: Into<StepError>,
+    {
+        let work = move |mut child: Child<T, R>, context: Context| {
+            work(child.item.clone(), context)
+                .map(move |end| {
+                    child.result = Some(end.map_err(Into::into)?);
+                    Ok::<_, StepError>(child)
+                })
+                .boxed()
+        };
+        let items = move |state: &S| {
+            let freeze = |item: &T| {
+                let key = key(item);
+                Ok(Item { value: to_value(&key, item)?, key, index: 0, start: None })
+            };
+            items(state).iter().map(freeze).collect()
+        };
+        let inner = Graph::<Child<T, R>>::builder(ITEM_STEP).step(ITEM_STEP, work);
+        Each {
+            builder: self,
+            id: id.to_owned(),
+            items: Arc::new(items),
+            inner,
+            parallel_max: PARALLEL_DEFAULT,
+            on_failure: OnChildFailure::Stop,
+        }
+    }
+
+    /// Runs another graph as a step, on a branch and with a state of its own: `enter` makes that state, `leave` takes
+    /// up what it has become.
+    #[must_use]
+    pub fn subgraph<T: State>(
+        self,
+        id: &str,
+        graph: &Graph<T>,
+        enter: impl Fn(&S) -> T + Send + Sync + 'static,
+        leave: impl Fn(&mut S, T) + Send + Sync + 'static,
+    ) -> Self {
+        let child: ChildFn<S> = Arc::new(move |state, _| Ok(Box::new(enter(state)) as Held));
+        let inner = Arc::clone(&graph.levels[0]);
+        let leave = Arc::new(leave);
+        let join: JoinFn<S> = Arc::new(move |mut state, joined, _| {
+            let (inner, leave) = (Arc::clone(&inner), Arc::clone(&leave));
+            async move {
+                let mut ends = joined.outcomes().await?;
+                while let Some(end) = ends.next().await? {
+                    let held = super::join::state_of(inner.as_ref(), &end.record)?;
+                    let ended =
+                        held.downcast::<T>().expect("a state goes back only to the level that made it");
+                    leave(&mut state, *ended);
+                }
+                Ok(state)
+            }
+            .boxed()
+        });
+        let other = Other {
+            shape: (*graph.shape).clone(),
+            levels: graph.levels.to_vec(),
+            named: vec![(graph.name.clone(), None)],
+            opens: Opens { items: None, child },
+        };
+        self.add(id, Action::Join(join), Some(Fan::Other(Box::new(other))))
+    }
+
+    /// Checks all of it and makes the graph.
+    ///
+    /// # Errors
+    /// [`GraphError`] names the steps and edges.
+    pub fn build(mut self) -> Result<Graph<S>, GraphError> {
+        if let Some(problem) = self.problem.take() {
+            return Err(problem);
+        }
+        let first = self.steps.first().ok_or(GraphError::Empty)?.id.clone();
+        let start = self.start.clone().unwrap_or(first);
+        self.check_names(&start)?;
+        let homes = super::homes::find(&self.outline(), &start)?;
+        let name = self.name.clone();
+        let mut assembly =
+            Assembly { levels: vec![None], homes, keeping: Arc::new(self.keeping), ways: self.ways };
+        let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();
+        let shape = assembly.level(&mut drafts, 0, &start, 0)?;
+        let levels = assembly.levels.into_iter().map(|level| level.expect("every level was made")).collect();
+        Ok(Graph { name, shape: Arc::new(shape), levels, state: std::marker::PhantomData })
+    }
+
+    fn check_names(&self, start: &StepId) -> Result<(), GraphError> {
+        let has = |id: &StepId| self.steps.iter().any(|step| step.id == *id);
+        let unknown =
+            |edge: String, missing: &StepId| Err(GraphError::Unknown { edge, missing: missing.clone() });
+        if !has(start) {
+            return unknown("the start".to_owned(), start);
+        }
+        for (from, way) in &self.ways {
+            if !has(from) {
+                return unknown(way.told(from), from);
+            }
+            if let Some(missing) = way.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
+                return unknown(way.told(from), missing);
+            }
+        }
+        for step in &self.steps {
+            if let Some(Fan::Fork { after, starts }) = &step.fan {
+                let told = || format!("the fork after `{after}`");
+                if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
+                    return unknown(told(), missing);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The graph as steps and ways, for checks that need no functions.
+    fn outline(&self) -> super::homes::Outline {
+        let place = |id: &StepId| self.steps.iter().position(|step| step.id == *id);
+        let ways = self.steps.iter().map(|step| match self.ways.get(&step.id) {
+            Some(way) => way.targets().into_iter().map(place).collect(),
+            None => Vec::new(),
+        });
+        let forks = self.steps.iter().map(|step| match &step.fan {
+            Some(Fan::Fork { after, starts }) => {
+                Some((place(after).unwrap_or(0), starts.iter().filter_map(place).collect()))
+            }
+            _ => None,
+        });
+        super::homes::Outline {
+            ids: self.steps.iter().map(|step| step.id.clone()).collect(),
+            ways: ways.collect(),
+            forks: forks.collect(),
+        }
+    }
+}
+
+/// Makes shapes and levels of drafts.
+struct Assembly<S> {
+    levels: Vec<Option<Arc<dyn Level>>>,
+    /// By step, in the order in which they were added: the fork whose branches it belongs to.
+    homes: Vec<Option<usize>>,
+    keeping: Arc<Keeping<S>>,
+    ways: HashMap<StepId, Way<S>>,
+}
+
+impl<S: State> Assembly<S> {
+    /// Makes the level of one home: the main branch, or the branches of a fork.
+    fn level(
+        &mut self,
+        drafts: &mut [Option<Draft<S>>],
+        level: usize,
+        start: &StepId,
+        home: usize,
+    ) -> Result<Shape, GraphError> {
+        let here = |place: &usize| self.homes[*place] == (home > 0).then(|| home - 1);
+        let places: Vec<usize> = (0..drafts.len()).filter(here).collect();
+        let ids: Vec<StepId> = places.iter().map(|place| id_of(drafts, *place)).collect();
+        let find = |id: &StepId| ids.iter().position(|known| known == id);
+        let (mut steps, mut nodes) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+        let ways: Vec<Option<Way<S>>> = ids.iter().map(|id| self.ways.remove(id)).collect();
+        for ((place, id), way) in places.iter().zip(&ids).zip(ways) {
+            let draft = drafts[*place].take().expect("a step has one home");
+            let (next, routes) = self.next(way, &find);
+            let mut step = Step::new(id.clone(), Vec::new(), Digest::of_parts([]));
+            step.routes = routes;
+            (step.idempotent, step.retry, step.timeout) = (draft.idempotent, draft.retry, draft.timeout);
+            let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
+            let (parallel_max, on_failure) = (draft.parallel_max, draft.on_failure);
+            let opens = match draft.fan {
+                None => None,
+                Some(Fan::Fork { after, starts }) => {
+                    let below = self.levels.len();
+                    self.levels.push(None);
+                    let shape = self.level(drafts, below, &starts[0], *place + 1)?;
+                    let named = starts.iter().map(|id| (id.to_string(), Some(id.clone()))).collect();
+                    prints.extend(prints_of(&shape));
+                    let shape = Box::new(shape);
+                    step.children = Some(Children { name: after, shape, named, parallel_max, on_failure });
+                    let child: ChildFn<S> = Arc::new(|state: &S, _| Ok(Box::new(state.clone()) as Held));
+                    Some(Opens { items: None, child })
+                }
+                Some(Fan::Other(other)) => {
+                    let Other { mut shape, levels, named, opens } = *other;
+                    shape.raise_levels(self.levels.len());
+                    self.levels.extend(levels.into_iter().map(Some));
+                    prints.extend(prints_of(&shape));
+                    let (name, shape) = (id.clone(), Box::new(shape));
+                    step.children = Some(Children { name, shape, named, parallel_max, on_failure });
+                    Some(opens)
+                }
+            };
+            step.fingerprint = Digest::of_parts(prints.iter().map(Vec::as_slice));
+            steps.push(step);
+            let (id, action, retry_when) = (id.clone(), draft.action, draft.retry_when);
+            nodes.push(Node { id, action, next, opens, retry_when });
+        }
+        let keeping = Keeping { schema: self.keeping.schema, decode: Arc::clone(&self.keeping.decode) };
+        self.levels[level] = Some(Arc::new(Typed { nodes, keeping }));
+        Ok(Shape::new(steps, usize::MAX)?.starting_with(start)?.at_level(level))
+    }
+
+    /// Resolves a way. A target outside this home is the join, and ends the branch.
+    fn next(&self, way: Option<Way<S>>, find: &impl Fn(&StepId) -> Option<usize>) -> (Next<S>, Vec<StepId>) {
+        match way {
+            None => (Next::End, Vec::new()),
+            Some(Way::Edge(target)) => match find(&target) {
+                Some(place) => (Next::To(place), vec![target]),
+                None => (Next::End, Vec::new()),
+            },
+            Some(Way::Route { targets, choose }) => {
+                let routes = targets.iter().filter(|id| find(id).is_some()).cloned().collect();
+                let targets = targets.into_iter().map(|id| (id.clone(), find(&id))).collect();
+                (Next::Route { targets, choose }, routes)
+            }
+        }
+    }
+}
+
+fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
+    drafts[place].as_ref().expect("a step has one home").id.clone()
+}
+
+fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
+    let print =
+        |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
+    shape.steps().iter().map(print).collect()
+}

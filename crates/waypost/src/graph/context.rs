@@ -1,0 +1,258 @@
+//! What a step can ask and say while it runs.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::error::StepError;
+use crate::engine::{Attempt, Told};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::record::{Note, Usage, WaitKind};
+
+/// Sleeps up to this long are slept in memory; longer ones give the lease back, and the run is due again at their end.
+pub const SLEEP_IN_MEMORY_MAX: Duration = Duration::from_secs(30);
+
+/// A step's view of its run: who it is, what it kept, and what it has to say. Clones are one.
+///
+/// What is kept under a key is there again when the step starts anew in the same iteration and epoch: after a crash, a
+/// retry, or a wait. So a step that asks, sleeps or calls something costly runs again from its top and comes back to
+/// where it was without doing it twice. Keys are the step's own; each kind of call has its own keys.
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    attempt: Attempt,
+    told: Mutex<Told>,
+    /// Kept in this attempt.
+    kept: Mutex<HashMap<String, Value>>,
+    heeds_stop: AtomicBool,
+}
+
+impl Context {
+    pub(super) fn new(attempt: Attempt) -> Self {
+        let (told, kept) = (Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(Inner { attempt, told, kept, heeds_stop: AtomicBool::new(false) }) }
+    }
+
+    /// Returns the run.
+    pub fn run(&self) -> &RunId {
+        &self.inner.attempt.run
+    }
+
+    /// Returns the branch.
+    pub fn branch(&self) -> &BranchPath {
+        &self.inner.attempt.branch
+    }
+
+    /// Returns the step.
+    pub fn step(&self) -> &StepId {
+        &self.inner.attempt.step
+    }
+
+    /// Returns which attempt of the step this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.inner.attempt.at.attempt
+    }
+
+    /// Returns the place in the loops around the step, outermost first, each from 1; empty outside loops.
+    pub fn iteration(&self) -> &[u32] {
+        &self.inner.attempt.at.iteration
+    }
+
+    /// Returns how often the step was deliberately redone.
+    pub fn epoch(&self) -> u32 {
+        self.inner.attempt.at.epoch
+    }
+
+    /// Returns a key for services that must not do a thing twice: the same over retries and crashes, new after a
+    /// deliberate redo.
+    pub fn idempotency_key(&self) -> String {
+        self.inner.attempt.idempotency_key()
+    }
+
+    /// Returns what the run was configured with.
+    pub fn config(&self) -> &Map<String, Value> {
+        self.inner.attempt.config()
+    }
+
+    /// Does `work` at most once as far as its result was kept: a result kept under `key` is returned instead.
+    ///
+    /// A crash after the work and before its result is on disk lets it be done again: at least once, for its effect.
+    ///
+    /// # Errors
+    /// - That of `work`; nothing is kept.
+    /// - What cannot be kept: not JSON, more than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), more results than
+    ///   [`MEMOS_MAX`](crate::engine::MEMOS_MAX).
+    pub async fn once<T, E>(
+        &self,
+        key: &str,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, StepError>
+    where
+        T: Serialize + DeserializeOwned,
+        E: Into<StepError>,
+    {
+        let key = format!("once/{key}");
+        if let Some(value) = self.kept(&key).await? {
+            return decode(&key, value);
+        }
+        let done = work.await.map_err(Into::into)?;
+        let value = serde_json::to_value(&done).map_err(StepError::fatal)?;
+        self.keep(&key, value).await?;
+        Ok(done)
+    }
+
+    /// Sleeps for `time`, crashes and stops included: the end is set when this is first called with `key`.
+    ///
+    /// Beyond [`SLEEP_IN_MEMORY_MAX`] the step is let go: if nothing else is to be done, the session ends as waiting, and
+    /// a resume after the end goes on.
+    ///
+    /// # Errors
+    /// What cannot be kept, as for [`once`](Self::once).
+    pub async fn sleep(&self, key: &str, time: Duration) -> Result<(), StepError> {
+        let key = format!("sleep/{key}");
+        let now = self.inner.attempt.clock().now();
+        let due: Timestamp = match self.kept(&key).await? {
+            Some(value) => decode(&key, value)?,
+            None => {
+                let due = now.checked_add(time).unwrap_or(Timestamp::MAX);
+                self.keep(&key, serde_json::to_value(due).map_err(StepError::fatal)?).await?;
+                due
+            }
+        };
+        let rest = Duration::try_from(due.duration_since(now)).unwrap_or_default();
+        if rest > SLEEP_IN_MEMORY_MAX {
+            self.inner.attempt.wait(&key, WaitKind::Until(due), None).await;
+        }
+        tokio::time::sleep(rest).await;
+        Ok(())
+    }
+
+    /// Asks a person, and returns the answer once there is one.
+    ///
+    /// The step is let go meanwhile and starts again from its top; this call then returns at once. `question` is shown
+    /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer).
+    ///
+    /// # Errors
+    /// The answer is no `T`.
+    pub async fn interrupt<T: DeserializeOwned>(
+        &self,
+        key: &str,
+        question: impl Serialize,
+    ) -> Result<T, StepError> {
+        let question = serde_json::to_value(question).map_err(StepError::fatal)?;
+        self.await_answer(key, WaitKind::Answer, Some(question)).await
+    }
+
+    /// Waits for the next signal `name` to this run that nobody has taken, and returns its value.
+    ///
+    /// # Errors
+    /// The value is no `T`.
+    pub async fn signal<T: DeserializeOwned>(&self, key: &str, name: &str) -> Result<T, StepError> {
+        self.await_answer(key, WaitKind::Signal(name.to_owned()), None).await
+    }
+
+    async fn await_answer<T: DeserializeOwned>(
+        &self,
+        key: &str,
+        on: WaitKind,
+        question: Option<Value>,
+    ) -> Result<T, StepError> {
+        match self.kept(key).await? {
+            Some(value) => decode(key, value),
+            None => match self.inner.attempt.wait(key, on, question).await {},
+        }
+    }
+
+    /// Counts tokens and cost. Several calls add up; the model named last is kept.
+    pub fn usage(&self, usage: &Usage) {
+        let mut told = self.told();
+        let sum = told.usage.get_or_insert_with(Usage::default);
+        sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
+        sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
+        sum.cost += usage.cost;
+        if usage.model.is_some() {
+            sum.model.clone_from(&usage.model);
+        }
+    }
+
+    /// Adds an event of the step's own to the audit log.
+    pub fn emit(&self, name: &str, data: impl Into<Value>) {
+        self.told().notes.push(Note::Event { name: name.to_owned(), data: data.into() });
+    }
+
+    /// Adds Markdown to the section of this step in the report.
+    pub fn report(&self, markdown: &str) {
+        self.told().notes.push(Note::Report(markdown.to_owned()));
+    }
+
+    /// Makes durable now what was said so far: usage, events, report.
+    ///
+    /// # Errors
+    /// What cannot be kept, as for [`once`](Self::once).
+    pub async fn checkpoint(&self) -> Result<(), StepError> {
+        let now = self.inner.attempt.clock().now();
+        self.keep("checkpoint", serde_json::to_value(now).map_err(StepError::fatal)?).await
+    }
+
+    /// Says whether the step is to end: the run is stopped, or a sibling failed.
+    ///
+    /// A step that asks is not dropped at once then, but has [`STOP_GRACE`](super::STOP_GRACE) to end by itself.
+    pub fn is_cancelled(&self) -> bool {
+        self.inner.heeds_stop.store(true, Ordering::Relaxed);
+        self.inner.attempt.is_stopped()
+    }
+
+    /// Resolves when the step is to end; as for [`is_cancelled`](Self::is_cancelled), it then has time to do so.
+    pub async fn cancelled(&self) {
+        self.inner.heeds_stop.store(true, Ordering::Relaxed);
+        self.inner.attempt.stop_asked().await;
+    }
+
+    pub(super) fn heeds_stop(&self) -> bool {
+        self.inner.heeds_stop.load(Ordering::Relaxed)
+    }
+
+    /// Takes what was said and not yet written.
+    pub(super) fn take_told(&self) -> Told {
+        std::mem::take(&mut *self.told())
+    }
+
+    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+        self.inner.told.lock().expect("no code panics while it holds this lock")
+    }
+
+    async fn kept(&self, key: &str) -> Result<Option<Value>, StepError> {
+        let here = self.inner.kept.lock().expect("no code panics while it holds this lock").get(key).cloned();
+        match here {
+            Some(value) => Ok(Some(value)),
+            None => Ok(self.inner.attempt.kept(key).await?),
+        }
+    }
+
+    async fn keep(&self, key: &str, value: Value) -> Result<(), StepError> {
+        let told = self.take_told();
+        self.inner.attempt.keep(key, value.clone(), told).await.map_err(StepError::fatal)?;
+        self.inner
+            .kept
+            .lock()
+            .expect("no code panics while it holds this lock")
+            .insert(key.to_owned(), value);
+        Ok(())
+    }
+}
+
+fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {
+    serde_json::from_value(value)
+        .map_err(|error| StepError::fatal(format!("what was kept as `{key}` is of another kind: {error}")))
+}

@@ -1,0 +1,88 @@
+//! Finds out which branch each step belongs to, and that every step can be reached and left.
+
+use super::error::GraphError;
+use crate::id::StepId;
+
+/// Steps and ways by number.
+pub(super) struct Outline {
+    pub(super) ids: Vec<StepId>,
+    /// The steps that each may be followed by; none stands for the end. Empty: it ends its branch.
+    pub(super) ways: Vec<Vec<Option<usize>>>,
+    /// Of joins of forks: the step before the fork, and the first steps of the branches.
+    pub(super) forks: Vec<Option<(usize, Vec<usize>)>>,
+}
+
+/// Returns, for each step, the join of the fork whose branches it belongs to; none on the main branch.
+pub(super) fn find(outline: &Outline, start: &StepId) -> Result<Vec<Option<usize>>, GraphError> {
+    let start = outline.ids.iter().position(|id| id == start).unwrap_or(0);
+    let mut homes: Vec<Option<Option<usize>>> = vec![None; outline.ids.len()];
+    walk(outline, &[start], None, &mut homes)?;
+    for (place, home) in homes.iter().enumerate() {
+        if home.is_none() {
+            return Err(GraphError::Unreachable(outline.ids[place].clone()));
+        }
+    }
+    let homes: Vec<Option<usize>> = homes.into_iter().flatten().collect();
+    check_ends(outline, &homes)?;
+    Ok(homes)
+}
+
+/// Claims all that can be reached from some steps for one home, and the branches of every fork on the way for theirs.
+fn walk(
+    outline: &Outline,
+    starts: &[usize],
+    home: Option<usize>,
+    homes: &mut Vec<Option<Option<usize>>>,
+) -> Result<(), GraphError> {
+    let mut forks = Vec::new();
+    let mut rest: Vec<usize> = starts.to_vec();
+    while let Some(place) = rest.pop() {
+        match homes[place] {
+            Some(known) if known == home => continue,
+            Some(known) => return Err(shared(outline, place, known, home)),
+            None => homes[place] = Some(home),
+        }
+        if let Some((_, starts)) = &outline.forks[place] {
+            forks.push((place, starts.clone()));
+        }
+        // The join ends a branch: it is not a step of it.
+        rest.extend(outline.ways[place].iter().flatten().filter(|next| Some(**next) != home));
+    }
+    for (join, starts) in forks {
+        walk(outline, &starts, Some(join), homes)?;
+    }
+    Ok(())
+}
+
+fn shared(outline: &Outline, place: usize, one: Option<usize>, other: Option<usize>) -> GraphError {
+    let told = |home: Option<usize>| match home.and_then(|join| outline.forks[join].as_ref()) {
+        Some((after, _)) => format!("the fork after `{}`", outline.ids[*after]),
+        None => "the main branch".to_owned(),
+    };
+    GraphError::Shared { step: outline.ids[place].clone(), one: told(one), other: told(other) }
+}
+
+/// Makes sure that every step can come to the end of its branch.
+fn check_ends(outline: &Outline, homes: &[Option<usize>]) -> Result<(), GraphError> {
+    let ends = |place: usize| {
+        let ways = &outline.ways[place];
+        ways.is_empty() || ways.iter().any(|next| next.is_none() || *next == homes[place] && next.is_some())
+    };
+    let mut arrives: Vec<bool> = (0..outline.ids.len()).map(ends).collect();
+    let mut before = vec![Vec::new(); outline.ids.len()];
+    for (place, ways) in outline.ways.iter().enumerate() {
+        ways.iter().flatten().for_each(|next| before[*next].push(place));
+    }
+    let mut rest: Vec<usize> = (0..arrives.len()).filter(|place| arrives[*place]).collect();
+    while let Some(place) = rest.pop() {
+        for earlier in &before[place] {
+            if !std::mem::replace(&mut arrives[*earlier], true) {
+                rest.push(*earlier);
+            }
+        }
+    }
+    match arrives.iter().position(|arrives| !arrives) {
+        Some(place) => Err(GraphError::NoEnd(outline.ids[place].clone())),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,142 @@
+//! What a join is given: how each branch ended.
+
+use std::marker::PhantomData;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::StepError;
+use super::level::{Held, Level, State};
+use crate::engine::{ChildEnd, Outcomes, StateError};
+use crate::record::{End, Failure, Record};
+
+/// How one branch of a fork ended.
+#[derive(Debug, Clone)]
+pub struct BranchEnd<S> {
+    /// The branch's first step, which is its key.
+    pub key: String,
+    /// Its last state, or why it failed.
+    pub result: Result<S, Failure>,
+}
+
+impl<S> BranchEnd<S> {
+    pub(super) fn of(
+        end: &ChildEnd,
+        decode: impl FnOnce(&[u8], u32) -> Result<S, StateError>,
+    ) -> Result<Self, StepError> {
+        let result = match failure_of(end) {
+            Some(failure) => Err(failure),
+            None => Ok(decode(bytes_of(&end.record)?, schema_of(&end.record))?),
+        };
+        Ok(Self { key: end.item.key.clone(), result })
+    }
+}
+
+/// The ends of all branches of a fork, in the order in which they were named.
+#[derive(Debug, Clone)]
+pub struct Branches<S>(pub Vec<BranchEnd<S>>);
+
+impl<S> Branches<S> {
+    /// Returns the state of the branch of that key, if it ended well.
+    pub fn state(&self, key: &str) -> Option<&S> {
+        self.0.iter().find(|branch| branch.key == key)?.result.as_ref().ok()
+    }
+
+    /// Iterates over all of them.
+    pub fn iter(&self) -> std::slice::Iter<'_, BranchEnd<S>> {
+        self.0.iter()
+    }
+}
+
+impl<S> IntoIterator for Branches<S> {
+    type Item = BranchEnd<S>;
+    type IntoIter = std::vec::IntoIter<BranchEnd<S>>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// The state of a branch over one item.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Child<T, R> {
+    /// Its place among the items, from 0.
+    pub index: u64,
+    /// The item.
+    pub item: T,
+    /// What came of it.
+    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    pub result: Option<R>,
+}
+
+/// How the work on one item ended.
+#[derive(Debug, Clone)]
+pub struct ItemEnd<T, R> {
+    /// Its key.
+    pub key: String,
+    /// The item.
+    pub item: T,
+    /// What came of it, or why it failed.
+    pub result: Result<R, Failure>,
+}
+
+/// The ends of the work on items, in their order, read one at a time: memory does not grow with their number.
+#[derive(Debug)]
+pub struct ItemEnds<T, R> {
+    total: u64,
+    outcomes: Outcomes,
+    kind: PhantomData<fn() -> (T, R)>,
+}
+
+impl<T: State, R: State> ItemEnds<T, R> {
+    pub(super) fn new(total: u64, outcomes: Outcomes) -> Self {
+        Self { total, outcomes, kind: PhantomData }
+    }
+
+    /// Returns how many items there are.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Returns the next one.
+    ///
+    /// # Errors
+    /// The record of its branch is damaged or cannot be read.
+    pub async fn next(&mut self) -> Result<Option<ItemEnd<T, R>>, StepError> {
+        let Some(end) = self.outcomes.next().await? else { return Ok(None) };
+        let child: Child<T, R> = serde_json::from_slice(bytes_of(&end.record)?)?;
+        let result = match (failure_of(&end), child.result) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(result)) => Ok(result),
+            (None, None) => {
+                let text = format!("branch {} ended without a result", end.record.header().reference());
+                return Err(StepError::fatal(text));
+            }
+        };
+        Ok(Some(ItemEnd { key: end.item.key, item: child.item, result }))
+    }
+}
+
+/// Why a branch did not end well.
+fn failure_of(end: &ChildEnd) -> Option<Failure> {
+    match (end.failure(), end.end) {
+        (Some(failure), End::Failed) => Some(failure.clone()),
+        (_, End::Completed | End::Skipped) => None,
+        (_, End::Failed | End::Cancelled) => {
+            let text = format!("the branch ended as {:?}", end.end).to_lowercase();
+            Some(Failure::new(crate::record::FailureKind::Error, vec![text]))
+        }
+    }
+}
+
+fn bytes_of(record: &Record) -> Result<&[u8], StepError> {
+    let gone = || StepError::fatal(format!("the state of {} is gone", record.header().reference()));
+    record.state_bytes().ok_or_else(gone)
+}
+
+fn schema_of(record: &Record) -> u32 {
+    record.header().body.as_ref().map_or(0, |body| body.schema)
+}
+
+/// Reads the state of a branch as its level understands it.
+pub(super) fn state_of(level: &dyn Level, record: &Record) -> Result<Held, StepError> {
+    Ok(level.decode(bytes_of(record)?, schema_of(record))?)
+}

@@ -1,0 +1,100 @@
+//! Which steps lie on loops, and which pass of a loop a step is in.
+
+/// The loops of a shape. Two steps are in one loop if each can be reached from the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Loops {
+    /// By place: the loop, or none.
+    of: Vec<Option<u32>>,
+}
+
+impl Loops {
+    /// Finds the loops of a graph given by its edges in both directions.
+    ///
+    /// # Source
+    /// Two walks, the second one backwards in the order in which the first one left the places (Kosaraju and Sharir).
+    pub(super) fn find(onward: &[Vec<usize>], back: &[Vec<usize>]) -> Self {
+        let mut of = vec![None; onward.len()];
+        let mut seen = vec![false; onward.len()];
+        let mut count = 0;
+        for place in leaving_order(onward).into_iter().rev() {
+            if std::mem::replace(&mut seen[place], true) {
+                continue;
+            }
+            let mut members = vec![place];
+            let mut next = 0;
+            while let Some(member) = members.get(next).copied() {
+                next += 1;
+                for before in &back[member] {
+                    if !std::mem::replace(&mut seen[*before], true) {
+                        members.push(*before);
+                    }
+                }
+            }
+            if members.len() > 1 || onward[place].contains(&place) {
+                members.iter().for_each(|member| of[*member] = Some(count));
+                count += 1;
+            }
+        }
+        Self { of }
+    }
+
+    /// Says whether both are in one loop.
+    pub(super) fn share(&self, one: usize, other: usize) -> bool {
+        self.of[one].is_some() && self.of[one] == self.of[other]
+    }
+
+    /// Returns the passes of a step that is reached from another: a step that stands earlier or is the same one begins
+    /// the next pass of their loop. Within one loop no step has the same pass twice, since a way back to it must go to
+    /// an earlier place somewhere.
+    ///
+    /// `passes`: those of the step before; the first `around` belong to loops around the whole branch.
+    pub(super) fn passes(&self, from: usize, to: usize, passes: &[u32], around: usize) -> Vec<u32> {
+        let mut next = passes[..around.min(passes.len())].to_vec();
+        if self.of[to].is_none() {
+            return next;
+        }
+        let pass = match passes.get(around) {
+            Some(pass) if self.share(from, to) => pass + u32::from(to <= from),
+            _ => 1,
+        };
+        next.push(pass);
+        next
+    }
+
+    /// Returns the passes of a step that a branch begins with.
+    pub(super) fn first_passes(&self, place: usize, around: &[u32]) -> Vec<u32> {
+        let mut passes = around.to_vec();
+        if self.of[place].is_some() {
+            passes.push(1);
+        }
+        passes
+    }
+}
+
+/// Walks all places in depth and returns them in the order in which they were left.
+fn leaving_order(onward: &[Vec<usize>]) -> Vec<usize> {
+    let mut order = Vec::with_capacity(onward.len());
+    let mut seen = vec![false; onward.len()];
+    for root in 0..onward.len() {
+        if std::mem::replace(&mut seen[root], true) {
+            continue;
+        }
+        let mut walk = vec![(root, 0)];
+        while let Some((place, edge)) = walk.last_mut() {
+            match onward[*place].get(*edge) {
+                Some(next) => {
+                    *edge += 1;
+                    let next = *next;
+                    if !std::mem::replace(&mut seen[next], true) {
+                        walk.push((next, 0));
+                    }
+                }
+                None => {
+                    order.push(*place);
+                    walk.pop();
+                }
+            }
+        }
+    }
+    order
+}
