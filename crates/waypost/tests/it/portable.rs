@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Notify;
 use waypost::disk::Disk;
+use waypost::engine::Engine;
 use waypost::file::FileStore;
+use waypost::graph::{Graph, ItemEnds, StepError};
 use waypost::memory::MemoryStore;
 use waypost::portable::{ExportError, LoadError, PORTABLE_BYTES_MAX, Portable, SaveError, SaveMode};
 use waypost::record::{
@@ -17,7 +21,7 @@ use waypost::record::{
     Settled, Status, StepPrint, Try,
 };
 use waypost::schema::{Migrations, SchemaError};
-use waypost::store::{Lease, Store, StoreError};
+use waypost::store::{Lease, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest};
 use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
@@ -496,6 +500,48 @@ async fn children_come_along_with_their_newest_checkpoints() {
     let child = story.export(&branch("each:c"), 1).await.unwrap();
     assert_eq!(child.children().len(), 1);
     assert_eq!(Portable::from_text(&child.to_text()).unwrap(), child);
+}
+
+#[tokio::test]
+async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() {
+    // Given a graph that dies while item 5 of 20 is worked on.
+    let store = Arc::new(MemoryStore::new());
+    let reached = Arc::new(Notify::new());
+    let told = reached.clone();
+    let graph = Graph::builder("squares")
+        .each(
+            "square",
+            |_: &u32| (0..20).collect(),
+            |n: &u32| format!("n{n}"),
+            move |n: u32, _| {
+                let told = told.clone();
+                async move {
+                    if n == 5 {
+                        told.notify_one();
+                        std::future::pending::<()>().await;
+                    }
+                    Ok::<_, StepError>(n * n)
+                }
+            },
+        )
+        .max_parallel(1)
+        .join(|sum: u32, _: ItemEnds<u32, u32>, _| async move { Ok::<_, StepError>(sum) })
+        .build()
+        .unwrap();
+    let engine = Engine::new(store.clone());
+    tokio::select! {
+        _ = engine.run(&graph, "r-1", 0).into_future() => panic!("it does not end"),
+        () = reached.notified() => {}
+    }
+    let newest = store.newest(&run_id("r-1"), &main_branch()).await.unwrap();
+
+    let exported = Portable::of(store.as_ref(), &newest.header().reference()).await.unwrap();
+
+    assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
+    let ended = exported.children().iter().filter(|child| child.header().end == Some(End::Completed));
+    assert_eq!((exported.children().len(), ended.count()), (20, 5));
+    let items = exported.blobs().values().next().unwrap();
+    assert_eq!(items.iter().filter(|byte| **byte == b'\n').count(), 20);
 }
 
 #[tokio::test]
