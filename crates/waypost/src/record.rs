@@ -85,6 +85,9 @@ pub enum Flaw {
     /// The digest may be right, but it is not a record.
     #[error("it cannot be read: {0}")]
     Malformed(String),
+    /// It was there once, as something else tells, and is not there any more.
+    #[error("it is missing")]
+    Missing,
     /// It was written by a newer version.
     #[error("it has format {found}, this version reads up to {supported}")]
     Newer {
@@ -125,17 +128,17 @@ impl Body {
         Self::with(position, schema, |bytes| encode(state, bytes))
     }
 
-    /// Encodes a position and a state that `encode` writes as JSON behind what is there.
+    /// Encodes a position and a state that `write` puts as JSON behind what is there.
     ///
     /// # Errors
-    /// Those of `encode`; [`Flaw::Limit`] when it is too large.
+    /// Those of `write`; [`Flaw::Limit`] when it is too large.
     pub fn with(
         position: &Position,
         schema: u32,
-        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
     ) -> Result<Self, Flaw> {
         let mut body = Self::begin(position, "json", schema)?;
-        encode(&mut body.bytes)?;
+        write(&mut body.bytes)?;
         body.check()
     }
 
