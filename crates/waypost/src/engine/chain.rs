@@ -6,8 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, Start, Try,
+    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, SealedRun, Start, Try,
 };
+use crate::store::FIRST_TOKEN;
 
 use super::Told;
 
@@ -73,6 +74,21 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
+    /// The begin of the main branch of a new run.
+    pub(super) fn first(run: &SealedRun) -> Self {
+        Self {
+            run: run.record().run.clone(),
+            branch: BranchPath::main(),
+            token: FIRST_TOKEN,
+            next: 1,
+            prev: None,
+            basis: None,
+            repair: false,
+            root: Some(run.digest()),
+            resumed: false,
+        }
+    }
+
     /// The begin of a branch that this one opens, under the same lease.
     pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
         Self {

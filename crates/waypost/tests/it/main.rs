@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod diff;
 mod engine;
 mod events;
 mod evidence;
@@ -12,6 +13,9 @@ mod folder;
 mod graph;
 mod lock;
 mod plan;
+mod portable;
 mod recorder;
 mod report;
+mod schema;
+mod strict;
 mod toy;
