@@ -9,6 +9,7 @@ mod file_crash;
 mod file_rig;
 mod folder;
 mod graph;
+mod guide;
 mod lock;
 mod plan;
 mod report;
