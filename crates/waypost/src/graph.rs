@@ -52,14 +52,16 @@ mod builder;
 mod context;
 mod draw;
 mod error;
+mod fork;
 mod homes;
 mod join;
 mod level;
 mod run;
 
-pub use builder::{Builder, Each, Fork, ITEM_STEP, PARALLEL_DEFAULT};
+pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
 pub use context::{Context, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
+pub use fork::{Each, Fork};
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
 pub use run::{Forked, Inspected, Resume, Run, RunStream, Update};

@@ -21,6 +21,7 @@
 
 pub mod change;
 pub mod clock;
+pub mod diff;
 pub mod disk;
 pub mod engine;
 pub mod events;
@@ -31,9 +32,13 @@ pub mod graph;
 pub mod id;
 pub mod lock;
 pub mod memory;
+pub mod path;
 pub mod plan;
+pub mod portable;
 pub mod record;
 pub mod report;
+pub mod schema;
+mod sealed;
 pub mod shape;
 pub mod store;
 

@@ -2,22 +2,23 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use serde::de::DeserializeOwned;
 
 use super::context::Context;
 use super::error::{GraphError, StepError};
-use super::join::{BranchEnd, Branches, Child, ItemEnds};
+use super::fork::{Each, Fork};
+use super::join::Child;
 use super::level::{
-    Action, ChildFn, Held, JoinFn, Keeping, Level, Next, Node, OpenFn, Opens, RetryFn, RouteFn, State,
-    StepFn, Typed, item_value, to_value,
+    Action, ChildFn, DecodeFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
+    StepFn, Typed, to_value,
 };
 use super::{END, Graph};
-use crate::engine::{Item, Joined, StateError};
+use crate::engine::Item;
 use crate::id::{Digest, StepId};
+use crate::schema::Migrations;
 use crate::shape::{Children, OnChildFailure, Retry, Shape, Step};
 
 /// How many children of one fan-out are at work at once where nothing else is said: what one machine does well with
@@ -50,21 +51,21 @@ impl<S> Way<S> {
 }
 
 /// How a step opens branches.
-enum Fan<S> {
+pub(super) enum Fan<S> {
     /// Branches of this graph, from these steps on.
     Fork { after: StepId, starts: Vec<StepId> },
     /// Branches of another kind: their shape is made already.
     Other(Box<Other<S>>),
 }
 
-struct Other<S> {
-    shape: Shape,
-    levels: Vec<Arc<dyn Level>>,
-    named: Vec<(String, Option<StepId>)>,
-    opens: Opens<S>,
+pub(super) struct Other<S> {
+    pub(super) shape: Shape,
+    pub(super) levels: Vec<Arc<dyn Level>>,
+    pub(super) named: Vec<(String, Option<StepId>)>,
+    pub(super) opens: Opens<S>,
 }
 
-struct Draft<S> {
+pub(super) struct Draft<S> {
     id: StepId,
     action: Action<S>,
     retry: Retry,
@@ -73,17 +74,19 @@ struct Draft<S> {
     revision: u32,
     retry_when: Option<RetryFn>,
     fan: Option<Fan<S>>,
-    parallel_max: usize,
-    on_failure: OnChildFailure,
+    pub(super) parallel_max: usize,
+    pub(super) on_failure: OnChildFailure,
 }
 
 /// Makes a [`Graph`]. Settings such as [`retry`](Self::retry) speak of the step added last.
 pub struct Builder<S> {
     name: String,
-    steps: Vec<Draft<S>>,
+    pub(super) steps: Vec<Draft<S>>,
     ways: HashMap<StepId, Way<S>>,
     start: Option<StepId>,
     keeping: Keeping<S>,
+    /// How joins read the states of their branches: known when the graph is built.
+    pub(super) decode: Arc<OnceLock<DecodeFn<S>>>,
     problem: Option<GraphError>,
 }
 
@@ -94,12 +97,10 @@ impl<S> std::fmt::Debug for Builder<S> {
     }
 }
 
-/// Reads a state that has no versions.
-fn plain<S: DeserializeOwned>(bytes: &[u8], schema: u32) -> Result<S, StateError> {
-    if schema > 0 {
-        return Err(StateError::Newer { found: schema, supported: 0 });
-    }
-    serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+/// How states are read that these migrations bring up to date.
+fn keeping<S: State>(migrations: Migrations) -> Keeping<S> {
+    let schema = migrations.current();
+    Keeping { schema, decode: Arc::new(move |bytes, found| Ok(migrations.read(found, bytes)?)) }
 }
 
 impl<S: State> Builder<S> {
@@ -109,7 +110,8 @@ impl<S: State> Builder<S> {
             steps: Vec::new(),
             ways: HashMap::new(),
             start: None,
-            keeping: Keeping { schema: 0, decode: Arc::new(plain) },
+            keeping: keeping(Migrations::default()),
+            decode: Arc::default(),
             problem: None,
         }
     }
@@ -131,7 +133,7 @@ impl<S: State> Builder<S> {
         self.add(id, Action::Step(step), None)
     }
 
-    fn add(mut self, id: &str, action: Action<S>, fan: Option<Fan<S>>) -> Self {
+    pub(super) fn add(mut self, id: &str, action: Action<S>, fan: Option<Fan<S>>) -> Self {
         let id = match StepId::new(id) {
             Ok(id) if id.as_str() == END => return self.wrong(GraphError::Reserved),
             Ok(id) => id,
@@ -158,7 +160,7 @@ impl<S: State> Builder<S> {
     }
 
     /// Remembers what is wrong first; [`build`](Self::build) says it.
-    fn wrong(mut self, problem: GraphError) -> Self {
+    pub(super) fn wrong(mut self, problem: GraphError) -> Self {
         self.problem.get_or_insert(problem);
         self
     }
@@ -202,6 +204,15 @@ impl<S: State> Builder<S> {
     #[must_use]
     pub fn revision(self, revision: u32) -> Self {
         self.last("revision", |step| step.revision = revision)
+    }
+
+    /// Reads states of older programs through these migrations, and writes new ones as of their newest version.
+    ///
+    /// A state without a version is version 0; a state of a newer version is refused.
+    #[must_use]
+    pub fn migrations(mut self, migrations: Migrations) -> Self {
+        self.keeping = keeping(migrations);
+        self
     }
 
     /// Begins with that step.
@@ -263,7 +274,6 @@ impl<S: State> Builder<S> {
     /// Goes on from a step in several branches at once, each with its own copy of the state, from these steps on.
     ///
     /// A branch goes on along its own edges until it comes to a step without a way on, or to the join.
-    #[must_use]
     pub fn fork<T: AsRef<str>>(self, after: &str, starts: impl IntoIterator<Item = T>) -> Fork<S> {
         let starts = starts.into_iter().map(|start| start.as_ref().to_owned()).collect();
         let after = after.to_owned();
@@ -274,7 +284,6 @@ impl<S: State> Builder<S> {
     ///
     /// `items` and `key` are asked once; the answers are frozen before the first branch begins. The branches are
     /// recorded as `ID:KEY`, their step is called [`ITEM_STEP`].
-    #[must_use]
     pub fn each<T, R, W, Fut, E>(
         self,
         id: &str,
@@ -364,6 +373,7 @@ impl<S: State> Builder<S> {
         self.check_names(&start)?;
         let homes = super::homes::find(&self.outline(), &start)?;
         let name = self.name.clone();
+        let _ = self.decode.set(Arc::clone(&self.keeping.decode));
         let mut assembly =
             Assembly { levels: vec![None], homes, keeping: Arc::new(self.keeping), ways: self.ways };
         let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();
@@ -509,166 +519,4 @@ fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
     let print =
         |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
     shape.steps().iter().map(print).collect()
-}
-
-/// A fork that lacks its join.
-#[derive(Debug)]
-#[must_use = "a fork needs its join"]
-pub struct Fork<S> {
-    builder: Builder<S>,
-    after: String,
-    starts: Vec<String>,
-    on_failure: OnChildFailure,
-    parallel_max: usize,
-}
-
-impl<S: State> Fork<S> {
-    /// Lets the other branches go on when one fails: the join sees its error. Otherwise the run fails, and the other
-    /// branches are cancelled.
-    pub fn collect(mut self) -> Self {
-        self.on_failure = OnChildFailure::Collect;
-        self
-    }
-
-    /// Lets so many branches be at work at once; all of them if nothing is said.
-    pub fn max_parallel(mut self, count: usize) -> Self {
-        self.parallel_max = count.max(1);
-        self
-    }
-
-    /// Joins the branches: the step is given the state before the fork and what became of each branch, in the order in
-    /// which they were named.
-    #[must_use]
-    pub fn join<F, Fut, E>(self, id: &str, join: F) -> Builder<S>
-    where
-        F: Fn(S, Branches<S>, Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<S, E>> + Send + 'static,
-        E: Into<StepError>,
-    {
-        let Self { builder, after, starts, on_failure, parallel_max } = self;
-        let starts: Result<Vec<_>, _> = starts.iter().map(|start| StepId::new(start)).collect();
-        let (after_id, starts) = match (StepId::new(&after), starts) {
-            (Ok(after), Ok(starts)) => (after, starts),
-            (Err(error), _) | (_, Err(error)) => return builder.wrong(error.into()),
-        };
-        if starts.is_empty() {
-            return builder.wrong(GraphError::NoTargets(format!("the fork after `{after}`")));
-        }
-        if let Some(twice) = (1..starts.len()).find(|at| starts[..*at].contains(&starts[*at])) {
-            return builder.wrong(GraphError::Twice(starts[twice].clone()));
-        }
-        let decode = Arc::clone(&builder.keeping.decode);
-        let join = Arc::new(join);
-        let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
-            let (decode, join) = (Arc::clone(&decode), Arc::clone(&join));
-            async move {
-                let mut branches = Vec::new();
-                let mut ends = joined.outcomes().await?;
-                while let Some(end) = ends.next().await? {
-                    branches.push(BranchEnd::of(&end, |bytes, schema| decode(bytes, schema))?);
-                }
-                join(state, Branches(branches), context).await.map_err(Into::into)
-            }
-            .boxed()
-        });
-        let fan = Fan::Fork { after: after_id, starts };
-        let mut builder = builder.add(id, Action::Join(action), Some(fan)).edge(&after, id);
-        if let Some(step) = builder.steps.last_mut() {
-            (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
-        }
-        builder
-    }
-}
-
-/// A fan-out over items that lacks its join.
-#[must_use = "the branches need their join"]
-pub struct Each<S, T, R> {
-    builder: Builder<S>,
-    id: String,
-    items: OpenFn<S>,
-    inner: Builder<Child<T, R>>,
-    parallel_max: usize,
-    on_failure: OnChildFailure,
-}
-
-impl<S, T, R> std::fmt::Debug for Each<S, T, R> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Each").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl<S: State, T: State, R: State> Each<S, T, R> {
-    /// Lets so many items be worked on at once; [`PARALLEL_DEFAULT`] if nothing is said.
-    pub fn max_parallel(mut self, count: usize) -> Self {
-        self.parallel_max = count.max(1);
-        self
-    }
-
-    /// Lets the other items go on when one fails: the join sees its error. Otherwise the run fails, and the items under
-    /// way are cancelled.
-    pub fn collect(mut self) -> Self {
-        self.on_failure = OnChildFailure::Collect;
-        self
-    }
-
-    /// Tries the work on an item again when it fails.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.inner = self.inner.retry(retry);
-        self
-    }
-
-    /// Tries again only after errors that `when` says yes to.
-    pub fn retry_when(mut self, when: impl Fn(&StepError) -> bool + Send + Sync + 'static) -> Self {
-        self.inner = self.inner.retry_when(when);
-        self
-    }
-
-    /// Fails an attempt on an item that takes longer.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.inner = self.inner.timeout(timeout);
-        self
-    }
-
-    /// Says that the work on an item must not be repeated blindly.
-    pub fn not_idempotent(mut self) -> Self {
-        self.inner = self.inner.not_idempotent();
-        self
-    }
-
-    /// Joins the branches: the step is given the state before them, and their ends one after the other, in the order of
-    /// the items, however many there are.
-    #[must_use]
-    pub fn join<F, Fut, E>(self, join: F) -> Builder<S>
-    where
-        F: Fn(S, ItemEnds<T, R>, Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<S, E>> + Send + 'static,
-        E: Into<StepError>,
-    {
-        let Self { builder, id, items, inner, parallel_max, on_failure } = self;
-        let inner = match inner.build() {
-            Ok(inner) => inner,
-            Err(problem) => return builder.wrong(problem),
-        };
-        let child: ChildFn<S> = Arc::new(|_, item| {
-            let child = Child::<T, R> { index: item.index, item: item_value(item)?, result: None };
-            Ok(Box::new(child) as Held)
-        });
-        let join = Arc::new(join);
-        let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
-            let join = Arc::clone(&join);
-            async move {
-                let ends = ItemEnds::new(joined.total(), joined.outcomes().await?);
-                join(state, ends, context).await.map_err(Into::into)
-            }
-            .boxed()
-        });
-        let shape = Arc::unwrap_or_clone(inner.shape);
-        let opens = Opens { items: Some(items), child };
-        let other = Other { shape, levels: inner.levels.to_vec(), named: Vec::new(), opens };
-        let mut builder = builder.add(&id, Action::Join(action), Some(Fan::Other(Box::new(other))));
-        if let Some(step) = builder.steps.last_mut() {
-            (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
-        }
-        builder
-    }
 }

@@ -86,10 +86,13 @@ pub(super) trait Level: Send + Sync {
     fn is_retryable(&self, place: usize, error: &StepError) -> bool;
 }
 
+/// Reads a state that was written with a schema version.
+pub(super) type DecodeFn<S> = Arc<dyn Fn(&[u8], u32) -> Result<S, StateError> + Send + Sync>;
+
 /// How the states of a level are kept.
 pub(super) struct Keeping<S> {
     pub(super) schema: u32,
-    pub(super) decode: Arc<dyn Fn(&[u8], u32) -> Result<S, StateError> + Send + Sync>,
+    pub(super) decode: DecodeFn<S>,
 }
 
 /// A level whose state is known.
@@ -110,7 +113,7 @@ impl<S: State> Level for Typed<S> {
     }
 
     fn encode(&self, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
-        serde_json::to_writer(bytes, self.known(state)).map_err(|error| Flaw::Malformed(error.to_string()))
+        crate::record::encode(self.known(state), bytes)
     }
 
     fn decode(&self, bytes: &[u8], schema: u32) -> Result<Held, StateError> {

@@ -113,14 +113,12 @@ impl Observer for Sink {
 macro_rules! session_settings {
     () => {
         /// Is stopped through `stop`.
-        #[must_use]
         pub fn stop_handle(mut self, stop: &StopHandle) -> Self {
             self.session.stop = stop.clone();
             self
         }
 
         /// Holds the run before the first attempt of each of these steps, on whatever branch; a resume goes on.
-        #[must_use]
         pub fn interrupt_before<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
             self.session.interrupt_before =
                 Some(steps.into_iter().map(|step| step.as_ref().to_owned()).collect());
@@ -128,7 +126,6 @@ macro_rules! session_settings {
         }
 
         /// Holds the run after each of these steps; a resume goes on with what comes next.
-        #[must_use]
         pub fn interrupt_after<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
             self.session.interrupt_after =
                 Some(steps.into_iter().map(|step| step.as_ref().to_owned()).collect());
@@ -136,7 +133,6 @@ macro_rules! session_settings {
         }
 
         /// Fails the step beyond so many started on one branch, crashes and resumes included.
-        #[must_use]
         pub fn step_limit(mut self, limit: u64) -> Self {
             self.session.step_limit = Some(limit);
             self
@@ -144,7 +140,6 @@ macro_rules! session_settings {
 
         /// Goes on although a checkpoint cannot be written: the run is marked, and the checkpoint is written with the
         /// next one. A crash before that costs the steps since.
-        #[must_use]
         pub fn tolerate_lost_checkpoints(mut self) -> Self {
             self.session.on_lost_checkpoint = Some(OnLostCheckpoint::Tolerate);
             self

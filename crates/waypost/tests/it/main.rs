@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod diff;
 mod engine;
 mod events;
 mod file;
@@ -12,5 +13,8 @@ mod graph;
 mod guide;
 mod lock;
 mod plan;
+mod portable;
 mod report;
+mod schema;
+mod strict;
 mod toy;

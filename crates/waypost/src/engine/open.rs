@@ -1,0 +1,249 @@
+//! Opens children, page by page, and takes them up when there is room.
+
+use crate::record::{
+    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status, Wait, WaitKind,
+};
+use crate::shape::Shape;
+use crate::store::{Scan, ScanOrder, StoreError};
+
+use super::begin::decode_state;
+use super::chain::Chain;
+use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
+use super::line::{Line, LineId, Opener};
+use super::schedule::children_of;
+use super::session::Session;
+use super::snapshot::position_of;
+use super::{Program, RunError, Told};
+
+impl<'a, P: Program> Session<'a, P> {
+    /// Begins a fan-out: items are frozen, and the step waits for its children.
+    pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        let line = self.lines.get(id);
+        let children = children_of(line, place);
+        let mut items = None;
+        let source = if children.named.is_empty() {
+            let opened = self.program.open(line.spot(place), &line.state).and_then(check_items);
+            let list = match opened {
+                Ok(list) => list,
+                Err(failure) => {
+                    self.lines.get_mut(id).mark_started(place);
+                    self.fail(id, place, failure, Told::default());
+                    return Ok(());
+                }
+            };
+            let (name, lease) = (self.blob_name(id, place), self.lease().clone());
+            let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
+            items = Some(frozen.clone());
+            let total = list.len() as u64;
+            (Items::Frozen { run: line.chain.run.clone(), at: frozen }, total)
+        } else {
+            (Items::named(&children.named), children.named.len() as u64)
+        };
+        let (source, total) = source;
+        let line = self.lines.get_mut(id);
+        let entry = line.entry_mut(place);
+        let at = entry.at.clone();
+        let revisited = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
+        let wait =
+            Wait { id: String::new(), key: "children".to_owned(), on: WaitKind::Children, question: None };
+        entry.status = Status::Waiting;
+        entry.since = 0;
+        entry.waits = vec![wait.clone()];
+        entry.fan = Some(Fan { items, total, opened: 0, since: 0 });
+        let step = entry.step.clone();
+        line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
+        line.fans.push(FanOut::new(place, source, total, revisited));
+        self.mark_dirty(id);
+        Ok(())
+    }
+
+    /// Names the blob of frozen items, a new one for each opening.
+    fn blob_name(&self, id: LineId, place: usize) -> String {
+        let line = self.lines.get(id);
+        let (branch, seq) = (line.branch().file_name(), line.seq_of_next_draft());
+        format!("items/{branch}.{}.{}.{seq}.jsonl", line.step_id(place), self.lease().token())
+    }
+
+    /// Looks up the ends of children that ended before this session.
+    pub(super) async fn gather(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        let line = self.lines.get(id);
+        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        let unknown: u64 = fan.ended - fan.ended_here;
+        if unknown == 0 {
+            return Ok(());
+        }
+        let (branch, run) = (line.branch().clone(), line.chain.run.clone());
+        let name = children_of(line, place).name.clone();
+        let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
+        let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
+        let (mut failed, mut digests) = (0, Vec::new());
+        while let Some(item) = reader.next().await? {
+            if here[item.index as usize] {
+                continue;
+            }
+            let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let scan =
+                Scan { branch: Some(child), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(&run) };
+            let found = self.engine.store.scan(&scan).await?;
+            if let Some(record) = found.records.first() {
+                failed += u64::from(record.header().end == Some(End::Failed));
+                digests.push((item.index, record.digest()));
+            }
+        }
+        let fan = self.lines.get_mut(id).fan_mut(place);
+        fan.failed += failed;
+        digests.into_iter().for_each(|(index, digest)| fan.keep_digest(index, digest));
+        Ok(())
+    }
+
+    /// Opens the next page of children. Those for which there is room begin at once, the others are only recorded.
+    pub(super) async fn open_page(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        let line = self.lines.get_mut(id);
+        let around = line.entry(place).at.iteration.clone();
+        let epoch = line.entry(place).at.epoch;
+        let parallel_max = children_of(line, place).parallel_max;
+        let shape = &*children_of(line, place).shape;
+        let fan = line.fan_mut(place);
+        let (page, revisited) = ((fan.total - fan.opened).min(CHILD_PAGE), fan.revisited);
+        let (source, opened) = (fan.source.clone(), fan.opened);
+        let mut reader = match fan.reader.take() {
+            Some(reader) => reader,
+            None => source.reader(self.engine.store.clone(), opened).await?,
+        };
+        for _ in 0..page {
+            let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
+            let item = reader.next().await?.ok_or_else(missing)?;
+            let line = self.lines.get(id);
+            let spot = line.spot(place);
+            let state = match self.program.child(spot, &line.state, &item) {
+                Ok(state) => state,
+                Err(failure) => {
+                    self.lines.get_mut(id).entry_mut(place).fan = None;
+                    self.lines.get_mut(id).fans.retain(|fan| fan.place != place);
+                    self.fail(id, place, failure, Told::default());
+                    return Ok(());
+                }
+            };
+            let chain = self.child_chain(id, place, &item, revisited).await?;
+            let start = match &item.start {
+                Some(step) => shape.place(step.as_str()).into_iter().collect(),
+                None => shape.roots(),
+            };
+            let entry = |place: usize| {
+                let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
+                entry.at.iteration = shape.first_iteration(place, &around);
+                entry.at.epoch = epoch;
+                entry
+            };
+            let frontier: Vec<_> = start.into_iter().map(entry).collect();
+            let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
+            let position = Position { frontier, origin: Some(0), ..Position::default() };
+            let mut child = Line::new(chain, shape, position, state);
+            child.opener = Some(Opener { line: id, place, index: item.index });
+            child.around.clone_from(&around);
+            child.draft(Phase::Started, Reason::Fork, step, at);
+            let fan = self.lines.get_mut(id).fan_mut(place);
+            fan.opened += 1;
+            child.parked = fan.active >= parallel_max;
+            fan.active += usize::from(!child.parked);
+            let parked = child.parked;
+            let child = self.lines.add(child);
+            self.mark_dirty(child);
+            if !parked {
+                self.touched.insert(child);
+            }
+        }
+        self.record_page(id, place, reader);
+        Ok(())
+    }
+
+    fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {
+        let line = self.lines.get_mut(id);
+        let fan = line.fan_mut(place);
+        let opened = fan.opened;
+        fan.reader = (opened < fan.total).then_some(reader);
+        let entry = line.entry_mut(place);
+        let (step, at) = (entry.step.clone(), entry.at.clone());
+        if let Some(fan) = &mut entry.fan {
+            fan.opened = opened;
+        }
+        // The first page goes with the record of the wait itself.
+        if line.drafts.is_empty() {
+            let value = serde_json::json!({ "opened": opened });
+            line.draft(Phase::Progress { key: "children".to_owned(), value }, Reason::Fork, step, at);
+        }
+        self.mark_dirty(id);
+    }
+
+    /// Returns where the chain of a child goes on: at its begin, or behind what an earlier pass left.
+    async fn child_chain(
+        &mut self,
+        id: LineId,
+        place: usize,
+        item: &Item,
+        revisited: bool,
+    ) -> Result<Chain, RunError> {
+        let line = self.lines.get(id);
+        let branch = line.branch().child(&children_of(line, place).name, &item.key);
+        let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
+        let mut chain = Chain::child(&line.chain, branch);
+        if revisited {
+            let scan = Scan {
+                branch: Some(chain.branch.clone()),
+                order: ScanOrder::NewestFirst,
+                limit: 1,
+                ..Scan::of(&chain.run)
+            };
+            let found = self.engine.store.scan(&scan).await?;
+            let newest = found.records.first();
+            let seq = newest.map_or(0, |record| record.header().seq);
+            let damaged = found.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0);
+            if seq.max(damaged) > 0 {
+                chain.next = seq.max(damaged) + 1;
+                chain.prev = newest.map(Record::digest);
+                chain.basis = Some(0);
+                chain.repair = damaged > seq;
+            }
+        }
+        Ok(chain)
+    }
+
+    /// Takes a child up that was opened and has not begun.
+    pub(super) async fn begin_child(
+        &mut self,
+        id: LineId,
+        place: usize,
+        queued: Queued,
+    ) -> Result<(), RunError> {
+        let Queued { branch, index, seq } = queued;
+        let parent = self.lines.get(id);
+        let shape: &'a Shape = &children_of(parent, place).shape;
+        let run = parent.chain.run.clone();
+        let around = parent.entry(place).at.iteration.clone();
+        let record = self.engine.store.load(&run, &branch, seq).await?;
+        let position = position_of(&record)?;
+        let state = decode_state(self.program, shape.level(), &record)?;
+        let mut chain = Chain::child(&self.lines.get(id).chain, branch);
+        chain.next = seq + 1;
+        chain.prev = Some(record.digest());
+        let mut child = Line::new(chain, shape, position, state);
+        child.opener = Some(Opener { line: id, place, index });
+        child.around = around;
+        let child = self.lines.add(child);
+        self.lines.get_mut(id).fan_mut(place).active += 1;
+        self.touched.insert(child);
+        Ok(())
+    }
+}
+
+/// Refuses items of which two have one key, before anything is opened.
+fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
+    let mut keys = std::collections::HashSet::with_capacity(items.len());
+    for item in &items {
+        if !keys.insert(item.key.as_str()) {
+            let text = format!("two items have the key `{}`; each branch needs its own", item.key);
+            return Err(Failure::new(FailureKind::Error, vec![text]));
+        }
+    }
+    Ok(items)
+}

@@ -1,0 +1,197 @@
+//! How a session ends, or why it could not be held.
+
+use super::line::Line;
+use super::program::BeginError;
+use crate::id::{BranchPath, InvalidName, RunId, StepId};
+use crate::plan::Decision;
+use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
+use crate::store::{Damage, Progress, StoreError};
+
+/// How a session ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome<S> {
+    /// The run.
+    pub run: RunId,
+    /// How it stands now.
+    pub status: RunStatus,
+    /// The state of the main branch.
+    pub state: S,
+    /// The newest checkpoint of the main branch.
+    pub at: u64,
+    /// What it waits for, branch by branch.
+    pub waiting: Vec<Waiting>,
+    /// The step that failed, with its failure.
+    pub failed: Option<(StepId, Failure)>,
+    /// Who stopped it, if somebody did.
+    pub stopped_by: Option<String>,
+    /// There was nothing to do.
+    pub idle: bool,
+    /// How far it is.
+    pub progress: Progress,
+    /// Damaged records that were moved to quarantine before it went on.
+    pub repaired: Vec<Damage>,
+    /// Checkpoints that could not be written and were tolerated.
+    pub lost: u64,
+}
+
+impl<S> Outcome<S> {
+    /// Makes another state of the state.
+    pub fn map_state<T>(self, map: impl FnOnce(S) -> T) -> Outcome<T> {
+        Outcome {
+            run: self.run,
+            status: self.status,
+            state: map(self.state),
+            at: self.at,
+            waiting: self.waiting,
+            failed: self.failed,
+            stopped_by: self.stopped_by,
+            idle: self.idle,
+            progress: self.progress,
+            repaired: self.repaired,
+            lost: self.lost,
+        }
+    }
+}
+
+/// A step that waits for something outside the run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// What for.
+    pub wait: Wait,
+}
+
+impl Waiting {
+    pub(super) fn of_line<S>(line: &Line<'_, S>) -> Vec<Self> {
+        Self::of_position(line.branch(), &line.position)
+    }
+
+    /// Lists what a branch waits for, but for its own children.
+    pub fn of_position(branch: &BranchPath, position: &Position) -> Vec<Self> {
+        let waiting = position.frontier.iter().filter(|entry| entry.status == Status::Waiting);
+        let each = waiting.flat_map(|entry| entry.waits.iter().map(|wait| (entry.step.clone(), wait)));
+        each.filter(|(_, wait)| wait.on != WaitKind::Children)
+            .map(|(step, wait)| Self { branch: branch.clone(), step, wait: wait.clone() })
+            .collect()
+    }
+}
+
+/// Why a session could not be held, or had to be given up.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A checkpoint could not be written. What was acknowledged before stands; the work since was stopped.
+    #[error("cannot write checkpoint {at}; the run was stopped there")]
+    Checkpoint {
+        /// The checkpoint.
+        at: String,
+        /// Why.
+        source: StoreError,
+    },
+    /// The state cannot be written as it is.
+    #[error("cannot write the state of run {run}")]
+    Serialize {
+        /// The run.
+        run: RunId,
+        /// Why.
+        source: Flaw,
+    },
+    /// The state cannot be read by this program.
+    #[error("cannot read the state of {at}: {why}")]
+    Deserialize {
+        /// The checkpoint.
+        at: String,
+        /// What the decoder says.
+        why: String,
+    },
+    /// A newer program wrote the state.
+    #[error("the state of {at} has schema version {found}, this program reads up to {supported}")]
+    Version {
+        /// The checkpoint.
+        at: String,
+        /// Its version.
+        found: u32,
+        /// The newest version that this program knows.
+        supported: u32,
+    },
+    /// The state was refused by the caller's own check. Nothing changed.
+    #[error("the state of {at} was refused: {why}")]
+    Rejected {
+        /// The checkpoint.
+        at: String,
+        /// What the check says.
+        why: String,
+    },
+    /// The checkpoint to go on from is not there any more. Nothing changed.
+    #[error("cannot go on from {at}: {why}")]
+    NoState {
+        /// The checkpoint.
+        at: String,
+        /// Why.
+        why: String,
+    },
+    /// A person must decide before anything goes on.
+    #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("step `{}`: {}", d.step, d.cause)).collect::<Vec<_>>().join("; "))]
+    InDoubt {
+        /// The run.
+        run: RunId,
+        /// The questions.
+        questions: Vec<Decision>,
+    },
+    /// It waits for no such answer. Nothing changed.
+    #[error("run {run} does not wait for an answer `{id}`{}", waits_of(waiting))]
+    NoSuchWait {
+        /// The run.
+        run: RunId,
+        /// What was answered.
+        id: String,
+        /// What it waits for.
+        waiting: Vec<Waiting>,
+    },
+    /// It was answered before. That answer stays.
+    #[error("run {run} has an answer to `{id}` already")]
+    Answered {
+        /// The run.
+        run: RunId,
+        /// The wait.
+        id: String,
+    },
+    /// It was cancelled for good.
+    #[error("run {0} was cancelled and cannot be resumed")]
+    Cancelled(RunId),
+    /// The definition does not fit what is finished.
+    #[error("the definition does not fit run {run}: {why}")]
+    Changed {
+        /// The run.
+        run: RunId,
+        /// What does not fit.
+        why: String,
+    },
+    /// There is no such step.
+    #[error("the graph has no step `{0}`")]
+    InvalidStep(StepId),
+    /// There is no such step, and none could be called so.
+    #[error("the graph has no step `{0}`")]
+    UnknownStep(String),
+    /// A run or a step cannot be called so. Nothing was done.
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
+    /// No step can run.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+}
+
+/// Lists waits at the end of a sentence.
+fn waits_of(waiting: &[Waiting]) -> String {
+    let told =
+        |waiting: &Waiting| format!("`{}` ({} on {})", waiting.wait.id, waiting.wait.key, waiting.branch);
+    match waiting {
+        [] => "; it waits for nothing".to_owned(),
+        waiting => format!("; it waits for {}", waiting.iter().map(told).collect::<Vec<_>>().join(", ")),
+    }
+}

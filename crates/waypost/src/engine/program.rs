@@ -1,0 +1,233 @@
+//! What the engine runs: a program, as the engine sees it.
+
+use async_trait::async_trait;
+
+use super::{Attempt, Item, Joined};
+use crate::id::BranchPath;
+use crate::record::{Ending, Failure, Flaw, Note, Pack, SkipCause, Usage};
+use crate::schema::SchemaError;
+use crate::shape::{Shape, Step};
+use crate::store::Lease;
+
+/// A step, and where it stands: what a program is asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot<'a> {
+    /// The branch it runs on.
+    pub branch: &'a BranchPath,
+    /// The number of its shape, [`Shape::level`].
+    pub level: usize,
+    /// Its place in the shape.
+    pub place: usize,
+    /// The step.
+    pub step: &'a Step,
+}
+
+/// What the engine runs: the meaning of the steps of a shape over a state.
+///
+/// All but `perform` are quick and touch nothing outside the state; `perform` does the work. Between `prepare` and
+/// `apply` the state may change by other steps in flight. A branch has a state of its own, and states of branches of
+/// different shapes may differ in kind.
+#[async_trait]
+pub trait Program: Send + Sync {
+    /// The state of a branch.
+    type State: Send + Sync;
+    /// What a step needs of the state to run.
+    type Job: Send;
+    /// What a step gives to the state.
+    type Output: Send;
+
+    /// Returns the shape of the main branch.
+    fn shape(&self) -> &Shape;
+
+    /// Returns the schema version of the states of a shape.
+    fn schema(&self, level: usize) -> u32;
+
+    /// Writes a state as JSON behind what is in `bytes`.
+    ///
+    /// # Errors
+    /// [`Flaw`] names the field that JSON would change or cannot hold.
+    fn encode(&self, level: usize, state: &Self::State, bytes: &mut Vec<u8>) -> Result<(), Flaw>;
+
+    /// Reads a state that was written with that schema version. Runs nothing of the state's own.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
+
+    /// Decides whether a step whose needs are finished runs or is skipped. Asked once; the answer is recorded.
+    ///
+    /// # Errors
+    /// A failure of the step.
+    fn admit(&self, spot: Spot<'_>, state: &Self::State) -> Result<Admission, Failure>;
+
+    /// Names the children that a step opens, in order, with what each is about. Asked once; the answer is frozen.
+    /// Not asked where the shape names them.
+    ///
+    /// # Errors
+    /// A failure of the step.
+    fn open(&self, spot: Spot<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
+
+    /// Makes the state that a child begins with from that of the branch that opens it.
+    ///
+    /// # Errors
+    /// A failure of the step that opens it.
+    fn child(&self, spot: Spot<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
+
+    /// Takes from the state what the step needs. A step that has opened children is given what became of them.
+    ///
+    /// # Errors
+    /// A failure of the step, such as an expression that cannot be evaluated.
+    fn prepare(
+        &self,
+        spot: Spot<'_>,
+        state: &Self::State,
+        joined: Option<Joined>,
+    ) -> Result<Self::Job, Failure>;
+
+    /// Does the work. Its start is recorded before; it must heed [`Attempt::stopped`]. Dropping it must end all that
+    /// it started.
+    async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
+
+    /// Says what is to be done about a failure.
+    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
+
+    /// Changes the state by what became of a step, and says which of its routes is taken. Asked once; the answer is
+    /// recorded.
+    ///
+    /// # Errors
+    /// A failure of the step; the state is as it was.
+    fn apply(
+        &self,
+        state: &mut Self::State,
+        spot: Spot<'_>,
+        settled: Settlement<'_, Self::Output>,
+    ) -> Result<Follow, Failure>;
+
+    /// Prepares for the steps of one session, before the first of them: the lease is held.
+    ///
+    /// # Errors
+    /// Why no step can run; nothing was started.
+    async fn begin(&self, lease: &Lease) -> Result<(), BeginError>;
+
+    /// Ends everything that steps left behind; afterwards the lease is given up.
+    async fn end(&self);
+}
+
+/// What comes after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// Every step that needs it, as far as nothing else holds it back.
+    Needs,
+    /// The step at this place, one of its routes.
+    To(usize),
+    /// Nothing: the branch ends.
+    End,
+}
+
+/// Why a state cannot be read by this program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// A newer program wrote it.
+    #[error("it has schema version {found}, this program reads up to {supported}")]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// The newest version that this program knows.
+        supported: u32,
+    },
+    /// It is not such a state.
+    #[error("{0}")]
+    Malformed(String),
+}
+
+impl From<SchemaError> for StateError {
+    fn from(error: SchemaError) -> Self {
+        if let SchemaError::Newer { found, supported } = error {
+            return Self::Newer { found, supported };
+        }
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Self::Malformed(text)
+    }
+}
+
+/// Why a program cannot begin.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot prepare to run steps")]
+pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// Whether a step runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// It runs.
+    Run,
+    /// It is passed over.
+    Skip(SkipCause),
+}
+
+/// What became of a step.
+#[derive(Debug)]
+pub enum Settlement<'a, O> {
+    /// It completed.
+    Completed(O, &'a Ending),
+    /// It failed, and the workflow goes on.
+    Tolerated(&'a Failure),
+    /// It was passed over.
+    Skipped,
+}
+
+/// What is to be done about a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnFailure {
+    /// It may be tried again, as far as the budget goes.
+    pub retry: bool,
+    /// Once the budget is used up, the workflow goes on all the same.
+    pub tolerate: bool,
+}
+
+/// How a try ended.
+#[derive(Debug)]
+pub enum Performed<O> {
+    /// It completed.
+    Completed {
+        /// For the state.
+        output: O,
+        /// For the record.
+        ending: Ending,
+        /// What it said.
+        told: Told,
+    },
+    /// It failed.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// What it said.
+        told: Told,
+    },
+    /// It was stopped, as [`Attempt::stopped`] asked.
+    Stopped {
+        /// Something had run: it counts as cut. Otherwise it is as if it had not been started.
+        in_progress: bool,
+    },
+    /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
+    Cut {
+        /// What happened, for people.
+        why: String,
+    },
+}
+
+/// What a step said beside its result.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Told {
+    /// Events and report text.
+    pub notes: Vec<Note>,
+    /// Tokens and cost.
+    pub usage: Option<Usage>,
+    /// Claims and verdicts.
+    pub evidence: Option<Pack>,
+}

@@ -1,0 +1,180 @@
+//! Forks and fan-outs on their way to a join.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+
+use super::builder::{Builder, Fan, Other};
+use super::context::Context;
+use super::error::{GraphError, StepError};
+use super::join::{BranchEnd, Branches, Child, ItemEnds};
+use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_value};
+use crate::engine::Joined;
+use crate::id::StepId;
+use crate::shape::{OnChildFailure, Retry};
+
+/// A fork that lacks its join.
+#[derive(Debug)]
+#[must_use = "a fork needs its join"]
+pub struct Fork<S> {
+    pub(super) builder: Builder<S>,
+    pub(super) after: String,
+    pub(super) starts: Vec<String>,
+    pub(super) on_failure: OnChildFailure,
+    pub(super) parallel_max: usize,
+}
+
+impl<S: State> Fork<S> {
+    /// Lets the other branches go on when one fails: the join sees its error. Otherwise the run fails, and the other
+    /// branches are cancelled.
+    pub fn collect(mut self) -> Self {
+        self.on_failure = OnChildFailure::Collect;
+        self
+    }
+
+    /// Lets so many branches be at work at once; all of them if nothing is said.
+    pub fn max_parallel(mut self, count: usize) -> Self {
+        self.parallel_max = count.max(1);
+        self
+    }
+
+    /// Joins the branches: the step is given the state before the fork and what became of each branch, in the order in
+    /// which they were named.
+    #[must_use]
+    pub fn join<F, Fut, E>(self, id: &str, join: F) -> Builder<S>
+    where
+        F: Fn(S, Branches<S>, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<S, E>> + Send + 'static,
+        E: Into<StepError>,
+    {
+        let Self { builder, after, starts, on_failure, parallel_max } = self;
+        let starts: Result<Vec<_>, _> = starts.iter().map(|start| StepId::new(start)).collect();
+        let (after_id, starts) = match (StepId::new(&after), starts) {
+            (Ok(after), Ok(starts)) => (after, starts),
+            (Err(error), _) | (_, Err(error)) => return builder.wrong(error.into()),
+        };
+        if starts.is_empty() {
+            return builder.wrong(GraphError::NoTargets(format!("the fork after `{after}`")));
+        }
+        if let Some(twice) = (1..starts.len()).find(|at| starts[..*at].contains(&starts[*at])) {
+            return builder.wrong(GraphError::Twice(starts[twice].clone()));
+        }
+        let decode = Arc::clone(&builder.decode);
+        let join = Arc::new(join);
+        let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
+            let (decode, join) = (Arc::clone(&decode), Arc::clone(&join));
+            async move {
+                let mut branches = Vec::new();
+                let mut ends = joined.outcomes().await?;
+                while let Some(end) = ends.next().await? {
+                    branches.push(BranchEnd::of(&end, |bytes, schema| {
+                        decode.get().expect("a graph that runs was built")(bytes, schema)
+                    })?);
+                }
+                join(state, Branches(branches), context).await.map_err(Into::into)
+            }
+            .boxed()
+        });
+        let fan = Fan::Fork { after: after_id, starts };
+        let mut builder = builder.add(id, Action::Join(action), Some(fan)).edge(&after, id);
+        if let Some(step) = builder.steps.last_mut() {
+            (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
+        }
+        builder
+    }
+}
+
+/// A fan-out over items that lacks its join.
+#[must_use = "the branches need their join"]
+pub struct Each<S, T, R> {
+    pub(super) builder: Builder<S>,
+    pub(super) id: String,
+    pub(super) items: OpenFn<S>,
+    pub(super) inner: Builder<Child<T, R>>,
+    pub(super) parallel_max: usize,
+    pub(super) on_failure: OnChildFailure,
+}
+
+impl<S, T, R> std::fmt::Debug for Each<S, T, R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Each").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl<S: State, T: State, R: State> Each<S, T, R> {
+    /// Lets so many items be worked on at once; [`PARALLEL_DEFAULT`] if nothing is said.
+    pub fn max_parallel(mut self, count: usize) -> Self {
+        self.parallel_max = count.max(1);
+        self
+    }
+
+    /// Lets the other items go on when one fails: the join sees its error. Otherwise the run fails, and the items under
+    /// way are cancelled.
+    pub fn collect(mut self) -> Self {
+        self.on_failure = OnChildFailure::Collect;
+        self
+    }
+
+    /// Tries the work on an item again when it fails.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.inner = self.inner.retry(retry);
+        self
+    }
+
+    /// Tries again only after errors that `when` says yes to.
+    pub fn retry_when(mut self, when: impl Fn(&StepError) -> bool + Send + Sync + 'static) -> Self {
+        self.inner = self.inner.retry_when(when);
+        self
+    }
+
+    /// Fails an attempt on an item that takes longer.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.inner = self.inner.timeout(timeout);
+        self
+    }
+
+    /// Says that the work on an item must not be repeated blindly.
+    pub fn not_idempotent(mut self) -> Self {
+        self.inner = self.inner.not_idempotent();
+        self
+    }
+
+    /// Joins the branches: the step is given the state before them, and their ends one after the other, in the order of
+    /// the items, however many there are.
+    #[must_use]
+    pub fn join<F, Fut, E>(self, join: F) -> Builder<S>
+    where
+        F: Fn(S, ItemEnds<T, R>, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<S, E>> + Send + 'static,
+        E: Into<StepError>,
+    {
+        let Self { builder, id, items, inner, parallel_max, on_failure } = self;
+        let inner = match inner.build() {
+            Ok(inner) => inner,
+            Err(problem) => return builder.wrong(problem),
+        };
+        let child: ChildFn<S> = Arc::new(|_, item| {
+            let child = Child::<T, R> { index: item.index, item: item_value(item)?, result: None };
+            Ok(Box::new(child) as Held)
+        });
+        let join = Arc::new(join);
+        let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
+            let join = Arc::clone(&join);
+            async move {
+                let ends = ItemEnds::new(joined.total(), joined.outcomes().await?);
+                join(state, ends, context).await.map_err(Into::into)
+            }
+            .boxed()
+        });
+        let shape = Arc::unwrap_or_clone(inner.shape);
+        let opens = Opens { items: Some(items), child };
+        let other = Other { shape, levels: inner.levels.to_vec(), named: Vec::new(), opens };
+        let mut builder = builder.add(&id, Action::Join(action), Some(Fan::Other(Box::new(other))));
+        if let Some(step) = builder.steps.last_mut() {
+            (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
+        }
+        builder
+    }
+}
