@@ -69,7 +69,12 @@ fn graph(folder: &Path) -> Result<Graph<Totals>, GraphError> {
     let folder = folder.to_owned();
     Graph::<Totals>::builder("totals")
         .step("list", list)
-        .each("add", |totals| totals.todo.clone(), String::clone, move |name, _| add_up(folder.join(&name), name))
+        .each(
+            "add",
+            |totals| totals.todo.clone(),
+            String::clone,
+            move |name, _| add_up(folder.join(&name), name),
+        )
         .max_parallel(4)
         .collect()
         .join(sort_out)
@@ -108,7 +113,11 @@ async fn add_up(file: PathBuf, name: String) -> Result<i64, StepError> {
 }
 
 /// Takes up what was read, and leaves in `todo` what was not.
-async fn sort_out(mut totals: Totals, mut ends: ItemEnds<String, i64>, _: Context) -> Result<Totals, StepError> {
+async fn sort_out(
+    mut totals: Totals,
+    mut ends: ItemEnds<String, i64>,
+    _: Context,
+) -> Result<Totals, StepError> {
     totals.todo.clear();
     totals.trouble.clear();
     while let Some(end) = ends.next().await? {

@@ -74,7 +74,12 @@ fn graph(folder: &Path, target: PathBuf) -> Result<Graph<Index>, GraphError> {
     let folder = folder.to_owned();
     Graph::<Index>::builder("index")
         .step("list", list)
-        .each("hash", |index| index.paths.clone(), String::clone, move |path, _| hash(folder.join(&path), path))
+        .each(
+            "hash",
+            |index| index.paths.clone(),
+            String::clone,
+            move |path, _| hash(folder.join(&path), path),
+        )
         .max_parallel(4)
         .join(move |index, ends, _| write(index, ends, target.clone()))
         .edge("list", "hash")

@@ -66,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let Some((step, failure)) = &outcome.failed {
         return Err(format!("step `{step}` failed: {}", failure.error.join(": ")).into());
     }
-    println!("{} topics, {} notes", outcome.state.notes.len(), outcome.status.name());
+    println!("{} notes, {}", outcome.state.notes.len(), outcome.status.name());
     if let Some(folder) = store.folder(&outcome.run) {
         println!("{}", folder.join("report.md").display());
     }

@@ -10,6 +10,7 @@ mod errors;
 mod first_graph;
 mod forks;
 mod inside;
+mod limits;
 mod loops;
 mod stores;
 mod time_travel;

@@ -5,6 +5,7 @@ mod contract;
 mod diff;
 mod engine;
 mod events;
+mod examples;
 mod file;
 mod file_crash;
 mod file_rig;

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-use waypost::{Context, Engine};
-
-//@ ask
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
+use waypost::{Context, Engine};
 use waypost::{Graph, RunError, RunId, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -36,38 +34,26 @@ fn letter() -> Graph<Letter> {
         .build()
         .unwrap()
 }
-//@
 
 #[tokio::test]
 async fn a_question_waits_for_its_answer() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ run
     let outcome = engine.run(&letter(), "r", Letter::default()).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Waiting);
     let question = &outcome.waiting[0];
     assert_eq!(question.step.as_str(), "send");
     assert_eq!(question.wait.question, Some(json!({ "text": "Dear all" })));
-    //@
-
-    //@ answer
     let run = RunId::new("r").unwrap();
     let question = engine.waiting(&run).await.unwrap().remove(0);
     engine.answer("r", &question.wait.id, json!(true)).await.unwrap();
 
     let outcome = engine.resume(&letter(), "r").await.unwrap();
     assert!(outcome.state.sent);
-    //@
-
-    //@ twice
     let again = engine.answer("r", &question.wait.id, json!(false)).await;
     assert!(matches!(again, Err(RunError::Answered { .. })));
     let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
-    assert_eq!(
-        nobody.to_string(),
-        "run r does not wait for an answer `c0ffee`; it waits for nothing"
-    );
-    //@
+    assert_eq!(nobody.to_string(), "run r does not wait for an answer `c0ffee`; it waits for nothing");
 }
 
 #[tokio::test]
@@ -79,7 +65,6 @@ async fn a_run_can_be_held_around_any_step() {
         .edge("draft", "post")
         .build()
         .unwrap();
-    //@ hold
     let outcome = engine.run(&graph, "r", Letter::default()).interrupt_before(["post"]).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Interrupted);
 
@@ -88,5 +73,4 @@ async fn a_run_can_be_held_around_any_step() {
     let outcome = resume.await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(outcome.state.text, "Dear all,\nit is done.");
-    //@
 }

@@ -29,7 +29,6 @@ async fn store(load: Load, _: Context) -> Result<Load, StepError> {
 #[tokio::test]
 async fn a_changed_graph_is_refused_until_it_is_adopted() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ first
     let graph = Graph::<Load>::builder("load")
         .step("fetch", fetch)
         .step("clean", clean)
@@ -37,9 +36,6 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
         .build()
         .unwrap();
     engine.run(&graph, "r", Load::default()).interrupt_before(["clean"]).await.unwrap();
-    //@
-
-    //@ changed
     let changed = Graph::<Load>::builder("load")
         .step("fetch", fetch)
         .step("clean", clean)
@@ -59,32 +55,25 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
 
     let outcome = engine.resume(&changed, "r").on_change(OnChange::Adopt).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
-    //@
 }
 
 mod before {
     use super::{Deserialize, Serialize};
-
-    //@ old-state
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]
     struct Order {
         items: Vec<String>,
     }
-    //@
 
-    pub(super) fn order() -> impl waypost::graph::State + Default {
+    pub(super) fn order() -> impl waypost::graph::State {
         Order { items: vec!["pen".to_owned()] }
     }
 }
-
-//@ new-state
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Order {
     items: Vec<String>,
     #[serde(default)]
     currency: Option<String>,
 }
-//@
 
 fn pack_and_ship<S: waypost::graph::State>() -> Graph<S> {
     Graph::<S>::builder("order")
@@ -104,4 +93,48 @@ async fn a_state_without_the_new_field_is_read() {
     let outcome = engine.resume(&pack_and_ship::<Order>(), "r").await.unwrap();
 
     assert_eq!((outcome.state.items, outcome.state.currency), (vec!["pen".to_owned()], None));
+}
+
+#[tokio::test]
+async fn a_state_is_migrated_when_it_is_read() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let old = pack_and_ship();
+    engine.run(&old, "r", before::order()).interrupt_before(["ship"]).await.unwrap();
+    use serde_json::json;
+    use waypost::RunError;
+    use waypost::schema::Migrations;
+
+    #[derive(Debug, Default, Clone, Serialize, Deserialize)]
+    struct Priced {
+        item: String,
+        amount: u32,
+        currency: String,
+    }
+
+    let migrations = Migrations::builder()
+        .add(0, |order| {
+            order["currency"] = json!("EUR");
+            Ok(())
+        })
+        .lossy(1, "an order has one item", |order| {
+            let item = order["items"][0].clone();
+            *order = json!({ "item": item, "amount": 1, "currency": order["currency"] });
+            Ok(())
+        })
+        .build()
+        .unwrap();
+
+    let graph = Graph::<Priced>::builder("order")
+        .migrations(migrations)
+        .step("pack", |order: Priced, _| async move { Ok::<_, StepError>(order) })
+        .step("ship", |order: Priced, _| async move { Ok::<_, StepError>(order) })
+        .edge("pack", "ship")
+        .build()
+        .unwrap();
+
+    let outcome = engine.resume(&graph, "r").await.unwrap();
+    assert_eq!((outcome.state.item.as_str(), outcome.state.currency.as_str()), ("pen", "EUR"));
+    // The program as it was does not understand the states of the new one, and says so.
+    let refused = engine.resume(&old, "r").await;
+    assert!(matches!(refused, Err(RunError::Version { found: 2, supported: 0, .. })));
 }

@@ -1,6 +1,4 @@
 //! The code of docs/guide/crashes.md.
-
-//@ graph
 use std::future::{IntoFuture, pending};
 use std::sync::{Arc, Mutex};
 
@@ -43,11 +41,9 @@ fn import(world: &Arc<World>) -> Graph<Import> {
         .build()
         .unwrap()
 }
-//@
 
 #[tokio::test]
 async fn a_crash_costs_the_step_that_was_running() {
-    //@ crash
     use waypost::file::FileStore;
     use waypost::record::RunStatus;
 
@@ -65,7 +61,6 @@ async fn a_crash_costs_the_step_that_was_running() {
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(outcome.state.rows, 1_000);
     assert_eq!(*world.did.lock().unwrap(), ["fetch", "load", "load"]);
-    //@
 }
 
 #[tokio::test]
@@ -76,8 +71,6 @@ async fn a_run_that_is_there_is_gone_on_with() {
         .build()
         .unwrap();
     engine.run(&graph, "monday", Import { rows: 7 }).interrupt_before(["fetch"]).await.unwrap();
-
-    //@ or-resume
     use waypost::RunError;
     use waypost::store::StoreError;
 
@@ -85,7 +78,6 @@ async fn a_run_that_is_there_is_gone_on_with() {
         Err(RunError::Store(StoreError::Exists { .. })) => engine.resume(&graph, "monday").await,
         outcome => outcome,
     };
-    //@
 
     assert_eq!(outcome.unwrap().state.rows, 7);
 }

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-
-//@ retry
 use std::io;
 use std::time::Duration;
+use waypost::memory::MemoryStore;
 
 use serde::{Deserialize, Serialize};
 use waypost::record::{FailureKind, RunStatus};
@@ -35,7 +33,6 @@ fn fetch_graph() -> Graph<Fetch> {
         .build()
         .unwrap()
 }
-//@
 
 /// A server that is busy twice.
 fn get(url: &str, attempt: u32) -> io::Result<String> {
@@ -45,7 +42,6 @@ fn get(url: &str, attempt: u32) -> io::Result<String> {
 #[tokio::test(start_paused = true)]
 async fn a_step_is_tried_again_until_it_succeeds() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ run
     let begin = Fetch { url: "http://localhost".to_owned(), ..Fetch::default() };
     let outcome = engine.run(&fetch_graph(), "r", begin).await.unwrap();
     assert_eq!(outcome.state.body, "what http://localhost says");
@@ -55,13 +51,11 @@ async fn a_step_is_tried_again_until_it_succeeds() {
     let (step, failure) = outcome.failed.unwrap();
     assert_eq!((step.as_str(), failure.kind), ("fetch", FailureKind::Fatal));
     assert_eq!(failure.error, ["there is no url"]);
-    //@
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_are_told_apart_by_type() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ retry-when
     let graph = Graph::<Fetch>::builder("fetch")
         .step("fetch", |_: Fetch, _| async {
             let missing = io::Error::new(io::ErrorKind::NotFound, "no such page");
@@ -74,7 +68,6 @@ async fn errors_are_told_apart_by_type() {
         })
         .build()
         .unwrap();
-    //@
 
     let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
 
@@ -85,7 +78,6 @@ async fn errors_are_told_apart_by_type() {
 async fn a_failed_run_is_resumed_at_the_step_that_failed() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = fetch_graph();
-    //@ resume
     let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Failed);
 
@@ -96,5 +88,4 @@ async fn a_failed_run_is_resumed_at_the_step_that_failed() {
         .await
         .unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
-    //@
 }

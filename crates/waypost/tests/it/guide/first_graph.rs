@@ -1,6 +1,4 @@
 //! The code of docs/guide/first-graph.md.
-
-//@ program
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -46,7 +44,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(outcome.state.advice, "Take a coat.");
     Ok(())
 }
-//@
 
 #[test]
 fn the_first_program_runs() {
@@ -55,7 +52,6 @@ fn the_first_program_runs() {
 
 #[tokio::test]
 async fn a_graph_is_refused_by_the_name_of_what_is_wrong() {
-    //@ refused
     let refused = Graph::<Trip>::builder("trip")
         .step("measure", measure)
         .step("advise", advise)
@@ -67,12 +63,10 @@ async fn a_graph_is_refused_by_the_name_of_what_is_wrong() {
         refused.to_string(),
         "the edge from `measure` to `advice` names `advice`, which the graph does not have"
     );
-    //@
 }
 
 #[tokio::test]
 async fn every_step_leaves_a_checkpoint() {
-    //@ records
     use waypost::RunId;
     use waypost::store::{Scan, Store};
 
@@ -85,7 +79,6 @@ async fn every_step_leaves_a_checkpoint() {
     let records = store.scan(&Scan::of(&run)).await.unwrap().records;
     let told: Vec<String> = records.iter().map(|record| record.header().reference().to_string()).collect();
     assert_eq!(told, ["trip-2@1", "trip-2@2", "trip-2@3"]);
-    //@
 }
 
 #[test]

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-
-//@ fork
 use serde::{Deserialize, Serialize};
 use waypost::graph::{Branches, ItemEnds};
+use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
 use waypost::{Context, Engine, Graph, StepError};
 
@@ -56,25 +54,21 @@ fn review() -> Graph<Review> {
         .build()
         .unwrap()
 }
-//@
 
 #[tokio::test]
 async fn a_join_sees_every_branch() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ run-fork
     let begin = Review { text: "teh page at http://localhost".to_owned(), ..Review::default() };
     let outcome = engine.run(&review(), "r", begin).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
     assert_eq!(outcome.state.remarks, ["`teh` is not a word", "links: no network today"]);
-    //@
     super::page_says("forks-and-items.md", &review().mermaid());
 }
 
 #[tokio::test]
 async fn each_item_is_worked_on_in_a_branch_of_its_own() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ each
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]
     struct Lengths {
         words: Vec<String>,
@@ -112,7 +106,6 @@ async fn each_item_is_worked_on_in_a_branch_of_its_own() {
 
     assert_eq!(outcome.state.lengths, [10, 3]);
     assert_eq!(outcome.state.troubles, ["word-1: nothing to measure"]);
-    //@
 }
 
 #[tokio::test]
@@ -137,7 +130,6 @@ async fn without_collect_one_failure_ends_all() {
 #[tokio::test]
 async fn a_graph_inside_a_graph_has_its_own_state() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ subgraph
     async fn double(number: u32, _: Context) -> Result<u32, StepError> {
         Ok(number * 2)
     }
@@ -152,7 +144,6 @@ async fn a_graph_inside_a_graph_has_its_own_state() {
         )
         .build()
         .unwrap();
-    //@
 
     let begin = Review { text: "four".to_owned(), ..Review::default() };
     let outcome = engine.run(&graph, "r", begin).await.unwrap();

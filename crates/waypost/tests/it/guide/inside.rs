@@ -31,8 +31,6 @@ async fn charge() -> Result<u32, StepError> {
     static CHARGED: AtomicU32 = AtomicU32::new(0);
     Ok(CHARGED.fetch_add(1, Ordering::Relaxed) + 1)
 }
-
-//@ once
 async fn pay(mut order: Order, context: Context) -> Result<Order, StepError> {
     let receipt: u32 = context.once("charge", charge()).await?;
     order.paid = Some(receipt);
@@ -41,7 +39,6 @@ async fn pay(mut order: Order, context: Context) -> Result<Order, StepError> {
     order.said = context.interrupt("thanks", "What shall the note say?").await?;
     Ok(order)
 }
-//@
 
 #[tokio::test]
 async fn what_is_done_once_is_not_done_again() {
@@ -54,56 +51,43 @@ async fn what_is_done_once_is_not_done_again() {
 
     assert_eq!((outcome.state.paid, outcome.state.said.as_str()), (Some(1), "Thank you"));
 }
-
-//@ sleep
 async fn remind(order: Order, context: Context) -> Result<Order, StepError> {
     context.sleep("a-week", Duration::from_secs(7 * 24 * 60 * 60)).await?;
     Ok(order)
 }
-//@
 
 #[tokio::test]
 async fn a_long_sleep_lets_the_process_go() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = one_step(remind);
-    //@ sleeping
     let outcome = engine.run(&graph, "r", Order::default()).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Waiting);
     assert!(matches!(outcome.waiting[0].wait.on, WaitKind::Until(_)));
-    //@
 }
-
-//@ signal
 async fn ship(mut order: Order, context: Context) -> Result<Order, StepError> {
     order.said = context.signal("packed", "packed").await?;
     Ok(order)
 }
-//@
 
 #[tokio::test]
 async fn a_signal_is_kept_until_it_is_taken() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = one_step(ship);
-    //@ send
     let outcome = engine.run(&graph, "r", Order::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Waiting);
 
     engine.signal("r", "packed", json!("in box 7")).await.unwrap();
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.state.said, "in box 7");
-    //@
 }
-
-//@ tell
 async fn summarise(order: Order, context: Context) -> Result<Order, StepError> {
     context.usage(&Usage { tokens_in: 1_200, tokens_out: 80, cost: 0.004, model: None });
     context.emit("summarised", json!({ "words": 60 }));
+    context.checkpoint().await?; // Both are durable now; without this, when the step ends.
     context.report("Sixty words about the order.");
-    context.checkpoint().await?; // All three are durable now; without this, when the step ends.
     Ok(order)
 }
-//@
 
 #[tokio::test]
 async fn what_a_step_says_is_recorded() {
@@ -119,8 +103,6 @@ async fn what_a_step_says_is_recorded() {
     let report = std::fs::read_to_string(store.folder(&outcome.run).unwrap().join("report.md")).unwrap();
     assert!(report.contains("Sixty words about the order."), "{report}");
 }
-
-//@ cancel
 async fn crawl(mut order: Order, context: Context) -> Result<Order, StepError> {
     loop {
         tokio::select! {
@@ -130,7 +112,6 @@ async fn crawl(mut order: Order, context: Context) -> Result<Order, StepError> {
     }
     Ok(order)
 }
-//@
 
 #[tokio::test]
 async fn a_step_that_heeds_a_stop_ends_by_itself() {
@@ -141,7 +122,6 @@ async fn a_step_that_heeds_a_stop_ends_by_itself() {
         .edge("crawl", "after")
         .build()
         .unwrap();
-    //@ stop
     let stop = StopHandle::default();
     let run = engine.run(&graph, "r", Order::default()).stop_handle(&stop);
 
@@ -149,7 +129,6 @@ async fn a_step_that_heeds_a_stop_ends_by_itself() {
     let outcome = run.await.unwrap();
     assert_eq!(outcome.status, RunStatus::Interrupted);
     assert_eq!(outcome.stopped_by.as_deref(), Some("the test"));
-    //@
 }
 
 #[tokio::test]
@@ -168,22 +147,17 @@ async fn what_must_not_be_repeated_is_in_doubt_after_a_crash() {
             Ok::<_, StepError>(order)
         }
     };
-    //@ not-idempotent
     let graph = Graph::<Order>::builder("order").step("mail", mail).not_idempotent().build().unwrap();
-    //@
     tokio::select! {
         ended = engine.run(&graph, "r", Order::default()).into_future() => panic!("it ended: {ended:?}"),
         () = reached.notified() => {}
     }
-
-    //@ in-doubt
     let refused = engine.resume(&graph, "r").await.unwrap_err();
     assert!(matches!(refused, RunError::InDoubt { .. }));
 
     // Somebody looked: no mail went out. A deliberate redo, with a new epoch and a new idempotency key.
     let outcome = engine.resume(&graph, "r").from_step("mail").await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
-    //@
 
     let ended = engine.resume(&graph, "r").from_step(END).await.unwrap();
     assert_eq!((ended.status, RunId::new("r").unwrap()), (RunStatus::Completed, ended.run));

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-
-//@ loop
 use serde::{Deserialize, Serialize};
+use waypost::memory::MemoryStore;
 use waypost::record::{FailureKind, RunStatus};
 use waypost::{Context, END, Engine, Graph, StepError};
 
@@ -33,23 +31,19 @@ fn three_hits() -> Graph<Search> {
         .build()
         .unwrap()
 }
-//@
 
 #[tokio::test]
 async fn a_loop_runs_until_its_route_leads_out() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ run
     let outcome = engine.run(&three_hits(), "r", Search::default()).await.unwrap();
 
     assert_eq!(outcome.state.hits, ["hit 1", "hit 2", "hit 3"]);
-    //@
     super::page_says("loops.md", &three_hits().mermaid());
 }
 
 #[tokio::test]
 async fn a_limit_ends_a_loop_that_does_not_end() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ limit
     let endless = Graph::<Search>::builder("endless")
         .step("search", search)
         .route("search", ["search", END], |_| "search")
@@ -64,15 +58,13 @@ async fn a_limit_ends_a_loop_that_does_not_end() {
     // The limit was kept with the run. It counts on, and only a greater one lets it go on.
     let outcome = engine.resume(&endless, "r").step_limit(60).await.unwrap();
     assert_eq!(outcome.state.hits.len(), 60);
-    //@
 }
 
 #[tokio::test]
 async fn a_choice_that_was_not_declared_fails_its_step() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    //@ undeclared
     let graph = Graph::<Search>::builder("search")
-        .step("search", search)
+        .step("search", rate)
         .step("rate", rate)
         .route("search", ["rate", END], |_| "rest")
         .build()
@@ -84,5 +76,4 @@ async fn a_choice_that_was_not_declared_fails_its_step() {
         outcome.failed.unwrap().1.error,
         ["the route after step `search` chose `rest`, declared are `rate`, `end`"]
     );
-    //@
 }

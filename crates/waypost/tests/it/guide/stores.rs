@@ -30,7 +30,6 @@ fn job() -> Graph<Job> {
 async fn a_store_keeps_runs_for_a_program_that_comes_later() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, graph) = (dir.path(), job());
-    //@ open
     use waypost::Engine;
     use waypost::file::FileStore;
     use waypost::store::{RunQuery, Store};
@@ -44,9 +43,6 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
         assert_eq!(run.labels["customer"], "ada");
         assert!(!run.status.is_resumable());
     }
-    //@
-
-    //@ settings
     use waypost::record::Durability;
 
     let outcome = engine
@@ -57,7 +53,6 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
         .await
         .unwrap();
     assert_eq!(outcome.lost, 0);
-    //@
 }
 
 #[tokio::test]
@@ -67,9 +62,7 @@ async fn damage_is_seen_and_passed_over() {
     use waypost::Engine;
     use waypost::file::FileStore;
     let engine = Engine::new(Arc::new(FileStore::open(dir).unwrap()));
-    engine.run(&graph, "r", Job::default()).interrupt_after(["two"]).await.unwrap();
-
-    //@ damage
+    engine.run(&graph, "r", Job::default()).await.unwrap();
     use waypost::RunError;
     use waypost::engine::OnDamage;
     use waypost::store::StoreError;
@@ -80,7 +73,7 @@ async fn damage_is_seen_and_passed_over() {
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     let newest = files.iter().max().unwrap();
     let text = std::fs::read_to_string(newest).unwrap();
-    std::fs::write(newest, text.replace("\"done\":2", "\"done\":9")).unwrap();
+    std::fs::write(newest, text.replace("\"done\":3", "\"done\":9")).unwrap();
 
     let refused = engine.resume(&graph, "r").on_damage(OnDamage::Stop).await;
     assert!(matches!(refused, Err(RunError::Store(StoreError::Damaged { .. }))));
@@ -89,7 +82,6 @@ async fn damage_is_seen_and_passed_over() {
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.repaired.len(), 1);
     assert_eq!(outcome.state.done, 3);
-    //@
 }
 
 #[tokio::test]
@@ -112,9 +104,6 @@ async fn one_process_works_on_a_run() {
         assert!(futures_util::poll!(&mut first).is_pending());
         tokio::task::yield_now().await;
     }
-
-    //@ held
     let refused = other.resume(&graph, "r").await;
     assert!(matches!(refused, Err(RunError::Store(StoreError::Held { .. }))));
-    //@
 }

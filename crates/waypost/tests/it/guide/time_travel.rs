@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-
-//@ graph
 use serde::{Deserialize, Serialize};
+use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
 use waypost::store::{Scan, Store as _};
 use waypost::{CheckpointRef, Context, Engine, Graph, RunId, StepError};
@@ -41,15 +39,12 @@ fn essay() -> Graph<Essay> {
         .build()
         .unwrap()
 }
-//@
 
 #[tokio::test]
 async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     let (store, graph) = (Arc::new(MemoryStore::new()), essay());
     let engine = Engine::new(store.clone());
     engine.run(&graph, "r", Essay::default()).await.unwrap();
-
-    //@ list
     let run = RunId::new("r").unwrap();
     let records = store.scan(&Scan::of(&run)).await.unwrap().records;
     let told: Vec<String> = records
@@ -61,25 +56,23 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         told,
         ["r@1 started outline", "r@2 completed outline", "r@3 completed write", "r@4 completed polish"]
     );
-    //@
-
-    //@ inspect
     let at: CheckpointRef = "r@3".parse().unwrap();
     let then = engine.inspect(&graph, &at).await.unwrap();
     assert_eq!(then.state.text, "begin, end");
     assert_eq!(then.position.frontier[0].step.as_str(), "polish");
-    //@
+    use waypost::diff::diff;
 
-    //@ fork
+    let end = engine.inspect(&graph, &"r@4".parse().unwrap()).await.unwrap();
+    let before = serde_json::to_value(&then.state).unwrap();
+    let after = serde_json::to_value(&end.state).unwrap();
+    let told: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
+    assert_eq!(told, [r#"~ text: "begin, end" -> "begin, end.""#]);
     let forked = engine
         .fork(&graph, &"r@2".parse().unwrap(), "r-with-middle")
         .edit_state(|essay| essay.outline.insert(1, "middle".to_owned()))
         .await
         .unwrap();
     assert_eq!(forked.state.text, "begin, middle, end.");
-    //@
-
-    //@ from-step
     let outcome = engine
         .resume(&graph, "r")
         .from_step("write")
@@ -88,9 +81,6 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         .await
         .unwrap();
     assert_eq!(outcome.state.text, "begin, end, coda.");
-    //@
-
-    //@ rollback
     let back = engine.resume(&graph, "r").from_checkpoint(2).without_running().await.unwrap();
     assert_eq!(back.status, RunStatus::Interrupted);
     assert_eq!(back.state.outline, ["begin", "end"]);
@@ -98,9 +88,6 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
 
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.state.text, "begin, end.");
-    //@
-
-    //@ edit
     let refused = engine
         .resume(&graph, "r")
         .from_step("polish")
@@ -108,5 +95,4 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         .validate_state(|essay| if essay.text.is_empty() { Err("no text".to_owned()) } else { Ok(()) })
         .await;
     assert!(refused.unwrap_err().to_string().ends_with("was refused: no text"));
-    //@
 }
