@@ -116,14 +116,18 @@ async fn search(mut research: Research, context: Context) -> Result<Research, St
     Ok(research)
 }
 
+/// Takes what the documents say about the topic: paragraphs, and of tables and lists the line.
 async fn read(mut research: Research, _: Context) -> Result<Research, StepError> {
     research.passages.clear();
     for path in &research.found {
         let text = fs::read_to_string(path)?;
-        let paragraphs = text.split("\n\n").map(str::trim);
-        let plain = paragraphs.filter(|text| text.starts_with(char::is_alphanumeric));
-        let about = plain.filter(|text| text.to_lowercase().contains(&research.topics[0]));
-        research.passages.extend(about.take(3).map(|text| text.replace('\n', " ")));
+        let pieces = text.split("\n\n").flat_map(|piece| match piece.starts_with(['|', '-']) {
+            true => piece.lines().collect(),
+            false => vec![piece],
+        });
+        let about = pieces.filter(|piece| piece.to_lowercase().contains(&research.topics[0]));
+        let plain = about.filter(|piece| !piece.starts_with(['#', '`', ' ']));
+        research.passages.extend(plain.take(3).map(|piece| piece.replace(['|', '*', '\n'], " ")));
     }
     Ok(research)
 }
@@ -152,9 +156,11 @@ async fn write(research: Research, context: Context) -> Result<Research, StepErr
     Ok(research)
 }
 
-/// Stands for a language model: says the first sentence of each passage. Put a call of yours here.
+/// Stands for a language model: of each passage it says the first sentence about the topic. Put a call of yours here.
 async fn ask_model(topic: &str, passages: &[String]) -> Result<(String, Usage), StepError> {
-    let sentences = passages.iter().filter_map(|passage| passage.split_inclusive(". ").next());
+    let sentences = passages.iter().filter_map(|passage| {
+        passage.split_inclusive(". ").find(|sentence| sentence.to_lowercase().contains(topic))
+    });
     let said: String = sentences.map(str::trim).collect::<Vec<_>>().join(" ");
     let said = if said.is_empty() { format!("Nothing was found about {topic}.") } else { said };
     let words = |text: &str| text.split_whitespace().count() as u64;

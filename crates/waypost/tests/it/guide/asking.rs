@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use waypost::memory::MemoryStore;
+use waypost::{Context, Engine};
+
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
-use waypost::{Context, Engine};
 use waypost::{Graph, RunError, RunId, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -38,18 +39,21 @@ fn letter() -> Graph<Letter> {
 #[tokio::test]
 async fn a_question_waits_for_its_answer() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let outcome = engine.run(&letter(), "r", Letter::default()).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Waiting);
     let question = &outcome.waiting[0];
     assert_eq!(question.step.as_str(), "send");
     assert_eq!(question.wait.question, Some(json!({ "text": "Dear all" })));
+
     let run = RunId::new("r").unwrap();
     let question = engine.waiting(&run).await.unwrap().remove(0);
     engine.answer("r", &question.wait.id, json!(true)).await.unwrap();
 
     let outcome = engine.resume(&letter(), "r").await.unwrap();
     assert!(outcome.state.sent);
+
     let again = engine.answer("r", &question.wait.id, json!(false)).await;
     assert!(matches!(again, Err(RunError::Answered { .. })));
     let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
@@ -65,6 +69,7 @@ async fn a_run_can_be_held_around_any_step() {
         .edge("draft", "post")
         .build()
         .unwrap();
+
     let outcome = engine.run(&graph, "r", Letter::default()).interrupt_before(["post"]).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Interrupted);
 

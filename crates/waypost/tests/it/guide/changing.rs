@@ -29,6 +29,7 @@ async fn store(load: Load, _: Context) -> Result<Load, StepError> {
 #[tokio::test]
 async fn a_changed_graph_is_refused_until_it_is_adopted() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let graph = Graph::<Load>::builder("load")
         .step("fetch", fetch)
         .step("clean", clean)
@@ -36,6 +37,7 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
         .build()
         .unwrap();
     engine.run(&graph, "r", Load::default()).interrupt_before(["clean"]).await.unwrap();
+
     let changed = Graph::<Load>::builder("load")
         .step("fetch", fetch)
         .step("clean", clean)
@@ -59,6 +61,7 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
 
 mod before {
     use super::{Deserialize, Serialize};
+
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]
     struct Order {
         items: Vec<String>,
@@ -68,6 +71,7 @@ mod before {
         Order { items: vec!["pen".to_owned()] }
     }
 }
+
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Order {
     items: Vec<String>,
@@ -100,6 +104,7 @@ async fn a_state_is_migrated_when_it_is_read() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let old = pack_and_ship();
     engine.run(&old, "r", before::order()).interrupt_before(["ship"]).await.unwrap();
+
     use serde_json::json;
     use waypost::RunError;
     use waypost::schema::Migrations;
@@ -134,6 +139,7 @@ async fn a_state_is_migrated_when_it_is_read() {
 
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!((outcome.state.item.as_str(), outcome.state.currency.as_str()), ("pen", "EUR"));
+
     // The program as it was does not understand the states of the new one, and says so.
     let refused = engine.resume(&old, "r").await;
     assert!(matches!(refused, Err(RunError::Version { found: 2, supported: 0, .. })));

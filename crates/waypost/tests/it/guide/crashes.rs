@@ -1,4 +1,5 @@
 //! The code of docs/guide/crashes.md.
+
 use std::future::{IntoFuture, pending};
 use std::sync::{Arc, Mutex};
 
@@ -71,6 +72,7 @@ async fn a_run_that_is_there_is_gone_on_with() {
         .build()
         .unwrap();
     engine.run(&graph, "monday", Import { rows: 7 }).interrupt_before(["fetch"]).await.unwrap();
+
     use waypost::RunError;
     use waypost::store::StoreError;
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use waypost::memory::MemoryStore;
+
 use std::io;
 use std::time::Duration;
-use waypost::memory::MemoryStore;
 
 use serde::{Deserialize, Serialize};
 use waypost::record::{FailureKind, RunStatus};
@@ -42,6 +43,7 @@ fn get(url: &str, attempt: u32) -> io::Result<String> {
 #[tokio::test(start_paused = true)]
 async fn a_step_is_tried_again_until_it_succeeds() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let begin = Fetch { url: "http://localhost".to_owned(), ..Fetch::default() };
     let outcome = engine.run(&fetch_graph(), "r", begin).await.unwrap();
     assert_eq!(outcome.state.body, "what http://localhost says");
@@ -56,6 +58,7 @@ async fn a_step_is_tried_again_until_it_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn errors_are_told_apart_by_type() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let graph = Graph::<Fetch>::builder("fetch")
         .step("fetch", |_: Fetch, _| async {
             let missing = io::Error::new(io::ErrorKind::NotFound, "no such page");
@@ -78,6 +81,7 @@ async fn errors_are_told_apart_by_type() {
 async fn a_failed_run_is_resumed_at_the_step_that_failed() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = fetch_graph();
+
     let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Failed);
 

@@ -1,4 +1,5 @@
 //! The code of docs/guide/first-graph.md.
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

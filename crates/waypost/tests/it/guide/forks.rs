@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use waypost::memory::MemoryStore;
+
 use serde::{Deserialize, Serialize};
 use waypost::graph::{Branches, ItemEnds};
-use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
 use waypost::{Context, Engine, Graph, StepError};
 
@@ -58,17 +59,20 @@ fn review() -> Graph<Review> {
 #[tokio::test]
 async fn a_join_sees_every_branch() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let begin = Review { text: "teh page at http://localhost".to_owned(), ..Review::default() };
     let outcome = engine.run(&review(), "r", begin).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
     assert_eq!(outcome.state.remarks, ["`teh` is not a word", "links: no network today"]);
+
     super::page_says("forks-and-items.md", &review().mermaid());
 }
 
 #[tokio::test]
 async fn each_item_is_worked_on_in_a_branch_of_its_own() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]
     struct Lengths {
         words: Vec<String>,
@@ -130,6 +134,7 @@ async fn without_collect_one_failure_ends_all() {
 #[tokio::test]
 async fn a_graph_inside_a_graph_has_its_own_state() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     async fn double(number: u32, _: Context) -> Result<u32, StepError> {
         Ok(number * 2)
     }

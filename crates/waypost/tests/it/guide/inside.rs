@@ -31,6 +31,7 @@ async fn charge() -> Result<u32, StepError> {
     static CHARGED: AtomicU32 = AtomicU32::new(0);
     Ok(CHARGED.fetch_add(1, Ordering::Relaxed) + 1)
 }
+
 async fn pay(mut order: Order, context: Context) -> Result<Order, StepError> {
     let receipt: u32 = context.once("charge", charge()).await?;
     order.paid = Some(receipt);
@@ -51,6 +52,7 @@ async fn what_is_done_once_is_not_done_again() {
 
     assert_eq!((outcome.state.paid, outcome.state.said.as_str()), (Some(1), "Thank you"));
 }
+
 async fn remind(order: Order, context: Context) -> Result<Order, StepError> {
     context.sleep("a-week", Duration::from_secs(7 * 24 * 60 * 60)).await?;
     Ok(order)
@@ -60,11 +62,13 @@ async fn remind(order: Order, context: Context) -> Result<Order, StepError> {
 async fn a_long_sleep_lets_the_process_go() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = one_step(remind);
+
     let outcome = engine.run(&graph, "r", Order::default()).await.unwrap();
 
     assert_eq!(outcome.status, RunStatus::Waiting);
     assert!(matches!(outcome.waiting[0].wait.on, WaitKind::Until(_)));
 }
+
 async fn ship(mut order: Order, context: Context) -> Result<Order, StepError> {
     order.said = context.signal("packed", "packed").await?;
     Ok(order)
@@ -74,6 +78,7 @@ async fn ship(mut order: Order, context: Context) -> Result<Order, StepError> {
 async fn a_signal_is_kept_until_it_is_taken() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let graph = one_step(ship);
+
     let outcome = engine.run(&graph, "r", Order::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Waiting);
 
@@ -81,6 +86,7 @@ async fn a_signal_is_kept_until_it_is_taken() {
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.state.said, "in box 7");
 }
+
 async fn summarise(order: Order, context: Context) -> Result<Order, StepError> {
     context.usage(&Usage { tokens_in: 1_200, tokens_out: 80, cost: 0.004, model: None });
     context.emit("summarised", json!({ "words": 60 }));
@@ -103,6 +109,7 @@ async fn what_a_step_says_is_recorded() {
     let report = std::fs::read_to_string(store.folder(&outcome.run).unwrap().join("report.md")).unwrap();
     assert!(report.contains("Sixty words about the order."), "{report}");
 }
+
 async fn crawl(mut order: Order, context: Context) -> Result<Order, StepError> {
     loop {
         tokio::select! {
@@ -122,6 +129,7 @@ async fn a_step_that_heeds_a_stop_ends_by_itself() {
         .edge("crawl", "after")
         .build()
         .unwrap();
+
     let stop = StopHandle::default();
     let run = engine.run(&graph, "r", Order::default()).stop_handle(&stop);
 
@@ -147,11 +155,14 @@ async fn what_must_not_be_repeated_is_in_doubt_after_a_crash() {
             Ok::<_, StepError>(order)
         }
     };
+
     let graph = Graph::<Order>::builder("order").step("mail", mail).not_idempotent().build().unwrap();
+
     tokio::select! {
         ended = engine.run(&graph, "r", Order::default()).into_future() => panic!("it ended: {ended:?}"),
         () = reached.notified() => {}
     }
+
     let refused = engine.resume(&graph, "r").await.unwrap_err();
     assert!(matches!(refused, RunError::InDoubt { .. }));
 

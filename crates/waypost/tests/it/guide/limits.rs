@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use waypost::memory::MemoryStore;
 use waypost::{Context, Engine, Graph, StepError};
+
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Rates {
     rates: Vec<f64>,
@@ -19,6 +20,7 @@ async fn rate(mut state: Rates, _: Context) -> Result<Rates, StepError> {
 #[tokio::test]
 async fn a_state_that_json_would_change_is_refused_by_field() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let graph = Graph::<Rates>::builder("rates").step("rate", rate).build().unwrap();
 
     let refused = engine.run(&graph, "r", Rates::default()).await.unwrap_err();

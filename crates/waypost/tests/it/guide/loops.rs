@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use waypost::memory::MemoryStore;
+
+use serde::{Deserialize, Serialize};
 use waypost::record::{FailureKind, RunStatus};
 use waypost::{Context, END, Engine, Graph, StepError};
 
@@ -35,15 +36,16 @@ fn three_hits() -> Graph<Search> {
 #[tokio::test]
 async fn a_loop_runs_until_its_route_leads_out() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let outcome = engine.run(&three_hits(), "r", Search::default()).await.unwrap();
 
     assert_eq!(outcome.state.hits, ["hit 1", "hit 2", "hit 3"]);
-    super::page_says("loops.md", &three_hits().mermaid());
 }
 
 #[tokio::test]
 async fn a_limit_ends_a_loop_that_does_not_end() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let endless = Graph::<Search>::builder("endless")
         .step("search", search)
         .route("search", ["search", END], |_| "search")
@@ -63,6 +65,7 @@ async fn a_limit_ends_a_loop_that_does_not_end() {
 #[tokio::test]
 async fn a_choice_that_was_not_declared_fails_its_step() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
+
     let graph = Graph::<Search>::builder("search")
         .step("search", rate)
         .step("rate", rate)

@@ -30,6 +30,7 @@ fn job() -> Graph<Job> {
 async fn a_store_keeps_runs_for_a_program_that_comes_later() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, graph) = (dir.path(), job());
+
     use waypost::Engine;
     use waypost::file::FileStore;
     use waypost::store::{RunQuery, Store};
@@ -43,6 +44,7 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
         assert_eq!(run.labels["customer"], "ada");
         assert!(!run.status.is_resumable());
     }
+
     use waypost::record::Durability;
 
     let outcome = engine
@@ -63,6 +65,7 @@ async fn damage_is_seen_and_passed_over() {
     use waypost::file::FileStore;
     let engine = Engine::new(Arc::new(FileStore::open(dir).unwrap()));
     engine.run(&graph, "r", Job::default()).await.unwrap();
+
     use waypost::RunError;
     use waypost::engine::OnDamage;
     use waypost::store::StoreError;
@@ -104,6 +107,7 @@ async fn one_process_works_on_a_run() {
         assert!(futures_util::poll!(&mut first).is_pending());
         tokio::task::yield_now().await;
     }
+
     let refused = other.resume(&graph, "r").await;
     assert!(matches!(refused, Err(RunError::Store(StoreError::Held { .. }))));
 }

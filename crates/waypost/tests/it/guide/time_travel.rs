@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use waypost::memory::MemoryStore;
+
+use serde::{Deserialize, Serialize};
 use waypost::record::RunStatus;
 use waypost::store::{Scan, Store as _};
 use waypost::{CheckpointRef, Context, Engine, Graph, RunId, StepError};
@@ -45,6 +46,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     let (store, graph) = (Arc::new(MemoryStore::new()), essay());
     let engine = Engine::new(store.clone());
     engine.run(&graph, "r", Essay::default()).await.unwrap();
+
     let run = RunId::new("r").unwrap();
     let records = store.scan(&Scan::of(&run)).await.unwrap().records;
     let told: Vec<String> = records
@@ -56,10 +58,12 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         told,
         ["r@1 started outline", "r@2 completed outline", "r@3 completed write", "r@4 completed polish"]
     );
+
     let at: CheckpointRef = "r@3".parse().unwrap();
     let then = engine.inspect(&graph, &at).await.unwrap();
     assert_eq!(then.state.text, "begin, end");
     assert_eq!(then.position.frontier[0].step.as_str(), "polish");
+
     use waypost::diff::diff;
 
     let end = engine.inspect(&graph, &"r@4".parse().unwrap()).await.unwrap();
@@ -67,12 +71,14 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     let after = serde_json::to_value(&end.state).unwrap();
     let told: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
     assert_eq!(told, [r#"~ text: "begin, end" -> "begin, end.""#]);
+
     let forked = engine
         .fork(&graph, &"r@2".parse().unwrap(), "r-with-middle")
         .edit_state(|essay| essay.outline.insert(1, "middle".to_owned()))
         .await
         .unwrap();
     assert_eq!(forked.state.text, "begin, middle, end.");
+
     let outcome = engine
         .resume(&graph, "r")
         .from_step("write")
@@ -81,6 +87,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         .await
         .unwrap();
     assert_eq!(outcome.state.text, "begin, end, coda.");
+
     let back = engine.resume(&graph, "r").from_checkpoint(2).without_running().await.unwrap();
     assert_eq!(back.status, RunStatus::Interrupted);
     assert_eq!(back.state.outline, ["begin", "end"]);
@@ -88,6 +95,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
 
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.state.text, "begin, end.");
+
     let refused = engine
         .resume(&graph, "r")
         .from_step("polish")
