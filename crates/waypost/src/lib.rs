@@ -88,9 +88,9 @@ pub mod diff;
 pub mod disk;
 pub mod engine;
 pub mod events;
+pub mod evidence;
 pub mod file;
 pub mod folder;
-
 pub mod graph;
 pub mod id;
 pub mod lock;
@@ -99,6 +99,7 @@ pub mod path;
 pub mod plan;
 pub mod portable;
 pub mod record;
+pub mod recorder;
 pub mod report;
 pub mod schema;
 mod sealed;

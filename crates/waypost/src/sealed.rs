@@ -17,7 +17,8 @@ use crate::record::{Flaw, Record};
 
 const HASH_PREFIX: &[u8] = b"{\"integrity_hash\":\"";
 const HASH_CHARS: usize = 64;
-const HASH_END: usize = HASH_PREFIX.len() + HASH_CHARS;
+/// Where the hash ends: one quotation mark follows.
+pub(crate) const HASH_END: usize = HASH_PREFIX.len() + HASH_CHARS;
 const ZEROS: [u8; HASH_CHARS] = [b'0'; HASH_CHARS];
 
 /// Begins a text; members follow, each preceded by a comma.
