@@ -70,7 +70,8 @@
 //! | begin a new run where another stood, and look at any checkpoint | [`Engine::fork`], [`Engine::inspect`], [`diff`](mod@diff) |
 //! | read states of older programs | [`schema::Migrations`] |
 //! | keep runs in memory, in a folder, or in SQLite | [`memory::MemoryStore`], [`file::FileStore`], the crate `waypost-sqlite` |
-//! | carry a checkpoint elsewhere | [`portable::Portable`] |
+//! | carry a checkpoint elsewhere | [`portable::Portable`], [`Engine::import`] |
+//! | write checkpoints from a loop of your own, with evidence | [`recorder`], [`evidence`] |
 //!
 //! # How it works
 //!

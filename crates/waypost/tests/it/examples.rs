@@ -90,7 +90,7 @@ fn kill(mut child: Child) {
 fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     // Given more files than a pipe can hold the names of: until it is killed, the job waits for us to read them.
     let bench = Bench::new();
-    let (count, deep) = (130, "a-folder-with-a-long-name/".repeat(36));
+    let (count, deep) = (110, "a-folder-with-a-long-name/".repeat(36));
     for n in 0..count {
         bench.write(&format!("files/{deep}{n}.txt"), &format!("file {n}\n"));
     }
@@ -99,7 +99,7 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     let mut child = bench.command("kill_and_run_again", &["files", "store"]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut line, mut hashed) = (String::new(), 0);
-    while hashed < 20 {
+    while hashed < 10 {
         line.clear();
         assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended before it was killed");
         hashed += usize::from(line.starts_with("hashed "));
@@ -112,7 +112,7 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
 
     // Then what was recorded before the kill is not done again, and nothing is left out.
     let now: BTreeSet<&str> = last.lines().filter_map(|line| line.strip_prefix("hashed ")).collect();
-    assert!(finished.len() > 10, "{finished:?}");
+    assert!(finished.len() > 4, "{finished:?}");
     assert_eq!(now.iter().find(|path| finished.contains(**path)), None);
     let end = last.lines().last().unwrap();
     assert!(end.starts_with(&format!("{count} files, ")), "{end}");

@@ -103,4 +103,17 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
         .validate_state(|essay| if essay.text.is_empty() { Err("no text".to_owned()) } else { Ok(()) })
         .await;
     assert!(refused.unwrap_err().to_string().ends_with("was refused: no text"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("outline.json");
+
+    use waypost::portable::{Portable, SaveMode};
+
+    Portable::of(store.as_ref(), &"r@2".parse().unwrap()).await.unwrap().save(&file, SaveMode::New).unwrap();
+
+    // Elsewhere, over a store that knows nothing of `r`:
+    let portable = Portable::load(&file).unwrap();
+    let elsewhere = Engine::new(Arc::new(MemoryStore::new()));
+    let outcome = elsewhere.import(&graph, &portable, "r-elsewhere").await.unwrap();
+    assert_eq!(outcome.state.text, "begin, end.");
 }
