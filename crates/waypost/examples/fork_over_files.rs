@@ -60,8 +60,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for waiting in &outcome.waiting {
         println!("mend {}", waiting.wait.question.clone().unwrap_or_default());
     }
-    let sum: i64 = outcome.state.done.values().sum();
-    println!("{}: {} files, sum {sum}", outcome.status.name(), outcome.state.done.len());
+    let Totals { todo, done, .. } = outcome.state;
+    let sum: i64 = done.values().sum();
+    println!("{} files, sum {sum}, {} to be mended", done.len(), todo.len());
     Ok(())
 }
 

@@ -14,10 +14,11 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use waypost::file::FileStore;
 use waypost::record::Usage;
 use waypost::store::{Store as _, StoreError};
@@ -34,7 +35,7 @@ struct Research {
     /// What is still to be looked into; the first is being looked into.
     topics: VecDeque<String>,
     /// Documents about the first topic, best first.
-    found: Vec<PathBuf>,
+    found: Vec<String>,
     /// What they say about it.
     passages: Vec<String>,
     notes: Vec<Note>,
@@ -44,7 +45,7 @@ struct Research {
 struct Note {
     topic: String,
     summary: String,
-    sources: Vec<PathBuf>,
+    sources: Vec<String>,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -103,24 +104,24 @@ async fn search(mut research: Research, context: Context) -> Result<Research, St
     let topic = &research.topics[0];
     let mut ranked = Vec::new();
     for entry in fs::read_dir(&research.folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            let count = fs::read_to_string(&path)?.to_lowercase().matches(topic.as_str()).count();
-            ranked.push((count, path));
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            let text = fs::read_to_string(research.folder.join(&name))?;
+            ranked.push((text.to_lowercase().matches(topic.as_str()).count(), name));
         }
     }
-    ranked.sort_by(|one, other| other.cmp(one));
     ranked.retain(|(count, _)| *count > 0);
-    context.emit("searched", serde_json::json!({ "topic": topic, "hits": ranked.len() }));
-    research.found = ranked.into_iter().take(2).map(|(_, path)| path).collect();
+    ranked.sort_by(|one, other| other.cmp(one));
+    context.emit("searched", json!({ "topic": topic, "hits": ranked.len() }));
+    research.found = ranked.into_iter().take(2).map(|(_, name)| name).collect();
     Ok(research)
 }
 
 /// Takes what the documents say about the topic: paragraphs, and of tables and lists the line.
 async fn read(mut research: Research, _: Context) -> Result<Research, StepError> {
     research.passages.clear();
-    for path in &research.found {
-        let text = fs::read_to_string(path)?;
+    for name in &research.found {
+        let text = fs::read_to_string(research.folder.join(name))?;
         let pieces = text.split("\n\n").flat_map(|piece| match piece.starts_with(['|', '-']) {
             true => piece.lines().collect(),
             false => vec![piece],
@@ -158,18 +159,14 @@ async fn write(research: Research, context: Context) -> Result<Research, StepErr
 
 /// Stands for a language model: of each passage it says the first sentence about the topic. Put a call of yours here.
 async fn ask_model(topic: &str, passages: &[String]) -> Result<(String, Usage), StepError> {
-    let sentences = passages.iter().filter_map(|passage| {
-        passage.split_inclusive(". ").find(|sentence| sentence.to_lowercase().contains(topic))
-    });
-    let said: String = sentences.map(str::trim).collect::<Vec<_>>().join(" ");
-    let said = if said.is_empty() { format!("Nothing was found about {topic}.") } else { said };
+    let is_about = |sentence: &&str| sentence.to_lowercase().contains(topic);
+    let sentences = passages.iter().filter_map(|passage| passage.split_inclusive(". ").find(is_about));
+    let said = sentences.map(str::trim).collect::<Vec<_>>().join(" ");
     let words = |text: &str| text.split_whitespace().count() as u64;
-    let read = passages.iter().map(|passage| words(passage)).sum();
-    let model = Some("first-sentence".to_owned());
-    Ok((said.clone(), Usage { tokens_in: read, tokens_out: words(&said), cost: 0.0, model }))
+    let (tokens_in, tokens_out) = (words(&passages.join(" ")), words(&said));
+    Ok((said, Usage { tokens_in, tokens_out, cost: 0.0, model: Some("first-sentence".to_owned()) }))
 }
 
-fn list_of(sources: &[PathBuf]) -> String {
-    let name = |path: &PathBuf| path.file_name().unwrap_or(Path::new("").as_os_str()).display().to_string();
-    sources.iter().map(|path| format!("- {}\n", name(path))).collect()
+fn list_of(sources: &[String]) -> String {
+    sources.iter().map(|name| format!("- {name}\n")).collect()
 }

@@ -143,20 +143,39 @@ fn recorded_as_hashed(events: &Path) -> BTreeSet<String> {
 #[test]
 fn the_research_agent_writes_what_the_documents_say_and_where() {
     let bench = Bench::new();
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").canonicalize().unwrap();
-    let docs = docs.to_str().unwrap();
+    bench.write("notes/rights.md", "# A lease\n\nIt is wanted by all. A lease is the right to append.\n");
+    bench.write("notes/words.md", "| word | meaning |\n|---|---|\n| **quarantine** | Where damage goes. |\n");
+    bench.write("notes/bread.md", "Bread is made of flour.\n");
 
-    let said = bench.run("research", &["store", "What is a lease, and what is quarantine?", docs]);
-    let again = bench.run("research", &["store", "What is a lease, and what is quarantine?", docs]);
+    let said = bench.run("research", &["store", "What is a lease, and what is quarantine?", "notes"]);
+    let again = bench.run("research", &["store", "What is a lease, and what is quarantine?", "notes"]);
 
-    assert!(said.starts_with("2 notes, completed\n"), "{said}");
+    assert_eq!(said, "2 notes, completed\nstore/runs/research/report.md\n");
     assert_eq!(said, again);
-    let report = fs::read_to_string(said.lines().nth(1).map(|path| bench.path(path)).unwrap()).unwrap();
-    for expect in ["### lease", "### quarantine", "# What is a lease", "is moved to", "- glossary.md"] {
+    let report = fs::read_to_string(bench.path("store/runs/research/report.md")).unwrap();
+    for expect in [
+        "### lease\n\nA lease is the right to append.\n\n- rights.md",
+        "### quarantine\n\nquarantine     Where damage goes.\n\n- words.md",
+        "# What is a lease, and what is quarantine?\n\n**lease.** A lease is the right to append.",
+    ] {
         assert!(report.contains(expect), "`{expect}` is not in\n{report}");
     }
     let events = fs::read_to_string(bench.path("store/runs/research/events.jsonl")).unwrap();
     assert!(events.contains("first-sentence"), "what the model cost is recorded: {events}");
+}
+
+#[test]
+fn the_research_agent_finds_something_in_the_documents_of_this_project() {
+    let bench = Bench::new();
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let store = bench.path("store");
+
+    let mut command = bench.command("research", &[store.to_str().unwrap()]);
+    let output = command.current_dir(project).output().unwrap();
+
+    assert!(output.status.success());
+    let report = fs::read_to_string(bench.path("store/runs/research/report.md")).unwrap();
+    assert!(report.contains("### crash\n") && report.contains("### evidence\n"), "{report}");
 }
 
 #[test]
@@ -232,10 +251,10 @@ fn a_poisoned_file_is_reported_and_alone_read_again_once_it_is_mended() {
     read.sort_unstable();
     assert_eq!(read, ["reading a.csv", "reading b.csv", "reading c.csv"]);
     assert!(first.contains(r#"mend ["b.csv: line 1: `ten`: invalid digit found in string"]"#), "{first}");
-    assert!(first.ends_with("waiting: 2 files, sum 7\n"), "{first}");
+    assert!(first.ends_with("\n2 files, sum 7, 1 to be mended\n"), "{first}");
     assert!(unmended.starts_with("reading b.csv\nmend "), "{unmended}");
-    assert!(mended.starts_with("reading b.csv\n") && mended.ends_with(": 3 files, sum 17\n"), "{mended}");
-    assert_eq!(after.lines().count(), 1, "nothing is left to do: {after}");
+    assert_eq!(mended, "reading b.csv\n3 files, sum 17, 0 to be mended\n");
+    assert_eq!(after, "3 files, sum 17, 0 to be mended\n", "nothing is left to do");
 }
 
 #[test]
