@@ -99,7 +99,7 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     let mut child = bench.command("kill_and_run_again", &["files", "store"]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut line, mut hashed) = (String::new(), 0);
-    while hashed < 10 {
+    while hashed < 20 {
         line.clear();
         assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended before it was killed");
         hashed += usize::from(line.starts_with("hashed "));

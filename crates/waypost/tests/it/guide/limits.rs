@@ -13,7 +13,7 @@ struct Rates {
 }
 
 async fn rate(mut state: Rates, _: Context) -> Result<Rates, StepError> {
-    state.rates = vec![1.0, 0.0 / 0.0];
+    state.rates = vec![1.0, f64::NAN];
     Ok(state)
 }
 
