@@ -282,19 +282,3 @@ async fn hint_to_resume(
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use waypost::RunId;
-
-    use super::{random_end, slug};
-
-    #[test]
-    fn a_made_id_is_always_a_run_id() {
-        for name in ["nightly report", "../x", "--", "", "grün", "a..b", &"x".repeat(500), "1 %&/ 2"] {
-            let id = format!("{}-{}", slug(name), random_end());
-            assert!(RunId::new(&id).is_ok(), "{name}: {id}");
-        }
-        assert_eq!(slug("nightly report!"), "nightly-report");
-    }
-}
