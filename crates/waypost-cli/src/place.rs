@@ -107,6 +107,11 @@ pub(crate) fn open(
     open_url(&url, access)
 }
 
+/// Says whether the folder of a run holds its records too. A store's name begins with its kind.
+pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
+    store.to_string().starts_with("file:")
+}
+
 /// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
 /// by itself.
 pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
+use crate::size;
 use crate::time;
 use crate::view::{ListView, RunView, VERSION};
 
@@ -99,11 +100,12 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             format!("{}/{}", run.progress.done, run.progress.total),
             run.step.clone().unwrap_or_default(),
             time::ago(run.updated_at, now),
+            size::shown(run.bytes),
             run.workflow.clone(),
         ]
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "WORKFLOW"], &rows)
+    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"], &rows)
 }
 
 impl From<StatusName> for RunStatus {
