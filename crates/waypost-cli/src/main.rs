@@ -23,6 +23,7 @@ mod output;
 mod place;
 mod reference;
 mod size;
+mod standing;
 mod surroundings;
 mod time;
 mod view;

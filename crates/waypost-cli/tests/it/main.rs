@@ -6,6 +6,9 @@ mod bad_input;
 mod examples;
 mod help;
 mod invariants;
+
+mod looking;
+mod lost;
 mod pruning;
 mod reading;
 mod resuming;
