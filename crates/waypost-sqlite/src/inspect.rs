@@ -1,0 +1,66 @@
+//! What is wrong with the database beside its records.
+
+use rusqlite::Connection;
+use waypost::disk::RealDisk;
+use waypost::folder::has_told;
+use waypost::id::RunId;
+
+use crate::counters;
+use crate::fault::Failure;
+use crate::open::Place;
+use crate::read::View;
+use crate::rows::RunRow;
+
+/// Most findings of SQLite that are told: a damaged page has many, and each says the same.
+const FINDINGS_MAX: u32 = 10;
+
+/// Looks over what is kept of a run beside its records.
+pub(crate) fn run(view: View<'_>, run: &RunId) -> Result<Vec<String>, Failure> {
+    let id = RunRow::get(view.connection, view.place, run)?.id;
+    let mut found = view.frozen_findings(id, run)?;
+    found.extend(view.summary_finding(id)?);
+    match counters::findings(view, id) {
+        // The records that are on the damaged pages are told one by one.
+        Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
+        counted => found.extend(counted?),
+    }
+    Ok(found)
+}
+
+/// Lets SQLite compare all its pages and indexes, and looks for runs that it does not know.
+///
+/// Reads the whole file: about a second for each GiB that is in memory.
+pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<String>, Failure> {
+    let mut found = Vec::new();
+    match integrity(connection) {
+        Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
+        checked => found.extend(checked?),
+    }
+    for run in lost_runs(connection, place)? {
+        found.push(format!("run {run} has left its log, and the database does not know it"));
+    }
+    Ok(found)
+}
+
+fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
+    let mut statement = connection.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
+    let rows = statement.query_map([], |row| row.get::<_, String>(0))?;
+    let found: Vec<String> = rows.collect::<Result<_, _>>()?;
+    let lines = found.iter().flat_map(|text| text.lines());
+    Ok(lines.filter(|line| *line != "ok" && !line.is_empty()).map(str::to_owned).collect())
+}
+
+/// Returns runs that have left their logs beside the database and are not in it, by name.
+pub(crate) fn lost_runs(connection: &Connection, place: &Place) -> Result<Vec<RunId>, Failure> {
+    let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
+    let mut lost = Vec::new();
+    for entry in entries {
+        let Some(run) = entry.file_name().to_str().and_then(|name| RunId::new(name).ok()) else { continue };
+        // What is wrong with a row that cannot be read, others say; it is there.
+        if matches!(RunRow::find(connection, &run), Ok(None)) && has_told(&RealDisk, &entry.path()) {
+            lost.push(run);
+        }
+    }
+    lost.sort_unstable();
+    Ok(lost)
+}
