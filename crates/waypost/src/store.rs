@@ -71,7 +71,6 @@ pub use query::{
 ///   only the holder may.
 /// - `trim_drops_states_never_headers`: the newest `keep` sound checkpoints with a body, never fewer than 2, keep it.
 /// - `delete_removes_everything`: and only while nobody holds the lease.
-/// - `inspect_finds_nothing_wrong`: with a store that nobody damaged, whatever was done with it.
 /// - `reading_needs_no_lease`: and changes nothing.
 /// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is
 ///   empty, not damage.
