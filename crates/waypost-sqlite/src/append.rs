@@ -52,7 +52,7 @@ pub(crate) fn create(
             ],
             |row| row.get(0),
         )?;
-    frozen::insert(connection, id, run)?;
+    frozen::insert(connection, place, id, run)?;
     write(connection, place, id, first, packed, chains)
 }
 

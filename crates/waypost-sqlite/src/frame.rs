@@ -1,26 +1,28 @@
 //! A body as it is kept: whole, or as what differs from an earlier body of its branch.
 //!
 //! ```text
-//!   frame  = check (8 bytes) | head | zstd
-//!   full:  head = position length                                        zstd = the body
-//!   delta: head = distance, position length, and for position and state  zstd = what stands between
-//!                 each: bytes kept at the front, at the back                    the kept parts, both after each other
+//!   frame = check (8 bytes) | head | zstd
+//!   full:   head = position length                                  zstd = the body
+//!   delta:  head = distance, position length, hunks of the          zstd = what comes, of all hunks
+//!                  position, state length, hunks of the state
+//!   hunks:  count, and for each: bytes that stay before it, bytes that go, bytes that come
 //! ```
 //!
-//! Numbers are LEB128. Most steps change a few bytes of the position and one place of the state: what stands before and
-//! after that is named by its length, so that it is neither compressed nor copied, however large the state is. What is
-//! left is compressed against the bytes that it replaces and some before them ("patch-from"), so that several changes
-//! far apart cost little, too.
+//! Numbers are LEB128. Most steps change a few bytes of the position and a few places of the state: what stands between
+//! them is named by its length, so that it is neither compressed nor copied, however large the state is. What comes is
+//! compressed against what goes and some before that ("patch-from"), so that changes which cannot be told apart, after
+//! two pieces were inserted, say, cost little, too.
 //!
 //! `check` is the begin of the SHA-256 of the frame with its `seq` and codec in the place of the check: damage is told
 //! frame by frame, and a frame that was put elsewhere is not taken for the one that was there. Eight bytes find damage;
 //! what vouches for a body is the digest in its header. SHA-256, since it is here already and frames are small.
 //!
-//! Decides nothing and knows no table.
+//! Decides nothing and knows no table; what two bodies have in common, `hunks` finds.
 
 use waypost::id::Digest;
 use waypost::record::STATE_BYTES_MAX;
 
+use crate::hunks::{HUNKS_MAX, Hunk, Hunks};
 use crate::squeeze::{self, Contexts};
 
 /// Largest body that is framed, and largest that a frame may give: a state, and a position as large as a frontier of
@@ -28,9 +30,6 @@ use crate::squeeze::{self, Contexts};
 pub(crate) const BODY_BYTES_MAX: usize = STATE_BYTES_MAX + (16 << 20);
 /// Bytes of a frame that tell whether the others are what was written.
 const CHECK_BYTES: usize = 8;
-/// How much before a change is shown to zstd: the lines before a new one are most often like it, and those far before
-/// not more so.
-const LOOK_BACK_BYTES: usize = 16 << 10;
 /// Bytes of the longest number.
 const NUMBER_BYTES_MAX: usize = 10;
 
@@ -102,76 +101,25 @@ pub(crate) fn delta(
     if body.bytes.len() > BODY_BYTES_MAX || before.bytes.len() > BODY_BYTES_MAX {
         return None;
     }
-    let position = Cut::of(before.position(), body.position());
-    let state = Cut::of(before.state(), body.state());
+    let position = Hunks::between(before.position(), body.position());
+    let state = Hunks::between(before.state(), body.state());
     let mut bytes = vec![0; CHECK_BYTES];
-    let numbers = [
-        seq.checked_sub(base).filter(|distance| *distance > 0)?,
-        body.position_bytes as u64,
-        position.front as u64,
-        position.back as u64,
-        body.state().len() as u64,
-        state.front as u64,
-        state.back as u64,
-    ];
-    numbers.iter().for_each(|number| put(&mut bytes, *number));
-    let reference = [position.replaced(before.position()), state.replaced(before.state())].concat();
-    let between = [position.between(body.position()), state.between(body.state())].concat();
-    contexts.pack(&reference, &between, &mut bytes)?;
+    put(&mut bytes, seq.checked_sub(base).filter(|distance| *distance > 0)?);
+    for (hunks, after) in [(&position, body.position()), (&state, body.state())] {
+        put(&mut bytes, after.len() as u64);
+        put(&mut bytes, hunks.0.len() as u64);
+        let numbers = hunks.0.iter().flat_map(|hunk| [hunk.stays, hunk.goes, hunk.comes]);
+        numbers.for_each(|number| put(&mut bytes, number as u64));
+    }
+    let (mut reference, mut comes) = (Vec::new(), Vec::new());
+    position.reference(before.position(), &mut reference);
+    state.reference(before.state(), &mut reference);
+    position.comes(body.position(), &mut comes);
+    state.comes(body.state(), &mut comes);
+    contexts.pack(&reference, &comes, &mut bytes)?;
     write_check(&mut bytes, seq, Kind::Delta);
-    let moved =
-        state.moved(before.state(), body.state()) + position.moved(before.position(), body.position());
+    let moved = position.moved(before.position().len()) + state.moved(before.state().len());
     Some(Frame { bytes, moved })
-}
-
-/// What two pieces of bytes have in common at both ends, by its length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cut {
-    front: usize,
-    back: usize,
-}
-
-impl Cut {
-    fn of(before: &[u8], after: &[u8]) -> Self {
-        let front = common_front(before, after);
-        let back = common_back(&before[front..], &after[front..]);
-        Self { front, back }
-    }
-
-    /// Returns what goes, and some before it: what comes is likely to be like that.
-    fn replaced<'a>(&self, before: &'a [u8]) -> &'a [u8] {
-        &before[self.front.saturating_sub(LOOK_BACK_BYTES)..before.len() - self.back]
-    }
-
-    /// Returns what comes.
-    fn between<'a>(&self, after: &'a [u8]) -> &'a [u8] {
-        &after[self.front..after.len() - self.back]
-    }
-
-    fn moved(&self, before: &[u8], after: &[u8]) -> u64 {
-        moved(self.between(after).len(), if before.len() == after.len() { 0 } else { self.back })
-    }
-}
-
-/// Returns what it costs to put `new` bytes before `tail` others that have to make room.
-fn moved(new: usize, tail: usize) -> u64 {
-    (new + tail) as u64
-}
-
-/// Bytes that are compared at once.
-const STRIDE: usize = 256;
-
-fn common_front(a: &[u8], b: &[u8]) -> usize {
-    let whole = a.chunks_exact(STRIDE).zip(b.chunks_exact(STRIDE)).take_while(|(a, b)| a == b).count();
-    let at = whole * STRIDE;
-    at + a[at..].iter().zip(&b[at..]).take_while(|(a, b)| a == b).count()
-}
-
-fn common_back(a: &[u8], b: &[u8]) -> usize {
-    let whole = a.rchunks_exact(STRIDE).zip(b.rchunks_exact(STRIDE)).take_while(|(a, b)| a == b).count();
-    let left = |bytes: &[u8]| bytes.len() - whole * STRIDE;
-    let (a, b) = (&a[..left(a)], &b[..left(b)]);
-    whole * STRIDE + a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count()
 }
 
 /// A frame that was read and is what was written.
@@ -183,10 +131,10 @@ pub(crate) struct Opened {
     head: Head,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Head {
     Full { position_bytes: usize, bytes: usize },
-    Delta { base: u64, position_bytes: usize, position: Cut, state_bytes: usize, state: Cut },
+    Delta { base: u64, position_bytes: usize, position: Hunks, state_bytes: usize, state: Hunks },
 }
 
 impl Opened {
@@ -206,8 +154,8 @@ impl Opened {
             Kind::Delta => {
                 numbers.next()?;
                 let base = base_of(&bytes, seq).ok_or("its frame names no record before it")?;
-                let (position_bytes, position) = (numbers.size()?, numbers.cut()?);
-                let (state_bytes, state) = (numbers.size()?, numbers.cut()?);
+                let (position_bytes, position) = (numbers.size()?, numbers.hunks()?);
+                let (state_bytes, state) = (numbers.size()?, numbers.hunks()?);
                 Head::Delta { base, position_bytes, position, state_bytes, state }
             }
         };
@@ -227,9 +175,9 @@ impl Opened {
 
     /// Returns the record whose body this one is made of; none if it stands alone.
     pub(crate) fn base(&self) -> Option<u64> {
-        match self.head {
+        match &self.head {
             Head::Full { .. } => None,
-            Head::Delta { base, .. } => Some(base),
+            Head::Delta { base, .. } => Some(*base),
         }
     }
 
@@ -305,8 +253,13 @@ impl Numbers<'_> {
         size.ok_or_else(|| format!("its frame speaks of {number} bytes, {BODY_BYTES_MAX} are allowed"))
     }
 
-    fn cut(&mut self) -> Result<Cut, String> {
-        Ok(Cut { front: self.size()?, back: self.size()? })
+    fn hunks(&mut self) -> Result<Hunks, String> {
+        let count = self.size()?;
+        if count > HUNKS_MAX {
+            return Err(format!("its frame has {count} hunks, {HUNKS_MAX} are allowed"));
+        }
+        let mut hunk = || Ok(Hunk { stays: self.size()?, goes: self.size()?, comes: self.size()? });
+        (0..count).map(|_| hunk()).collect::<Result<_, String>>().map(Hunks)
     }
 }
 
@@ -316,7 +269,7 @@ pub(crate) struct Making {
     position: Vec<u8>,
     state: Vec<u8>,
     reference: Vec<u8>,
-    between: Vec<u8>,
+    comes: Vec<u8>,
 }
 
 impl Making {
@@ -331,27 +284,28 @@ impl Making {
     /// Says why the frame does not fit; there is no body then.
     pub(crate) fn apply(&mut self, contexts: &mut Contexts, frame: &Opened) -> Result<u64, String> {
         let packed = &frame.bytes[frame.packed_at..];
-        match frame.head {
+        match &frame.head {
             Head::Full { position_bytes, bytes } => {
-                contexts.unpack(b"", packed, bytes, &mut self.state)?;
-                self.position = self.state.drain(..position_bytes).collect();
+                contexts.unpack(b"", packed, *bytes, &mut self.state)?;
+                self.position = self.state.drain(..*position_bytes).collect();
                 Ok(0)
             }
             Head::Delta { position_bytes, position, state_bytes, state, .. } => {
-                let (position_new, position_old) = holes(position, self.position.len(), position_bytes)?;
-                let (state_new, state_old) = holes(state, self.state.len(), state_bytes)?;
+                position.check(self.position.len(), *position_bytes)?;
+                state.check(self.state.len(), *state_bytes)?;
                 if position_bytes + state_bytes > BODY_BYTES_MAX {
                     return Err("its frame gives more than a body may have".to_owned());
                 }
                 self.reference.clear();
-                self.reference.extend_from_slice(position.replaced(&self.position));
-                self.reference.extend_from_slice(state.replaced(&self.state));
-                contexts.unpack(&self.reference, packed, position_new + state_new, &mut self.between)?;
-                let (of_position, of_state) = self.between.split_at(position_new);
-                replace(&mut self.position, position.front, position_old, of_position);
-                replace(&mut self.state, state.front, state_old, of_state);
-                let moved = |cut: Cut, new, old| moved(new, if new == old { 0 } else { cut.back });
-                Ok(moved(position, position_new, position_old) + moved(state, state_new, state_old))
+                position.reference(&self.position, &mut self.reference);
+                state.reference(&self.state, &mut self.reference);
+                let comes = position.coming() + state.coming();
+                contexts.unpack(&self.reference, packed, comes, &mut self.comes)?;
+                let (of_position, of_state) = self.comes.split_at(position.coming());
+                let moved = position.moved(self.position.len()) + state.moved(self.state.len());
+                position.apply(&mut self.position, of_position);
+                state.apply(&mut self.state, of_state);
+                Ok(moved)
             }
         }
     }
@@ -362,28 +316,6 @@ impl Making {
         bytes.reserve_exact(self.state.len());
         bytes.extend_from_slice(&self.state);
         bytes
-    }
-}
-
-/// Returns the sizes of what comes and of what goes, if the cut fits both.
-fn holes(cut: Cut, before: usize, after: usize) -> Result<(usize, usize), String> {
-    let hole = |bytes: usize| bytes.checked_sub(cut.front + cut.back);
-    let sizes = hole(after).zip(hole(before));
-    sizes.ok_or_else(|| "its frame does not fit the body before it".to_owned())
-}
-
-/// Puts `with` into the place of the `gone` bytes that begin at `at`.
-fn replace(bytes: &mut Vec<u8>, at: usize, gone: usize, with: &[u8]) {
-    if with.len() == gone {
-        bytes[at..at + gone].copy_from_slice(with);
-    } else {
-        let tail = at + gone..bytes.len();
-        if with.len() > gone {
-            bytes.resize(bytes.len() + with.len() - gone, 0);
-        }
-        bytes.copy_within(tail.clone(), at + with.len());
-        bytes.truncate(at + with.len() + tail.len());
-        bytes[at..at + with.len()].copy_from_slice(with);
     }
 }
 

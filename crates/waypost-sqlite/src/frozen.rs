@@ -9,6 +9,7 @@ use waypost::record::{Flaw, SealedRun};
 use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
+use crate::header::{self, RUN_BYTES_MAX};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::time_text;
@@ -35,7 +36,7 @@ type Found = [Result<SealedRun, Flaw>; 2];
 impl View<'_> {
     /// Returns the frozen record of a run, verified.
     pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
-        let [first, second] = found(self.connection, id, run)?;
+        let [first, second] = found(*self, id, run)?;
         let flaw = match first.or_else(|flaw| second.map_err(|_| flaw)) {
             Ok(sealed) => return Ok(sealed),
             Err(flaw) => flaw,
@@ -50,7 +51,7 @@ impl View<'_> {
         if schema::version(self.connection)? < schema::FIRST_WITH_COPIES {
             return Ok(Vec::new());
         }
-        Ok(match found(self.connection, id, run)? {
+        Ok(match found(*self, id, run)? {
             [Err(flaw), Ok(_)] => vec![finding(self.place, TABLES[0], id, &flaw)],
             [Ok(_), Err(flaw)] => vec![finding(self.place, TABLES[1], id, &flaw)],
             _ => Vec::new(),
@@ -59,13 +60,9 @@ impl View<'_> {
 }
 
 /// Writes the one of the two that is damaged anew from the other.
-pub(crate) fn mend(
-    connection: &Connection,
-    id: i64,
-    run: &RunId,
-    now: jiff::Timestamp,
-) -> Result<(), Failure> {
-    let (table, flaw, sealed) = match found(connection, id, run)? {
+pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -> Result<(), Failure> {
+    let View { connection, place } = view;
+    let (table, flaw, sealed) = match found(view, id, run)? {
         [Err(flaw), Ok(sealed)] => (TABLES[0], flaw, sealed),
         [Ok(sealed), Err(flaw)] => (TABLES[1], flaw, sealed),
         _ => return Ok(()),
@@ -81,7 +78,11 @@ pub(crate) fn mend(
             "INSERT INTO {table} VALUES (?1, ?2, ?3)
              ON CONFLICT (run) DO UPDATE SET digest = excluded.digest, record = excluded.record"
         ),
-        params![id, sealed.digest().as_bytes(), sealed.bytes().as_slice()],
+        params![
+            id,
+            sealed.digest().as_bytes(),
+            header::pack(&mut place.frames.squeezer.lend(), sealed.bytes())
+        ],
     )?;
     Ok(())
 }
@@ -94,28 +95,24 @@ fn finding(place: &Place, table: &str, id: i64, flaw: &Flaw) -> String {
     format!("one of the two run records is damaged ({}): {flaw}", place_of(place, table, id))
 }
 
-fn found(connection: &Connection, id: i64, run: &RunId) -> Result<Found, Failure> {
-    let first = found_in(connection, TABLES[0], id, run)?;
-    let second = if schema::version(connection)? < schema::FIRST_WITH_COPIES {
+fn found(view: View<'_>, id: i64, run: &RunId) -> Result<Found, Failure> {
+    let first = found_in(view, TABLES[0], id, run)?;
+    let second = if schema::version(view.connection)? < schema::FIRST_WITH_COPIES {
         first.clone()
     } else {
-        found_in(connection, TABLES[1], id, run)?
+        found_in(view, TABLES[1], id, run)?
     };
     Ok([first, second])
 }
 
-fn found_in(
-    connection: &Connection,
-    table: &str,
-    id: i64,
-    run: &RunId,
-) -> Result<Result<SealedRun, Flaw>, Failure> {
-    let columns = connection
+fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<SealedRun, Flaw>, Failure> {
+    let columns = view
+        .connection
         .prepare_cached(&format!("SELECT digest, record FROM {table} WHERE run = ?1"))?
         .query_row([id], |row| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, Vec<u8>>(1)?)))
         .optional();
     Ok(match columns.map_err(Fault::from) {
-        Ok(Some((digest, bytes))) => match SealedRun::open(Digest::from_bytes(digest), bytes) {
+        Ok(Some((digest, kept))) => match open(view.place, digest, kept) {
             Ok(sealed) if sealed.record().run != *run => {
                 Err(Flaw::Malformed(format!("it is that of run {}", sealed.record().run)))
             }
@@ -125,4 +122,10 @@ fn found_in(
         Err(fault) if fault.is_corrupt() => Err(Flaw::Malformed(fault.to_string())),
         Err(fault) => return Err(fault.into()),
     })
+}
+
+fn open(place: &Place, digest: [u8; 32], kept: Vec<u8>) -> Result<SealedRun, Flaw> {
+    let bytes =
+        header::unpack(&mut place.frames.squeezer.lend(), kept, RUN_BYTES_MAX).map_err(Flaw::Malformed)?;
+    SealedRun::open(Digest::from_bytes(digest), bytes)
 }

@@ -79,8 +79,9 @@ pub(crate) fn acquire(
     let token: i64 = connection
         .prepare_cached("UPDATE runs SET token = token + 1, leased = 1 WHERE id = ?1 RETURNING token")?
         .query_row([row.id], |row| row.get(0))?;
-    let frozen = frozen::mend(connection, row.id, run, now);
-    let summary = View { connection, place }.mend_summary(row.id, run);
+    let view = View { connection, place };
+    let frozen = frozen::mend(view, row.id, run, now);
+    let summary = view.mend_summary(row.id, run);
     for mended in [frozen, summary, counters::mend(connection, row.id)] {
         match mended {
             // Nothing sound to mend it from, or damaged pages; whoever reads them is told.

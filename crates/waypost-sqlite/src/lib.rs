@@ -13,7 +13,7 @@
 //! - `open`, `schema`: how the file is opened, made, checked and upgraded.
 //! - `commit`: the one path by which anything is written, and how tasks share a sync.
 //! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
-//! - `pack`, `frame`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
+//! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
 //! - `rows`, `read`, `runs`: how it is read back, verified.
 //! - `witness`, `counters`, `inspect`: what tells that the database has lost something, or contradicts itself.
@@ -29,6 +29,7 @@ mod frame;
 mod frozen;
 mod header;
 mod heal;
+mod hunks;
 mod inspect;
 mod lease;
 mod open;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::{BranchPath, Digest, RunId};
-use waypost::record::{Flaw, Record};
+use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
@@ -317,7 +317,7 @@ impl Columns {
         seq: u64,
     ) -> Result<Result<Record, Flaw>, Failure> {
         let digest = Digest::from_bytes(self.digest);
-        let header = match header::unpack(&mut place.frames.squeezer.lend(), self.header) {
+        let header = match header::unpack(&mut place.frames.squeezer.lend(), self.header, HEADER_BYTES_MAX) {
             Ok(header) => header,
             Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
         };

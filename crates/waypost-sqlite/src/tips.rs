@@ -178,3 +178,90 @@ impl fmt::Debug for Tips {
         f.debug_struct("Tips").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn tip(seq: u64, bytes: usize) -> Tip {
+        let (record, body) = (Digest::of(b"a record"), Arc::new(vec![0; bytes]));
+        Tip { seq, record, check: [0; 8], body, position_bytes: 0, chain: Chain::of_full(bytes) }
+    }
+
+    fn path(item: usize) -> BranchPath {
+        BranchPath::new(&format!("each:{item}")).unwrap()
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_by_bytes_and_by_count() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+
+        for item in 0..BRANCHES_MAX + 10 {
+            frames.wrote(&run, &path(item), tip(1, 10));
+        }
+        assert_eq!(lock(&frames.tips).by_branch.len(), BRANCHES_MAX);
+        for item in 0..40 {
+            frames.wrote(&run, &path(item), tip(2, BYTES_MAX / 10));
+        }
+
+        let tips = lock(&frames.tips);
+        let bytes: usize = tips.by_branch.values().map(|tip| tip.body.capacity()).sum();
+        assert!(bytes <= BYTES_MAX && bytes == tips.bytes, "{bytes}");
+        assert!(tips.by_branch.values().filter(|tip| tip.seq == 2).count() >= 9, "it is used to the full");
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_kept_nor_what_was_known_before() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+        frames.wrote(&run, &path(1), tip(1, 10));
+
+        frames.wrote(&run, &path(1), tip(2, BYTES_MAX + 1));
+
+        assert!(frames.tip(&run, &path(1)).is_none());
+        assert_eq!(lock(&frames.tips).bytes, 0);
+    }
+
+    #[test]
+    fn a_read_does_not_hide_what_was_written_since() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+        frames.wrote(&run, &path(1), tip(7, 10));
+
+        frames.read(&run, &path(1), tip(3, 10));
+
+        assert_eq!(frames.tip(&run, &path(1)).unwrap().seq, 7);
+        let known: Vec<u64> = frames.known(&run, &path(1)).iter().map(|tip| tip.seq).collect();
+        assert_eq!(known, [3, 7]);
+        frames.forget_run(&run);
+        assert!(frames.known(&run, &path(1)).is_empty());
+    }
+
+    #[test]
+    fn a_delta_that_does_not_pay_is_not_tried_again_at_once() {
+        let full = Chain::of_full(1_000);
+        assert!(full.may_grow() && full.is_worth(500) && !full.is_worth(501));
+
+        let mut chain = full.anew(1_000, true);
+        for _ in 0..RESTS {
+            assert!(!chain.may_grow());
+            chain = chain.anew(1_000, false);
+        }
+
+        assert!(chain.may_grow());
+    }
+
+    #[test]
+    fn a_chain_ends_by_its_deltas_by_what_is_moved_and_by_its_length() {
+        let full = Chain::of_full(1_000);
+        assert!(!full.with(4_000, 0).is_due(1_000) && full.with(4_001, 0).is_due(1_000));
+        assert!(!full.with(1, 64_000).is_due(1_000) && full.with(1, 64_001).is_due(1_000));
+
+        let long = (1..CHAIN_FRAMES_MAX).fold(full, |chain, _| {
+            assert!(chain.may_grow());
+            chain.with(1, 1)
+        });
+
+        assert!(!long.may_grow());
+    }
+}

@@ -21,6 +21,7 @@ use super::program::{Row, runtime};
 
 const DISK: &str = "growing state, all checkpoints kept, on disk";
 const FINAL: &str = "growing state, the last one";
+const BESIDE: &str = "growing state, events and report beside the database";
 const LOAD: &str = "growing state, newest back from the store";
 const PARSE: &str = "growing state, parsed";
 const CHECKPOINT: &str = "1 MB state, small change, a step and its checkpoint";
@@ -29,7 +30,6 @@ const RESULT: &str = "step with a new incompressible result of 1 KB, on disk";
 
 /// As the target names them.
 const STEPS: u32 = 1_000;
-const PIECE_BYTES: usize = 1_000;
 /// Steps with the large state: it is written often enough that making the run is little of it.
 const LARGE_STEPS: u32 = 100;
 /// Items of the large state: about 1 MB of JSON.
@@ -46,11 +46,53 @@ struct Conversation {
     messages: Vec<Message>,
 }
 
+/// What one turn adds: text, a call of a tool with its arguments, and what it took.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Message {
+    id: String,
     number: usize,
     role: String,
     text: String,
+    calls: Vec<Call>,
+    tokens: Tokens,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Call {
+    id: String,
+    tool: String,
+    query: String,
+    scores: Vec<f64>,
+    cached: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Tokens {
+    input: u32,
+    output: u32,
+}
+
+impl Message {
+    /// About 1 KB of JSON, mostly text in lines, of letters in no order.
+    fn new(number: usize) -> Self {
+        let lines: Vec<String> = (0..9).map(|line| text(LETTERS, number * 16 + line, 70)).collect();
+        let call = Call {
+            id: text(HEX, number * 16 + 9, 24),
+            tool: "search".to_owned(),
+            query: text(LETTERS, number * 16 + 10, 48),
+            scores: (1..=4_u32).map(|place| f64::from(place) / (number + 3) as f64).collect(),
+            cached: number.is_multiple_of(3),
+        };
+        let count = u32::try_from(number).expect("there are not so many steps");
+        Self {
+            id: text(HEX, number * 16 + 11, 24),
+            number,
+            role: if number.is_multiple_of(2) { "user" } else { "assistant" }.to_owned(),
+            text: lines.join("\n"),
+            calls: vec![call],
+            tokens: Tokens { input: 300 + 250 * count, output: 200 + count % 7 },
+        }
+    }
 }
 
 /// A table of which a step changes one number.
@@ -100,13 +142,14 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
         })
     };
     let last = with(FINAL, Unit::Bytes, |grown| Ok(grown.state.len() as f64));
+    let beside = with(BESIDE, Unit::Bytes, |grown| Ok(bytes_of(&grown.folder.path().join("runs"))? as f64));
     let load = with(LOAD, Unit::Milliseconds, Grown::load);
     let parse = with(PARSE, Unit::Milliseconds, Grown::parse);
     let demands = vec![
         at_most("all states together cost little more than the last", DISK, Some(FINAL), 1.6),
         at_most("the newest state is soon back", LOAD, Some(PARSE), 5.0),
     ];
-    Ok(Topic { name: "economy", subjects: vec![disk, last, load, parse], demands })
+    Ok(Topic { name: "economy", subjects: vec![disk, last, beside, load, parse], demands })
 }
 
 /// A store with a run whose state has grown, closed.
@@ -117,24 +160,25 @@ struct Grown {
 
 /// Letters and what stands between words, in no order: more to keep than any language.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz ,.";
+const HEX: &[u8] = b"0123456789abcdef";
 
-/// Bytes of all files of a store, everything counted, after a run whose every step adds a piece to its state.
+/// Bytes of the database, everything in it counted, after a run whose every step adds about 1 KB to its state.
 fn grow(folder: &Path, steps: u32, made: &mut Option<Grown>) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
-    let pieces: Vec<String> = (0..steps as usize).map(|step| text(LETTERS, step, PIECE_BYTES)).collect();
-    let row = Row::of(steps, Conversation { messages: Vec::new() }, move |state: &mut Conversation| {
-        let number = state.messages.len();
-        let role = if number.is_multiple_of(2) { "user" } else { "assistant" }.to_owned();
-        state.messages.push(Message { number, role, text: pieces[number].clone() });
+    let row = Row::of(steps, Conversation { messages: Vec::new() }, |state: &mut Conversation| {
+        state.messages.push(Message::new(state.messages.len()));
     });
-    run(&folder.path().join("waypost.db"), &row)?;
-    let bytes = bytes_of(folder.path())?;
+    let path = folder.path().join("waypost.db");
+    run(&path, &row)?;
+    // Closed: the log is gone, and everything is in the one file.
+    ensure!(!path.with_extension("db-wal").exists(), "the store was closed, and its log is there");
+    let bytes = fs::metadata(&path)?.len();
 
-    let newest = newest(&folder.path().join("waypost.db"))?;
+    let newest = newest(&path)?;
     let state = newest.state_bytes().context("the newest has no state")?.to_vec();
     let conversation: Conversation = serde_json::from_slice(&state)?;
     ensure!(conversation.messages.len() == steps as usize, "a step is missing in the last state");
-    check(&folder.path().join("waypost.db"), steps)?;
+    check(&path, steps)?;
     *made = Some(Grown { folder, state });
     Ok(bytes as f64)
 }

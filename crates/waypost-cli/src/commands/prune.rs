@@ -220,10 +220,11 @@ fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
     if args.keep_runs.is_some() || args.older_than.is_some() {
         causes.push(match args.older_than {
             Some(_) => "no finished run is as old as asked for".to_owned(),
-            None => format!(
-                "there is no more than {} that is finished",
-                counted(args.keep_runs.unwrap_or(0) as u64, "run")
-            ),
+            None => match args.keep_runs {
+                None | Some(0) => "no run is finished".to_owned(),
+                Some(1) => "no more than 1 run is finished".to_owned(),
+                Some(count) => format!("no more than {count} runs are finished"),
+            },
         });
     }
     if let Some(keep) = args.keep {

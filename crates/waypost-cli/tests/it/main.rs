@@ -6,7 +6,6 @@ mod bad_input;
 mod examples;
 mod help;
 mod invariants;
-
 mod looking;
 mod lost;
 mod pruning;

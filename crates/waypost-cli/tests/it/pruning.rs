@@ -85,7 +85,8 @@ fn age_and_number_must_both_let_a_run_go() {
 #[test]
 fn a_run_that_somebody_works_on_is_left_alone() {
     for store in STORES {
-        let flow = "name: flow\nsteps:\n  - id: one\n    run: echo 1\n  - id: two\n    run: touch there; sleep 600\n";
+        let flow = "version: 1\nname: flow\nsteps:\n  - { id: one, run: \"true\" }\n  - { id: two, run: \"true\" }\n  \
+                    - { id: three, run: \"true\" }\n  - { id: four, run: touch there; sleep 600 }\n";
         let rig = Rig::with(flow).at(store);
         let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
         rig.wait_for("there", |_| true);

@@ -216,7 +216,7 @@ impl WorkflowProgram {
         let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-            Life::Lost(error) => Performed::Cut { why: error.to_string() },
+            Life::Lost(error) => cut(&error),
             Life::Exited(Exit::Code(0)) => self.completed(&job, captured, scratch, ending, told).await,
             life => {
                 told.notes.extend(self.summary_note(&job, scratch, &Map::new(), false));
@@ -279,7 +279,11 @@ impl WorkflowProgram {
         scratch: &Scratch,
     ) -> Result<StepOutput, Failure> {
         let mut outputs = match read_at_most(&scratch.output, OUTPUT_BYTES_MAX as u64) {
-            Ok(bytes) => parse_output_file(&bytes).map_err(|error| failure(FailureKind::Outputs, error))?,
+            Ok(bytes) => parse_output_file(&bytes).map_err(|error| {
+                let mut failure = failure(FailureKind::Outputs, error);
+                failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
+                failure
+            })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),
             Err(error) => return Err(not_read("$WAYPOST_OUTPUT", error)),
         };
@@ -372,11 +376,23 @@ impl Job {
     }
 }
 
+/// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
+pub const LOSS: &str = "the loss of ";
+
+/// Says what became of a step whose supervisor or reaper is lost.
+fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
+    let what = match lost {
+        SupervisorError::ReaperKilled => "the reaper of a step",
+        _ => "its supervisor",
+    };
+    Performed::Cut { why: format!("{LOSS}{what}") }
+}
+
 /// Says what became of a step whose start was not answered well.
 fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
-    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = error {
+    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = &error {
         // What was to start it is gone, and nobody can say that it had not begun.
-        return Performed::Cut { why: lost.to_string() };
+        return cut(lost);
     }
     let mut failure = failure(FailureKind::Spawn, error);
     failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
