@@ -181,6 +181,14 @@ impl Opened {
         }
     }
 
+    /// Returns the size of the body, if it stands alone.
+    pub(crate) fn body_bytes(&self) -> Option<usize> {
+        match self.head {
+            Head::Full { bytes, .. } => Some(bytes),
+            Head::Delta { .. } => None,
+        }
+    }
+
     /// Returns the size of the frame.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()

@@ -88,7 +88,10 @@ fn pack_body(frames: &Frames, contexts: &mut Contexts, record: &Record, learned:
     }
     let Some(frame) = frame::full(contexts, header.seq, body) else { return Kept::Plain };
     let size = frame.bytes.len();
-    learn(&frame, known.map_or(Chain::of_full(size), |tip| tip.chain.anew(size, in_vain)));
+    learn(
+        &frame,
+        known.map_or(Chain::of_full(size, bytes.len()), |tip| tip.chain.anew(size, bytes.len(), in_vain)),
+    );
     Kept::Full(frame.bytes)
 }
 

@@ -20,11 +20,11 @@ const BYTES_MAX: usize = 128 << 20;
 const BRANCHES_MAX: usize = 4096;
 /// Most frames that a body is made of: bounds what a read costs, and what one damaged frame takes with it.
 pub(crate) const CHAIN_FRAMES_MAX: u32 = 512;
-/// A full frame is due when the deltas since the last one have so many times its size. With 1, a state that grows by
-/// the same piece each step is written in full at every doubling, which costs once more, and up to twice more, what
-/// the pieces themselves do; with 4 at every fivefold, a quarter as much on average. What is read for a body is
-/// bounded by it, too.
-const DELTAS_PER_FULL: u64 = 4;
+/// A full frame is due when the last one and the deltas since then have so many times the size that one would have now,
+/// by how the last one was compressed. A state that grows reaches that never: its frames together are about as large as
+/// one of all of it would be, and writing that at each doubling, say, would cost twice what the pieces do. A state
+/// whose parts are overwritten again and again reaches it, before a read costs much more than that of a full frame.
+const CHAIN_PER_FULL: u64 = 5;
 /// A full frame is due when so many times the size of the body had to be moved to make it.
 const MOVED_PER_BODY: u64 = 64;
 /// Full frames that follow a delta that did not pay before the next one is tried.
@@ -62,6 +62,8 @@ pub(crate) struct Tip {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
     full_bytes: u64,
+    /// Size of the body that the full frame gives.
+    full_body_bytes: u64,
     delta_bytes: u64,
     moved: u64,
     frames: u32,
@@ -70,9 +72,10 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// A full frame by itself.
-    pub(crate) fn of_full(bytes: usize) -> Self {
-        Self { full_bytes: bytes as u64, delta_bytes: 0, moved: 0, frames: 1, rests: 0 }
+    /// A full frame by itself, and the size of its body.
+    pub(crate) fn of_full(bytes: usize, body_bytes: usize) -> Self {
+        let (full_bytes, full_body_bytes) = (bytes as u64, body_bytes as u64);
+        Self { full_bytes, full_body_bytes, delta_bytes: 0, moved: 0, frames: 1, rests: 0 }
     }
 
     /// One more delta.
@@ -97,14 +100,16 @@ impl Chain {
 
     /// Says whether a full frame is due, instead of the last delta of this chain, for a body of so many bytes.
     pub(crate) fn is_due(&self, body_bytes: usize) -> bool {
-        self.delta_bytes > self.full_bytes.saturating_mul(DELTAS_PER_FULL)
+        // No product overflows: bodies have at most 2^27 bytes, and a chain has few of them.
+        (self.full_bytes + self.delta_bytes) * self.full_body_bytes
+            > CHAIN_PER_FULL * self.full_bytes * body_bytes as u64
             || self.moved > MOVED_PER_BODY * body_bytes as u64
     }
 
     /// The chain of a full frame that follows this one; `in_vain` if a delta was tried that was not worth it.
-    pub(crate) fn anew(&self, bytes: usize, in_vain: bool) -> Self {
+    pub(crate) fn anew(&self, bytes: usize, body_bytes: usize, in_vain: bool) -> Self {
         let rests = if in_vain { RESTS } else { self.rests.saturating_sub(1) };
-        Self { rests, ..Self::of_full(bytes) }
+        Self { rests, ..Self::of_full(bytes, body_bytes) }
     }
 }
 
@@ -187,7 +192,7 @@ mod tests {
 
     fn tip(seq: u64, bytes: usize) -> Tip {
         let (record, body) = (Digest::of(b"a record"), Arc::new(vec![0; bytes]));
-        Tip { seq, record, check: [0; 8], body, position_bytes: 0, chain: Chain::of_full(bytes) }
+        Tip { seq, record, check: [0; 8], body, position_bytes: 0, chain: Chain::of_full(bytes, bytes) }
     }
 
     fn path(item: usize) -> BranchPath {
@@ -239,13 +244,13 @@ mod tests {
 
     #[test]
     fn a_delta_that_does_not_pay_is_not_tried_again_at_once() {
-        let full = Chain::of_full(1_000);
+        let full = Chain::of_full(1_000, 1_000);
         assert!(full.may_grow() && full.is_worth(500) && !full.is_worth(501));
 
-        let mut chain = full.anew(1_000, true);
+        let mut chain = full.anew(1_000, 1_000, true);
         for _ in 0..RESTS {
             assert!(!chain.may_grow());
-            chain = chain.anew(1_000, false);
+            chain = chain.anew(1_000, 1_000, false);
         }
 
         assert!(chain.may_grow());
@@ -253,8 +258,9 @@ mod tests {
 
     #[test]
     fn a_chain_ends_by_its_deltas_by_what_is_moved_and_by_its_length() {
-        let full = Chain::of_full(1_000);
+        let full = Chain::of_full(1_000, 1_000);
         assert!(!full.with(4_000, 0).is_due(1_000) && full.with(4_001, 0).is_due(1_000));
+        assert!(!full.with(9_000, 0).is_due(10_000), "it has grown, and so would a full frame");
         assert!(!full.with(1, 64_000).is_due(1_000) && full.with(1, 64_001).is_due(1_000));
 
         let long = (1..CHAIN_FRAMES_MAX).fold(full, |chain, _| {

@@ -58,7 +58,8 @@ pub(crate) fn unpack(
         }
         None => {
             let (_, full) = frames.last().expect("a body has a frame");
-            (Making::default(), Chain::of_full(full.len()), &frames[..])
+            let body_bytes = full.body_bytes().expect("they were followed down to one that stands alone");
+            (Making::default(), Chain::of_full(full.len(), body_bytes), &frames[..])
         }
     };
     for (of, frame) in above.iter().rev() {

@@ -214,7 +214,7 @@ fn counted(count: u64, what: &str) -> String {
 
 fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
     if !view.kept.is_empty() {
-        return "of what could go, somebody is working on all".to_owned();
+        return "somebody is working on every run that could lose something".to_owned();
     }
     let mut causes = Vec::new();
     if args.keep_runs.is_some() || args.older_than.is_some() {

@@ -499,9 +499,9 @@ async fn what_is_dropped_makes_the_file_smaller() {
     let site = Site::new();
     let store = site.open();
     let mut runs = Vec::new();
-    for name in ["r-1", "r-2", "r-3"] {
+    for (name, steps) in [("r-1", 60), ("r-2", 60), ("r-3", 3)] {
         let mut writing = Writing::begin(&store, name, Durability::Async).await;
-        for step in 0..60 {
+        for step in 0..steps {
             let header = writing.links.header(&BranchPath::main());
             let record = writing.links.seal(header, &json!(noise(step, 20_000)));
             let batch = writing.links.batch(vec![record]);
@@ -523,13 +523,29 @@ async fn what_is_dropped_makes_the_file_smaller() {
     let after_delete = bytes();
 
     assert!(trimmed.bytes > 600_000, "{trimmed:?}");
-    assert!(before - after_trim > trimmed.bytes * 9 / 10, "{before} to {after_trim} for {trimmed:?}");
+    assert!(before - after_trim > trimmed.bytes * 8 / 10, "{before} to {after_trim} for {trimmed:?}");
     assert!(after_trim - after_delete > 600_000, "{after_trim} to {after_delete}");
     // The others are as they were.
     let kept = scan_all(&*store, Scan::of(&run_id("r-3"))).await.unwrap();
-    assert_eq!((kept.records.len(), kept.damaged.len()), (61, 0));
+    assert_eq!((kept.records.len(), kept.damaged.len()), (4, 0));
     let check: String = site.tables().query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(check, "ok");
+}
+
+/// What happened: a trim of many small states left the file as large as it was.
+/// Why: SQLite leaves pages apart whose rows were made smaller, however little is on them.
+/// What stops it now: a row that loses its body is deleted and written anew, which joins pages.
+#[tokio::test]
+async fn small_states_that_are_dropped_make_the_file_smaller_too() {
+    let site = Site::new();
+    let (writing, _) = growing(&site, 400).await;
+    let pages = || site.tables().query_row("PRAGMA page_count", [], |row| row.get::<_, u64>(0)).unwrap();
+    let before = pages() * 8_192;
+
+    let trimmed = writing.store.trim(&writing.lease, 2, TrimMode::Apply).await.unwrap();
+
+    let after = pages() * 8_192;
+    assert!(before - after > trimmed.bytes * 8 / 10, "{before} to {after} for {trimmed:?}");
 }
 
 #[tokio::test]
