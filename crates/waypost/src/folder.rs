@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, Kind, write_whole};
+use crate::disk::{Disk, DiskFile, Kind, Metadata, write_whole};
 use crate::record::{Record, RunRecord};
 
 mod blobs;
@@ -207,7 +207,8 @@ pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder with all that is in it; links are removed and not followed. Nothing happens if it is not there.
+/// Removes a folder with all that is in it, or what else has that name; links are removed and not followed. Nothing
+/// happens if it is not there.
 ///
 /// # Errors
 /// As [`Disk::list`] and [`Disk::remove`]: then some of it may be left. One that is nested deeper than any of ours is
@@ -220,16 +221,14 @@ fn remove_folder_at(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> 
     if depth > DEPTH_MAX {
         return Err(io::Error::other(format!("`{}` is nested too deep", path.display())));
     }
-    let entries = match disk.list(path) {
+    match disk.metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let path = path.join(&entry.name);
-        match entry.kind {
-            Kind::Folder => remove_folder_at(disk, &path, depth + 1)?,
-            Kind::File | Kind::Other => disk.remove(&path)?,
-        }
+        Err(error) => return Err(error),
+        Ok(Metadata { kind: Kind::File | Kind::Other, .. }) => return disk.remove(path),
+        Ok(Metadata { kind: Kind::Folder, .. }) => {}
+    }
+    for entry in disk.list(path)? {
+        remove_folder_at(disk, &path.join(&entry.name), depth + 1)?;
     }
     disk.remove_dir(path)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use waypost::engine::Snapshot;
 use waypost::record::{Claim, Flaw, Reason, Record, Verdict};
-use waypost::store::{Damage, RunQuery, Scan, Store, StoreError};
+use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
 use super::{Context, checkpoints};
@@ -147,10 +147,19 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
     let mut checkpoints = Vec::new();
     for branch in order {
         let chain = branches.remove(&branch).expect("every branch of the order was just made");
-        checkpoints.extend(chain.finish());
+        let is_newest = is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?;
+        checkpoints.extend(chain.finish(is_newest));
     }
     let sound = errors.is_empty() && checkpoints.iter().all(|checkpoint: &VerifiedView| checkpoint.sound);
     Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
+}
+
+/// Says whether there is still no newer record on a branch than this one: the run may be under way.
+async fn is_newest(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Result<bool, Error> {
+    let newest =
+        Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+    let found = store.scan(&newest).await?;
+    Ok(found.records.iter().all(|record| record.header().seq <= seq))
 }
 
 /// A place in a chain: a record whose header is sound, or damage.
@@ -274,9 +283,9 @@ impl Chain {
         }
     }
 
-    /// Retention drops old states and never the newest: the newest one missing was lost.
-    fn finish(mut self) -> Vec<VerifiedView> {
-        let newest = self.checkpoints.len().checked_sub(1);
+    /// Retention drops old states and never the newest: the newest one missing was lost, if it still is the newest.
+    fn finish(mut self, is_newest: bool) -> Vec<VerifiedView> {
+        let newest = self.checkpoints.len().checked_sub(1).filter(|_| is_newest);
         if let Some(newest) = newest.filter(|newest| self.without_state.contains(newest)) {
             let checkpoint = &mut self.checkpoints[newest];
             checkpoint.sound = false;
