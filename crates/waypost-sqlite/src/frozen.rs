@@ -19,12 +19,18 @@ use crate::schema;
 const TABLES: [&str; 2] = ["frozen", "frozen_copies"];
 
 /// Writes a run record down.
-pub(crate) fn insert(connection: &Connection, id: i64, run: &SealedRun) -> Result<(), Failure> {
+pub(crate) fn insert(
+    connection: &Connection,
+    place: &Place,
+    id: i64,
+    run: &SealedRun,
+) -> Result<(), Failure> {
+    let kept = header::pack(&mut place.frames.squeezer.lend(), run.bytes());
     for table in TABLES {
         connection.prepare_cached(&format!("INSERT INTO {table} VALUES (?1, ?2, ?3)"))?.execute(params![
             id,
             run.digest().as_bytes(),
-            run.bytes().as_slice()
+            kept
         ])?;
     }
     Ok(())
@@ -36,11 +42,13 @@ type Found = [Result<SealedRun, Flaw>; 2];
 impl View<'_> {
     /// Returns the frozen record of a run, verified.
     pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
-        let [first, second] = found(*self, id, run)?;
-        let flaw = match first.or_else(|flaw| second.map_err(|_| flaw)) {
+        let flaw = match found_in(*self, TABLES[0], id, run)? {
             Ok(sealed) => return Ok(sealed),
             Err(flaw) => flaw,
         };
+        if let [_, Ok(sealed)] = found(*self, id, run)? {
+            return Ok(sealed);
+        }
         let place = place_of(self.place, TABLES[0], id);
         let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
         Err(StoreError::of_damage(damage, None).into())

@@ -36,7 +36,7 @@ pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<Str
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
         checked => found.extend(checked?),
     }
-    for run in lost_runs(connection, place)? {
+    for run in lost(connection, told_runs(place)) {
         found.push(format!("run {run} has left its log, and the database does not know it"));
     }
     Ok(found)
@@ -50,17 +50,21 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
     Ok(lines.filter(|line| *line != "ok" && !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// Returns runs that have left their logs beside the database and are not in it, by name.
-pub(crate) fn lost_runs(connection: &Connection, place: &Place) -> Result<Vec<RunId>, Failure> {
+/// Returns the runs that have left their logs beside the database. Those that are not in it are lost, as long as this
+/// was asked before the database was: a run has its rows before it has a log.
+pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
     let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
-    let mut lost = Vec::new();
-    for entry in entries {
-        let Some(run) = entry.file_name().to_str().and_then(|name| RunId::new(name).ok()) else { continue };
-        // What is wrong with a row that cannot be read, others say; it is there.
-        if matches!(RunRow::find(connection, &run), Ok(None)) && has_told(&RealDisk, &entry.path()) {
-            lost.push(run);
-        }
-    }
-    lost.sort_unstable();
-    Ok(lost)
+    let named = |entry: std::fs::DirEntry| {
+        let run = RunId::new(entry.file_name().to_str()?).ok()?;
+        has_told(&RealDisk, &entry.path()).then_some(run)
+    };
+    let mut runs: Vec<RunId> = entries.filter_map(named).collect();
+    runs.sort_unstable();
+    runs
+}
+
+/// Keeps those that the database does not know. What is wrong with a row that cannot be read, others say; it is there.
+pub(crate) fn lost(connection: &Connection, mut told: Vec<RunId>) -> Vec<RunId> {
+    told.retain(|run| matches!(RunRow::find(connection, run), Ok(None)));
+    told
 }

@@ -76,7 +76,7 @@ impl View<'_> {
     }
 
     /// Returns a page of summaries, newest first.
-    pub(crate) fn runs(&self, query: &RunQuery) -> Result<Runs, Failure> {
+    pub(crate) fn runs(&self, query: &RunQuery, told: Vec<RunId>) -> Result<Runs, Failure> {
         let before = match &query.cursor {
             None => i64::MAX,
             Some(text) => text.parse().map_err(|_| unknown_cursor(text))?,
@@ -98,9 +98,7 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&sql)?;
         let mut rows = statement.query(values.as_slice())?;
         let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
-        if query.cursor.is_none() {
-            found.damaged = self.lost(query)?;
-        }
+        found.damaged = self.lost(query, told);
         let mut last = 0;
         while let Some(row) = rows.next()? {
             let kept = match Kept::read(row) {
@@ -127,12 +125,11 @@ impl View<'_> {
     }
 
     /// Returns the runs that the database does not know and that have left their logs beside it.
-    fn lost(&self, query: &RunQuery) -> Result<Vec<UnreadableRun>, Failure> {
-        let is_meant =
-            |run: &RunId| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix));
-        let lost = inspect::lost_runs(self.connection, self.place)?.into_iter().filter(is_meant);
+    fn lost(&self, query: &RunQuery, mut told: Vec<RunId>) -> Vec<UnreadableRun> {
+        told.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
         let why = "it has left its log, and the database does not know it";
-        Ok(lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect())
+        let lost = inspect::lost(self.connection, told).into_iter();
+        lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }
 
     /// Asks the kernel whether the holder lives, where a lease was not given back.

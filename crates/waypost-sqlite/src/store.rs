@@ -391,7 +391,8 @@ impl Store for SqliteStore {
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        self.read(|view| view.runs(query))
+        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
+        self.read(|view| view.runs(query, told))
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {

@@ -161,7 +161,7 @@ async fn a_damaged_page_of_an_index_is_seen() {
         let store = site.open();
         assert_eq!(store.inspect(None).await.unwrap(), [""; 0]);
         store.close().await.unwrap();
-        let root: u64 = site
+        let root: i64 = site
             .tables()
             .query_row("SELECT rootpage FROM sqlite_schema WHERE name = ?1", [name], |row| row.get(0))
             .unwrap();
