@@ -539,12 +539,12 @@ async fn what_is_dropped_makes_the_file_smaller() {
 async fn small_states_that_are_dropped_make_the_file_smaller_too() {
     let site = Site::new();
     let (writing, _) = growing(&site, 400).await;
-    let pages = || site.tables().query_row("PRAGMA page_count", [], |row| row.get::<_, u64>(0)).unwrap();
-    let before = pages() * 8_192;
+    let pages = || site.tables().query_row("PRAGMA page_count", [], |row| row.get::<_, u32>(0)).unwrap();
+    let before = u64::from(pages()) * 8_192;
 
     let trimmed = writing.store.trim(&writing.lease, 2, TrimMode::Apply).await.unwrap();
 
-    let after = pages() * 8_192;
+    let after = u64::from(pages()) * 8_192;
     assert!(before - after > trimmed.bytes * 8 / 10, "{before} to {after} for {trimmed:?}");
 }
 
