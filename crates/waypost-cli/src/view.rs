@@ -19,7 +19,17 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) struct ListView {
     pub(crate) v: u32,
     pub(crate) runs: Vec<RunView>,
+    /// Runs of which nothing can be listed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) damaged: Vec<DamagedRunView>,
     pub(crate) next: Option<String>,
+}
+
+/// A run that is damaged so that it cannot be listed.
+#[derive(Debug, Serialize)]
+pub(crate) struct DamagedRunView {
+    pub(crate) run: String,
+    pub(crate) error: String,
 }
 
 /// A run in a list.
@@ -213,6 +223,9 @@ pub(crate) struct VerifyView {
 pub(crate) struct VerifyAllView {
     pub(crate) v: u32,
     pub(crate) sound: bool,
+    /// What is wrong with the store as a whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) errors: Vec<String>,
     pub(crate) runs: Vec<VerifiedRunView>,
 }
 

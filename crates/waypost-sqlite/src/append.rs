@@ -10,12 +10,13 @@ use waypost::record::{Reason, Record, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
 
 use crate::fault::{Failure, Fault};
-use crate::header;
+use crate::frozen;
 use crate::open::Place;
 use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
     BRANCH_ID_MAX, Branch, CODEC_DELTA, CODEC_FULL, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
 };
+use crate::runs::labels_text;
 
 /// Makes a run with its first batch; its lease has [`FIRST_TOKEN`]. Says whether all was kept as it was packed.
 pub(crate) fn create(
@@ -31,7 +32,7 @@ pub(crate) fn create(
         return Err(StoreError::Exists { run: record.run.clone() }.into());
     }
     let chains = Chains::of(connection, place, None, &first.records)?;
-    let labels = serde_json::to_string(&record.labels).expect("a map of text is plain JSON");
+    let labels = labels_text(record);
     let created_at = time_text(record.created_at);
     let id: i64 = connection
         .prepare_cached(
@@ -51,11 +52,7 @@ pub(crate) fn create(
             ],
             |row| row.get(0),
         )?;
-    connection.prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?.execute(params![
-        id,
-        run.digest().as_bytes(),
-        header::pack(&mut place.frames.squeezer.lend(), run.bytes())
-    ])?;
+    frozen::insert(connection, place, id, run)?;
     write(connection, place, id, first, packed, chains)
 }
 
@@ -136,7 +133,10 @@ impl Chains {
                 chains.by_path.insert(header.branch.clone(), chain);
             }
             let chain = chains.by_path.get_mut(&header.branch).expect("it was just put there");
-            chain.check(connection, place, record)?;
+            if let Err(failure) = chain.check(connection, place, record) {
+                chain.settle(connection, run, &header.branch).transpose().ok_or(failure)??;
+                chain.check(connection, place, record)?;
+            }
             chain.open = header.end.is_none();
             chain.newest = chain.newest.max(header.seq);
             chain.last = Some((header.seq, record.digest()));
@@ -156,6 +156,24 @@ impl Chain {
             chain.last = newest_row(connection, &branch)?;
         }
         Ok(chain)
+    }
+
+    /// Looks again where the chain ends, by its records and not by what is kept beside them; none if that is the same.
+    fn settle(
+        &mut self,
+        connection: &Connection,
+        run: Option<i64>,
+        path: &BranchPath,
+    ) -> Result<Option<()>, Failure> {
+        let Some(run) = run.filter(|_| self.bodies == 0) else { return Ok(None) };
+        let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
+        let branch = branch.settled(connection, run)?;
+        if branch.newest == self.newest {
+            return Ok(None);
+        }
+        self.newest = branch.newest;
+        self.last = newest_row(connection, &branch)?;
+        Ok(Some(()))
     }
 
     fn check(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
@@ -188,7 +206,8 @@ impl Chain {
         let sound = match self.id {
             // Records of this batch are sound; those before them need not be looked at.
             Some(id) if self.bodies == 0 => {
-                let branch = Branch { id, path: header.branch.clone(), open: true, newest: self.newest };
+                let path = header.branch.clone();
+                let branch = Branch { id, path, open: true, newest: self.newest, gone: None };
                 let mut sound = Vec::new();
                 for seq in (1..header.seq).rev() {
                     if let Found::Sound(found) =

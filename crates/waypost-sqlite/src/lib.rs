@@ -16,17 +16,21 @@
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
 //! - `rows`, `read`, `runs`: how it is read back, verified.
+//! - `witness`, `counters`, `inspect`: what tells that the database has lost something, or contradicts itself.
 //! - `fault`: what SQLite's errors mean to a caller.
 //!
 //! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
 
 mod append;
 mod commit;
+mod counters;
 mod fault;
 mod frame;
+mod frozen;
 mod header;
 mod heal;
 mod hunks;
+mod inspect;
 mod lease;
 mod open;
 mod pack;
@@ -41,6 +45,7 @@ mod tidy;
 mod tips;
 mod trim;
 mod unpack;
+mod witness;
 
 pub use open::SqliteOptions;
 pub use store::SqliteStore;

@@ -3,6 +3,8 @@
 //! Every lookup is by key, so that a damaged page makes only what is on it unreadable: the rows beside it are still
 //! reached, and a missing row is noticed by the branch's `newest`, which stands on another page.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::{BranchPath, Digest, RunId};
@@ -13,7 +15,8 @@ use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::tips::Tip;
 use crate::unpack::{self, Unpacked};
-use crate::{header, pack};
+use crate::witness::{self, Gone};
+use crate::{counters, header, pack};
 
 /// Bits of a key that hold the seq.
 const SEQ_BITS: u32 = 32;
@@ -93,7 +96,7 @@ impl RunRow {
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
             return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
         }
-        Err(StoreError::no_run(&place.name, run).into())
+        Err(witness::no_run(place, run).into())
     }
 
     /// Finds the run and sees that `token` is its newest lease, still held.
@@ -124,6 +127,8 @@ pub(crate) struct Branch {
     pub(crate) open: bool,
     /// The highest seq that it ever had.
     pub(crate) newest: u64,
+    /// Records above this seq are missed, if any are.
+    pub(crate) gone: Option<(u64, Arc<Gone>)>,
 }
 
 impl Branch {
@@ -148,19 +153,6 @@ impl Branch {
             return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
         }
         Ok(found)
-    }
-
-    /// Sees that as many branches of a run are found as were opened.
-    pub(crate) fn check_count(connection: &Connection, run: i64) -> Result<(), Failure> {
-        let (opened, found): (i64, i64) = connection
-            .prepare_cached(
-                "SELECT branches, (SELECT count(*) FROM branches WHERE run = ?1) FROM runs WHERE id = ?1",
-            )?
-            .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        if opened == found {
-            return Ok(());
-        }
-        Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
     }
 
     /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.
@@ -201,11 +193,16 @@ impl Branch {
         if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
             return Err(Fault::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into());
         }
-        Ok(Self { id, path, open, newest })
+        Ok(Self { id, path, open, newest, gone: None })
     }
 
-    /// Looks for records beyond `newest`, in case that is what was damaged.
-    pub(crate) fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
+    /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
+    pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
+        counters::believed(connection, run, self.look_beyond(connection)?)
+    }
+
+    /// Looks for records beyond `newest`.
+    fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
         let beyond = connection
             .prepare_cached("SELECT max(key) FROM records WHERE key > ?1 AND key <= ?2")?
             .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| row.get(0));
@@ -251,20 +248,26 @@ pub(crate) fn fetch(
     want: Want,
 ) -> Result<Found, Failure> {
     let key = key(branch.id, seq);
+    let mut at = format!("{}, table `records`, row {key}", place.file.display());
     let flaw = match columns(connection, key, want) {
         Ok(Some(columns)) => match columns.open(connection, place, run, branch, seq)? {
             Ok(record) => return Ok(Found::Sound(Box::new(record))),
             Err(flaw) => flaw,
         },
-        Ok(None) => Flaw::Malformed("it is not there any more".to_owned()),
+        Ok(None) => match branch.gone(seq) {
+            Some((flaw, told)) => {
+                at = told;
+                flaw
+            }
+            None => Flaw::Malformed("it is not there any more".to_owned()),
+        },
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Flaw::Malformed(fault.to_string()),
         Err(failure) => return Err(failure),
     };
     if is_in_quarantine(connection, key)? {
         return Ok(Found::Absent);
     }
-    let place = format!("{}, table `records`, row {key}", place.file.display());
-    let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place, flaw };
+    let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place: at, flaw };
     match damage.flaw {
         Flaw::Newer { .. } => Err(StoreError::of_damage(damage, None).into()),
         _ => Ok(Found::Damaged(Box::new(damage))),

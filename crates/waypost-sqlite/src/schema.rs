@@ -17,7 +17,9 @@ use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
 /// The version that this crate writes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
+/// The first version that keeps run records twice.
+pub(crate) const FIRST_WITH_COPIES: u32 = 3;
 /// The oldest version that this crate reads.
 const VERSION_MIN: u32 = 1;
 /// Marks a database as ours: `WYPT`.
@@ -61,6 +63,12 @@ CREATE TABLE runs (
 ) STRICT;
 
 CREATE TABLE frozen (
+    run    INTEGER PRIMARY KEY REFERENCES runs,
+    digest BLOB NOT NULL,
+    record BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE frozen_copies (
     run    INTEGER PRIMARY KEY REFERENCES runs,
     digest BLOB NOT NULL,
     record BLOB NOT NULL
@@ -127,6 +135,15 @@ const MIGRATIONS: &[Migration] = &[
     // The tables stay, with all that is in them. What is new are codecs and packed headers in new rows, which a program
     // of version 1 would take for damage.
     Migration { to: 2, sql: "" },
+    Migration {
+        to: FIRST_WITH_COPIES,
+        sql: "CREATE TABLE frozen_copies (
+                  run    INTEGER PRIMARY KEY REFERENCES runs,
+                  digest BLOB NOT NULL,
+                  record BLOB NOT NULL
+              ) STRICT;
+              INSERT INTO frozen_copies SELECT run, digest, record FROM frozen;",
+    },
 ];
 
 /// Says whether this crate reads what has that version.
@@ -227,7 +244,18 @@ enum Kind {
     Foreign,
 }
 
+/// Says what a database is, from one state of it: another process may be making it right now.
 fn kind(connection: &Connection) -> Result<Kind, Fault> {
+    if !connection.is_autocommit() {
+        return kind_now(connection);
+    }
+    let transaction = connection.unchecked_transaction()?;
+    let kind = kind_now(&transaction)?;
+    transaction.finish()?;
+    Ok(kind)
+}
+
+fn kind_now(connection: &Connection) -> Result<Kind, Fault> {
     let id: i64 = connection.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     if id == i64::from(APPLICATION_ID) {
         return Ok(Kind::Ours);

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, sync_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, forget_told, read_blob, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -26,7 +26,8 @@ use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
 use crate::rows::RunRow;
 use crate::shrink::{self, Shrink};
-use crate::{append, lease, pack, schema, tidy, trim};
+use crate::witness::{self, Lost};
+use crate::{append, inspect, lease, pack, schema, tidy, trim};
 
 /// How often a trim is planned anew since something came in between.
 const TRIM_TRIES_MAX: u32 = 3;
@@ -170,7 +171,7 @@ impl SqliteStore {
     }
 
     fn folder_of(&self, run: &RunId) -> PathBuf {
-        self.place.home.join("runs").join(run.as_str())
+        witness::folder_of(&self.place, run)
     }
 
     fn run_folder(&self, run: &RunRecord) -> RunFolder {
@@ -223,7 +224,16 @@ impl SqliteStore {
             Err(error) => return Err(error),
         };
         let mut folder = self.run_folder(frozen.record());
-        self.read(|view| folder.heal(NewestFirst::of(view, run)?))?;
+        let told = witness::told(&self.place, run);
+        self.read(|view| {
+            let id = RunRow::get(view.connection, view.place, run)?.id;
+            // A log that tells of more than there is stays as it is: it is the witness.
+            if Lost::of(view, run, id, told)?.is_empty() {
+                folder.heal(NewestFirst::of(view, run)?)
+            } else {
+                folder.heal(std::iter::empty::<Result<Record, Failure>>())
+            }
+        })?;
         Ok((frozen.record().durability, Some(folder)))
     }
 
@@ -256,6 +266,10 @@ impl Store for SqliteStore {
         let id = run.record().run.clone();
         if self.exists(&id)? {
             return Err(StoreError::Exists { run: id });
+        }
+        // Its records were lost: what is left of it is not to be taken for the beginning of another.
+        if let lost @ StoreError::Damaged { .. } = witness::no_run(&self.place, &id) {
+            return Err(lost);
         }
         let kernel_lock = self.take_lock(&id, holder)?;
         let first = Arc::new(first);
@@ -294,9 +308,9 @@ impl Store for SqliteStore {
         self.writer()?;
         self.read(|view| RunRow::get(view.connection, view.place, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
-        let id = run.clone();
+        let (id, now) = (run.clone(), self.options.clock.now());
         let token = self
-            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id))
+            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id, now))
             .await;
         let token = match token {
             Err(error @ StoreError::NotFound { .. }) => {
@@ -356,19 +370,29 @@ impl Store for SqliteStore {
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
-        self.read(|view| view.heads(run, page))
+        let told = witness::told(&self.place, run);
+        self.read(|view| view.heads(run, page, told))
     }
 
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        self.read(|view| view.load(run, branch, seq))
+        match self.read(|view| view.load(run, branch, seq, None)) {
+            // Looked at again, since the log must be read before.
+            Err(StoreError::NotFound { .. }) => {
+                let told = witness::told(&self.place, run);
+                self.read(|view| view.load(run, branch, seq, Some(told)))
+            }
+            found => found,
+        }
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
-        self.read(|view| view.scan(scan))
+        let told = witness::told(&self.place, &scan.run);
+        self.read(|view| view.scan(scan, told))
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        self.read(|view| view.runs(query))
+        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
+        self.read(|view| view.runs(query, told))
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
@@ -427,7 +451,7 @@ impl Store for SqliteStore {
         let folder = self.folder_of(run);
         match self.read(|view| RunRow::get(view.connection, view.place, run)) {
             // A deletion that was cut short is brought to its end.
-            Err(StoreError::NotFound { .. }) if folder.exists() => {}
+            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) if folder.exists() => {}
             Err(error) => return Err(error),
             Ok(_) => {}
         }
@@ -437,9 +461,12 @@ impl Store for SqliteStore {
             source,
         })?;
         let kernel_lock = self.take_lock(run, &holder)?;
+        // In this order: a log without records would be one of a run that was lost, and what a crash leaves is found and
+        // removed by the next deletion or by a new run of that name.
+        forget_told(self.disk.as_ref(), &folder)
+            .map_err(|source| StoreError::of_write("remove", folder.display().to_string(), source))?;
         let id = run.clone();
         self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
-        // In this order: what a crash leaves is found and removed by the next deletion or by a new run of that name.
         lease::remove_folder(&folder)?;
         lease::remove_lock(kernel_lock)?;
         self.place.frames.forget_run(run);
@@ -468,6 +495,13 @@ impl Store for SqliteStore {
             result = result.and(writer.close());
         }
         result
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        match run {
+            Some(run) => self.read(|view| inspect::run(view, run)),
+            None => self.with_reader(|connection| inspect::database(connection, &self.place)),
+        }
     }
 
     fn blobs(&self) -> &dyn Blobs {

@@ -6,8 +6,10 @@ use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
-use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, key, time_text};
+use crate::read::View;
+use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text};
 use crate::trim::{Freed, add_bytes, bases};
+use crate::witness::{Lost, told};
 
 /// Moves a damaged record aside, byte for byte.
 ///
@@ -23,7 +25,10 @@ pub(crate) fn quarantine(
     let run = RunRow::leased(connection, place, &damage.run, token)?.id;
     let branch = Branch::get(connection, run, &damage.branch)?
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
-        .look_beyond(connection)?;
+        .settled(connection, run)?;
+    // Nobody else appends: the log tells of nothing that is not in this transaction.
+    let lost = Lost::of(View { connection, place }, &damage.run, run, told(place, &damage.run))?;
+    let branch = lost.extend(branch);
     let found = match damage.seq {
         seq @ 1.. if seq <= branch.newest => {
             fetch(connection, place, &damage.run, &branch, seq, Want::Whole)?
@@ -55,9 +60,29 @@ pub(crate) fn quarantine(
                     "INSERT INTO quarantine VALUES (NULL, ?2, ?1, ?3, ?4, NULL, NULL, NULL, NULL)",
                 )?
                 .execute(params![key, run, why, now])?;
-            Ok(())
+            note(connection, run, &branch, damage.seq, moved.is_ok())
         }
     }
+}
+
+/// Makes it known that a record is gone: its number is given to nobody, and it is counted no more.
+fn note(
+    connection: &Connection,
+    run: i64,
+    branch: &Branch,
+    seq: u64,
+    had_no_row: bool,
+) -> Result<(), Failure> {
+    connection
+        .prepare_cached("UPDATE branches SET newest = max(newest, ?2) WHERE id = ?1")?
+        .execute((branch.id, int(seq)))?;
+    // One that the log tells of was never counted here.
+    if had_no_row && branch.gone(seq).is_none() {
+        connection
+            .prepare_cached("UPDATE runs SET checkpoints = max(checkpoints - 1, 0) WHERE id = ?1")?
+            .execute([run])?;
+    }
+    Ok(())
 }
 
 /// Gives full frames to the bodies that are made from that of record `seq`, which goes: they are sound as long as its
@@ -115,7 +140,7 @@ pub(crate) fn delete(connection: &Connection, run: &RunId) -> Result<bool, Failu
                 .execute([key(branch, 0), key(branch, SEQ_MAX)])?;
         }
     }
-    for table in ["branches", "signals", "quarantine", "frozen"] {
+    for table in ["branches", "signals", "quarantine", "frozen", "frozen_copies"] {
         connection.execute(&format!("DELETE FROM {table} WHERE run = ?1"), [id])?;
     }
     connection.execute("DELETE FROM runs WHERE id = ?1", [id])?;

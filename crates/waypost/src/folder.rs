@@ -9,7 +9,8 @@
 //!   scratch/...        what steps under way hand over; there only while somebody works on the run
 //! ```
 //!
-//! Events and report are derived from records after their commit and never read back to decide anything. So a failure
+//! Events and report are derived from records after their commit. What is to be done is never read from them; that a
+//! store has lost records which it once acknowledged, the log may tell ([`Told`]). So a failure
 //! to write them never fails the commit: it is remembered ([`RunFolder::take_trouble`]) and nothing more is written to
 //! that file until the run is taken up again, when [`RunFolder::heal`] adds what is missing. What a commit costs here
 //! does not depend on how long the run is: one write to each file, neither of them synced.
@@ -27,8 +28,10 @@ use crate::record::{Record, RunRecord};
 mod blobs;
 mod events;
 mod report;
+mod told;
 
 pub use blobs::{append_blob, read_blob, sync_blob};
+pub use told::{Told, forget_told, has_told};
 
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";
@@ -68,7 +71,7 @@ impl RunFolder {
     /// Stands for the folder at `path`. Nothing is touched before something is written; then the folder and the one
     /// around it are made if need be.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
-        let events = events::EventFile::new(path.join("events.jsonl"));
+        let events = events::EventFile::new(path.join(told::EVENTS_FILE));
         let report = report::ReportFile::new(path.join("report.md"), run.clone());
         Self { disk, path, events, report, made: false, trouble: None }
     }

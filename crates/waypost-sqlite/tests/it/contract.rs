@@ -74,7 +74,9 @@ impl StoreFixture for Sqlite {
         match place {
             Place::Run => {
                 let row = format!("run = (SELECT id FROM runs WHERE name = '{run}')");
-                self.flip("frozen", "record", &row);
+                for table in ["frozen", "frozen_copies"] {
+                    self.flip(table, "record", &row);
+                }
             }
             Place::Header(branch, seq) => self.flip("records", "header", &record(run, branch, *seq)),
             Place::Body(branch, seq) => self.flip("records", "body", &record(run, branch, *seq)),

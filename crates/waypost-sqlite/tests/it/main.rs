@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod counters;
 mod crash;
 mod damage;
 mod economy;
@@ -10,3 +11,4 @@ mod old;
 mod opening;
 mod processes;
 mod support;
+mod witness;

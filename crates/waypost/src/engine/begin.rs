@@ -441,13 +441,21 @@ async fn restarted<'a, P: Program>(
     state: P::State,
     options: SessionOptions,
 ) -> Result<Session<'a, P>, RunError> {
-    let scan = Scan {
+    let mut scan = Scan {
         branch: Some(BranchPath::main()),
         order: ScanOrder::NewestFirst,
         limit: 1,
         ..Scan::of(lease.run())
     };
-    let found = engine.store.scan(&scan).await?;
+    let mut found = engine.store.scan(&scan).await?;
+    // More may be damaged than a page lists.
+    while found.records.is_empty() && found.next.is_some() {
+        scan.cursor = found.next.take();
+        let next = engine.store.scan(&scan).await?;
+        found.records = next.records;
+        found.damaged.extend(next.damaged);
+        found.next = next.next;
+    }
     let given = newest_given(engine, lease.run()).await;
     for damage in &found.damaged {
         engine.store.quarantine(lease, damage).await?;
