@@ -55,6 +55,12 @@ impl Context {
 
     /// Opens the store; `near` is the workflow file that it belongs to.
     pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+        if access == Access::Create
+            && let Some(lost @ Error::LostStore { empty: false, .. }) =
+                place::lost(self.store.as_deref(), near)
+        {
+            self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
+        }
         place::open(self.store.as_deref(), near, access)
     }
 

@@ -57,6 +57,9 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
+    /// Newer checkpoints that are damaged or missing and were passed over, newest first, where there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) damaged: Vec<String>,
 }
 
 /// How a step stands.

@@ -82,6 +82,9 @@ pub enum Flaw {
     /// The digest may be right, but it is not a record.
     #[error("it cannot be read: {0}")]
     Malformed(String),
+    /// It was there once, as something else tells, and is not there any more.
+    #[error("it is missing")]
+    Missing,
     /// It was written by a newer version.
     #[error("it has format {found}, this version reads up to {FORMAT}")]
     Newer {

@@ -6,6 +6,8 @@ mod bad_input;
 mod examples;
 mod help;
 mod invariants;
+mod looking;
+mod lost;
 mod reading;
 mod resuming;
 mod rig;

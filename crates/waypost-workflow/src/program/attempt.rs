@@ -17,8 +17,9 @@ use waypost::store::Store;
 use crate::expr::{ExprError, Scope, StepView, Template};
 use crate::file::{OutputSource, Step};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
+use crate::mask::Mask;
 use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
-use crate::supervisor::{Child, Exit, Output, Stdin, StepProcess, SupervisorError};
+use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
 use super::state::StepOutput;
 use super::{Echo, MARK, Surroundings, WorkflowProgram, contains_secret, failure, log_name};
@@ -152,11 +153,7 @@ impl WorkflowProgram {
         drop(supervisor);
         match spawned {
             Ok(child) => self.follow(child, job, &attempt, &scratch).await,
-            Err(error) => {
-                let mut failure = failure(FailureKind::Spawn, error);
-                failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());
-                Performed::Failed { failure, told: Told::default() }
-            }
+            Err(error) => not_started(error, self.mask()),
         }
     }
 
@@ -375,6 +372,17 @@ impl Job {
     }
 }
 
+/// Says what became of a step whose start was not answered well.
+fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
+    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = error {
+        // What was to start it is gone, and nobody can say that it had not begun.
+        return Performed::Cut { why: lost.to_string() };
+    }
+    let mut failure = failure(FailureKind::Spawn, error);
+    failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
+    Performed::Failed { failure, told: Told::default() }
+}
+
 /// Waits for the process, and ends it with grace when it must end before.
 async fn live(child: &mut Child, attempt: &Attempt, grace: Duration) -> Life {
     let ended = tokio::select! {
@@ -436,4 +444,27 @@ fn clipped(text: &str, bytes_max: usize) -> String {
     }
     let end = (0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     format!("{} …", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::engine::Performed;
+
+    use super::not_started;
+    use crate::mask::Mask;
+    use crate::supervisor::{SpawnError, SupervisorError};
+
+    #[test]
+    fn a_start_that_nobody_answered_may_have_happened() {
+        // What happened: a step that must not be repeated ran twice when its reaper was killed right after it had begun.
+        // Why: before the start was answered, that counted as a step that could not be started, and was retried.
+        // What stops it: nobody can say that it had not begun, so it is cut.
+        let mask = Mask::new(std::iter::empty()).expect("no secret is fine");
+        let of = |error: SpawnError| not_started(error, &mask);
+
+        assert!(matches!(of(SupervisorError::ReaperKilled.into()), Performed::Cut { .. }));
+        assert!(matches!(of(SupervisorError::Ended.into()), Performed::Cut { .. }));
+        let unknown = SpawnError::CommandNotFound { command: "x".into() };
+        assert!(matches!(of(unknown), Performed::Failed { .. }));
+    }
 }

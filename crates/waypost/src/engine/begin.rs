@@ -8,7 +8,9 @@ use crate::change::{self, Change};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
-use crate::record::{End, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind};
+use crate::record::{
+    End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+};
 use crate::shape::Shape;
 use crate::store::{
     Damage, FIRST_TOKEN, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
@@ -142,7 +144,9 @@ async fn prepare_resume<'a, P: Program>(
         snapshot => snapshot?,
     };
     let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
-    if let Some(damage) = snapshot.damaged().next().filter(|_| stops_at_damage) {
+    // What somebody took away is missing perhaps only for now: what it held as finished is not done again unasked.
+    let stops = |damage: &&Damage| stops_at_damage || (damage.flaw == Flaw::Missing && from.is_none());
+    if let Some(damage) = snapshot.damaged().find(stops) {
         let older = Some(snapshot.newest().header().seq);
         return Err(StoreError::of_damage(damage.clone(), older).into());
     }

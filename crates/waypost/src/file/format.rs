@@ -360,6 +360,16 @@ pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
     branches
 }
 
+/// Reads the number of a commit file of `run` from how it begins. Nothing of it is checked.
+pub(super) fn number_at_begin(run: &RunId, begin: &[u8]) -> Option<u64> {
+    let rest = begin.get(HASH_END..)?.strip_prefix(b"\",\n\"format\":")?;
+    let rest = &rest[rest.iter().position(|byte| !byte.is_ascii_digit())?..];
+    let rest = rest.strip_prefix(b",\n\"run\":\"")?.strip_prefix(run.as_str().as_bytes())?;
+    let rest = rest.strip_prefix(b"\",\n\"commit\":")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
 /// A line of the journal: the header of a record whose commit file is gone, and its digest.
 pub(super) fn journal_line(record: &Record) -> Vec<u8> {
     let header = record.header_bytes();

@@ -44,7 +44,7 @@ impl FileStore {
                 return Ok(RunEntry { record, summary });
             }
             Some((_, Err(flaw))) => flaw,
-            None => Flaw::Malformed("it is missing".to_owned()),
+            None => Flaw::Missing,
         };
         let damage =
             Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place: RUN_FILE.to_owned(), flaw };
