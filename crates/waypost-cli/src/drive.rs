@@ -182,8 +182,8 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee: waypost why {run}{}",
-            told.store_words
+            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee what it did, then: {} --treat-as done, or --treat-as retry",
+            told.resume_line()
         ),
         RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),

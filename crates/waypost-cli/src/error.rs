@@ -305,11 +305,12 @@ impl Error {
             Self::Create { .. } => {
                 ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
             }
-            Self::Changed { run, .. } => (
+            Self::Changed { run, file, .. } => (
                 "changed",
                 Exit::Changed,
                 Some(format!(
-                    "`waypost resume {run} --keep-definition` goes on with the run's own copy; `--restart` starts over with the file"
+                    "`waypost resume {run} --with {}` runs again what changed and everything after it; `--keep-definition` goes on with the run's own copy; `--restart` starts over with the file",
+                    file.display()
                 )),
             ),
             Self::Program(ProgramError::MissingSecrets(_)) => {
@@ -342,10 +343,17 @@ impl Error {
             }
             Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
             Self::Run(RunError::NoState { .. }) => ("no_state", Exit::NotFound, None),
-            Self::Run(RunError::InDoubt { .. }) => (
+            Self::Run(RunError::InDoubt { run, .. }) => (
                 "in_doubt",
                 Exit::InDoubt,
-                hint("look at what the step did, then decide; `--restart` starts over"),
+                Some(format!(
+                    "look at what the step did, then decide: `waypost resume {run} --treat-as done`, or `--treat-as retry`"
+                )),
+            ),
+            Self::Run(RunError::NotSettled { .. }) => (
+                "not_settled",
+                Exit::Usage,
+                hint("`--treat-as retry` runs it again; `--restart` starts over"),
             ),
             Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
             Self::Run(RunError::Changed { .. }) => (

@@ -45,7 +45,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if let Some(id) = &id
         && is_there(store.as_ref(), id).await?
     {
-        return beside_existing(context, store, id, &args).await;
+        return beside_existing(context, store, id, &params, &args).await;
     }
     // What looks like a resume would do finished work again.
     if let Some(lost) = id.as_ref().and_then(|id| reference::lost(store.as_ref(), id.as_str())) {
@@ -177,13 +177,68 @@ async fn beside_existing(
     context: &Context,
     store: Arc<dyn Store>,
     id: &RunId,
+    params: &Map<String, Value>,
     args: &RunArgs,
 ) -> Result<Exit, Error> {
     if !args.or_resume {
         return Err(StoreError::Exists { run: id.clone() }.into());
     }
+    let entry = store.run(id).await?;
+    let differs = differences(store.as_ref(), entry.record.record(), params, args)?;
+    if !differs.is_empty() {
+        return Err(Error::usage(
+            format!("run {id} was made otherwise: {}", differs.join("; ")),
+            format!("`waypost resume {id}` goes on with it as it was made; another `--id` makes another run"),
+        ));
+    }
     let args = ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() };
     resume::resume_in(context, store, args).await
+}
+
+/// Says in what a run differs from what was asked for here; what was not given is taken as the run has it.
+fn differences(
+    store: &dyn Store,
+    made: &RunRecord,
+    params: &Map<String, Value>,
+    args: &RunArgs,
+) -> Result<Vec<String>, Error> {
+    let mut differs = Vec::new();
+    let here = |path: &Path| relative(store, path);
+    let there = |path: &Option<String>| path.clone().unwrap_or_else(|| "no file".to_owned());
+    if here(&args.file) != made.path {
+        differs.push(format!("from {}, not {}", there(&made.path), args.file.display()));
+    }
+    if let Some(dir) = &args.dir
+        && here(&base_folder(args)?) != made.base
+    {
+        differs.push(format!("its steps run in {}, not {}", there(&made.base), dir.display()));
+    }
+    for (name, value) in params {
+        match made.params.get(name) {
+            Some(before) if before != value => {
+                differs.push(format!("param `{name}` is {before}, not {value}"));
+            }
+            None if args.params.iter().any(|(given, _)| given == name) => {
+                differs.push(format!("it has no param `{name}`"));
+            }
+            _ => {}
+        }
+    }
+    for (name, value) in &args.labels {
+        if made.labels.get(name) != Some(value) {
+            let before = made.labels.get(name).map_or("not there".to_owned(), |label| format!("`{label}`"));
+            differs.push(format!("label `{name}` is {before}, not `{value}`"));
+        }
+    }
+    Ok(differs)
+}
+
+/// Names a path as the records of a store do.
+fn relative(store: &dyn Store, path: &Path) -> Option<String> {
+    match store.home() {
+        Some(home) => place::relative_to(home, path),
+        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
+    }
 }
 
 fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
@@ -211,10 +266,6 @@ fn record(
     local: &Local,
 ) -> Result<RunRecord, Error> {
     let shape = shape_of(workflow, local.cores)?;
-    let relative = |path: &Path| match store.home() {
-        Some(home) => place::relative_to(home, path),
-        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
-    };
     let mut labels = workflow.labels().clone();
     labels.extend(args.labels.iter().cloned());
     Ok(RunRecord {
@@ -222,8 +273,8 @@ fn record(
         run: run.clone(),
         workflow: workflow.name().to_owned(),
         definition: shape.definition(Some(workflow.text().to_owned())),
-        path: relative(&args.file),
-        base: relative(base),
+        path: relative(store, &args.file),
+        base: relative(store, base),
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,
