@@ -46,7 +46,7 @@ pub(crate) enum Error {
     #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
     Lost {
         /// The run.
-        run: String,
+        run: RunId,
         /// What it left.
         folder: PathBuf,
     },
@@ -267,10 +267,10 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
-            Self::Lost { .. } => (
+            Self::Lost { run, .. } => (
                 "lost",
                 Exit::Damaged,
-                hint("put the store's files back, or move that folder away to begin anew"),
+                Some(format!("put the store's files back; `waypost delete {run}` removes what is left")),
             ),
             Self::LostStore { .. } => {
                 ("lost", Exit::Damaged, hint("put the database back; to begin anew, move what is left away"))
@@ -363,7 +363,12 @@ impl Error {
                     "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
                 ),
             ),
-            Self::Run(RunError::InvalidStep(_)) => {
+            Self::Run(RunError::NoSuchWait { run, .. }) => {
+                ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
+            }
+            Self::Run(RunError::Answered { .. }) => ("answered", Exit::Usage, None),
+            Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
+            Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
             }
             Self::Run(RunError::Begin(error)) if is_full(error) => {
@@ -449,6 +454,12 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             Exit::Damaged,
             hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
         ),
+        StoreError::Io { source, .. }
+            if matches!(source.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) =>
+        {
+            ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
+        }
+        StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

@@ -108,8 +108,9 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
 
 /// Says that a run was there, if it has left its log beside a store that does not know it.
 pub(crate) fn lost(store: &dyn Store, name: &str) -> Option<Error> {
-    let folder = store.folder(&RunId::new(name).ok()?)?;
-    place::has_told(&folder).then(|| Error::Lost { run: name.to_owned(), folder })
+    let run = RunId::new(name).ok()?;
+    let folder = store.folder(&run)?;
+    place::has_told(&folder).then_some(Error::Lost { run, folder })
 }
 
 /// Says that a run is not there.

@@ -188,7 +188,10 @@ impl Chain {
                 let at = checkpoints::reference_of(&damage.run, &damage);
                 self.broken = true;
                 let error = match damage.flaw {
-                    Flaw::Missing => format!("{}: {}", damage.flaw, damage.place),
+                    // What is missing between others, nothing names.
+                    Flaw::Missing if damage.place.contains('/') => {
+                        format!("{}: {}", damage.flaw, damage.place)
+                    }
                     flaw => flaw.to_string(),
                 };
                 self.checkpoints.push(verified(at, Some(error), &[]));

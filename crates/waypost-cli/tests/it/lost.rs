@@ -204,3 +204,64 @@ fn spoil_newest(rig: &Rig, url: &str) {
     bytes[place + 6] ^= 1;
     fs::write(&path, bytes).unwrap();
 }
+
+#[test]
+fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
+    for (url, gone) in [
+        ("sqlite:kept/waypost.db", &["waypost.db"][..]),
+        ("file:kept", &["runs/r-1/run.json", "runs/r-1/history"]),
+    ] {
+        let rig = failed(url);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-2", "-q"]).status.code(), Some(0));
+        for name in gone {
+            let path = rig.path("kept").join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-3", "-q"]).status.code(), Some(0));
+
+        let calls: [&[&str]; 4] = [
+            &["show", "r-1"],
+            &["resume", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1", "--or-resume"],
+        ];
+        for args in calls {
+            expect(&rig, args, 7, &["run r-1 has left its log", "waypost delete r-1"]);
+        }
+        expect(&rig, &["delete", "r-1", "--yes"], 0, &["Deleted run r-1"]);
+        expect(&rig, &["show", "r-1"], 5, &["there is no run `r-1`"]);
+        expect(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"], 0, &[]);
+    }
+}
+
+#[test]
+fn a_run_without_its_record_is_listed_and_damaged() {
+    // What happened: a run whose `run.json` was gone was not listed, as if it had never been. Why: its folder was taken
+    // for that of another program. What stops it: what has a history is a run.
+    let rig = failed("file:kept");
+    fs::remove_file(rig.path("kept/runs/r-1/run.json")).unwrap();
+
+    expect(&rig, &["list"], 0, &["r-1  failed"]);
+    expect(&rig, &["verify", "--all"], 7, &["the run record is damaged: it is missing"]);
+    expect(&rig, &["resume", "r-1"], 7, &["run.json"]);
+}
+
+#[test]
+fn something_else_in_the_place_of_a_folder_is_damage() {
+    let rig = failed("file:kept");
+    fs::remove_dir_all(rig.path("kept/runs/r-1/history")).unwrap();
+    rig.write("kept/runs/r-1/history", "");
+
+    for args in [&["list"][..], &["show", "r-1"], &["verify", "r-1"], &["resume", "r-1"]] {
+        expect(&rig, args, 7, &["kept/runs/r-1/history"]);
+    }
+}
+
+#[test]
+fn a_store_that_a_step_removes_is_told() {
+    // What happened: a step removed the store, and the run was said not to have been made. Why: that was concluded from
+    // its not being there. What stops it: only the first checkpoint makes a run.
+    let rig = Rig::with("version: 1\nsteps:\n  - run: rm -rf kept\n").at("file:kept");
+
+    expect(&rig, &["run", "flow.yaml", "--id", "r-1"], 74, &["cannot write checkpoint r-1@2"]);
+}

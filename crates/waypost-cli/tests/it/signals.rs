@@ -98,7 +98,7 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     assert!(keepers.iter().all(|pid| !lives(&pid.to_string())), "nothing is left");
 }
 
-/// Returns the supervisor of an engine and its reapers.
+/// Returns the supervisor of an engine, then its reapers.
 fn below(engine: i32) -> Vec<i32> {
     let mut found = Vec::new();
     let mut parents = vec![engine];
@@ -119,6 +119,25 @@ fn below(engine: i32) -> Vec<i32> {
         }
     }
     found
+}
+
+#[test]
+fn a_lost_supervisor_ends_the_session_and_the_run_goes_on() {
+    for (name, place) in [("its supervisor", 0), ("the reaper of a step", 1)] {
+        let rig = Rig::with(PATIENT);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+        rig.wait_for("pids", |text| text.lines().count() == 2);
+        let keepers = below(running.pid());
+
+        send(keepers[place], libc::SIGKILL);
+        let output = running.end();
+
+        let told = rig.told(&output);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("Run r-1 was stopped by the loss of {name}: 1 of 2")), "{told}");
+        assert!(rig.read("pids").lines().all(|pid| !lives(pid)), "nothing is left");
+        assert_eq!(rig.json(&["list", "--json"])["runs"][0]["resumable"], true);
+    }
 }
 
 #[test]

@@ -215,7 +215,7 @@ impl WorkflowProgram {
         let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-            Life::Lost(error) => Performed::Cut { why: error.to_string() },
+            Life::Lost(error) => cut(&error),
             life => {
                 let handover =
                     job.handover(scratch, captured, matches!(life, Life::Exited(Exit::Code(0))), self.mask());
@@ -311,11 +311,23 @@ impl Job {
     }
 }
 
+/// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
+pub const LOSS: &str = "the loss of ";
+
+/// Says what became of a step whose supervisor or reaper is lost.
+fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
+    let what = match lost {
+        SupervisorError::ReaperKilled => "the reaper of a step",
+        _ => "its supervisor",
+    };
+    Performed::Cut { why: format!("{LOSS}{what}") }
+}
+
 /// Says what became of a step whose start was not answered well.
 fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
-    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = error {
+    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = &error {
         // What was to start it is gone, and nobody can say that it had not begun.
-        return Performed::Cut { why: lost.to_string() };
+        return cut(lost);
     }
     let mut failure = failure(FailureKind::Spawn, error);
     failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());

@@ -109,7 +109,11 @@ impl Handover {
     fn outputs(&self) -> Result<StepOutput, Failure> {
         let mut outputs = match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
             Ok(bytes) => {
-                let outputs = parse_output_file(&bytes).map_err(|error| failure(FailureKind::Outputs, error));
+                let outputs = parse_output_file(&bytes).map_err(|error| {
+                    let mut failure = failure(FailureKind::Outputs, error);
+                    failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
+                    failure
+                });
                 self.unless_secret(&bytes, outputs)?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),

@@ -33,7 +33,7 @@ mod state;
 
 use scratch::ScratchFolder;
 
-pub use attempt::Job;
+pub use attempt::{Job, LOSS};
 pub use state::{StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].

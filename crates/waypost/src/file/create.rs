@@ -80,6 +80,16 @@ impl FileStore {
         if self.is_there(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
     }
 
+    /// Checks that there is something of a run, be it only its log.
+    fn check_left(&self, run: &RunId) -> Result<(), StoreError> {
+        let root = self.run_paths(run).root;
+        match self.disk.metadata(&root) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::no_run(self, run)),
+            Err(source) => Err(read_error(&root, source)),
+        }
+    }
+
     fn make_folders(&self) -> Result<(), StoreError> {
         for path in [self.dir.clone(), self.runs_folder()] {
             sync_new_folder(self.disk.as_ref(), &path)
@@ -172,13 +182,13 @@ impl FileStore {
     }
 
     pub(super) fn delete_run(&self, run: &RunId) -> Result<(), StoreError> {
-        self.check_there(run)?;
+        self.check_left(run)?;
         let seat = self.seat(run);
         let mut seat = locked(&seat);
         let holder = Holder::here(jiff::Timestamp::UNIX_EPOCH)
             .map_err(|source| read_error(Path::new("the process table"), source))?;
         let lock = self.lock_run(run, &seat, &holder)?;
-        self.check_there(run)?;
+        self.check_left(run)?;
         seat.release();
         let (disk, root, runs) = (self.disk.as_ref(), self.run_paths(run).root, self.runs_folder());
         let temp = self.temp_folder(run);

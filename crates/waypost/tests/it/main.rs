@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod diff;
 mod engine;
 mod events;
+mod evidence;
 mod file;
 mod file_crash;
 mod file_rig;
@@ -11,5 +13,9 @@ mod folder;
 mod graph;
 mod lock;
 mod plan;
+mod portable;
+mod recorder;
 mod report;
+mod schema;
+mod strict;
 mod toy;
