@@ -174,6 +174,8 @@ pub(crate) struct Diagnosis {
 /// Problems of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rendered {
+    /// The file.
+    pub(crate) file: PathBuf,
     /// With snippets.
     pub(crate) plain: String,
     /// With snippets and colour.
@@ -240,8 +242,17 @@ impl Error {
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
+        if let Self::File(error) = self {
+            let place = |problem: &ProblemView| {
+                let ProblemView { line, column, message, hint, help } = problem;
+                let more = hint.iter().chain(help).map(|text| format!(" ({text})")).collect::<String>();
+                format!("{}:{line}:{column}: {message}{more}", error.path().display())
+            };
+            causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
+        }
         let rendered = match self {
             Self::File(error) => Some(Rendered {
+                file: error.path().to_owned(),
                 plain: error.render(),
                 styled: error.render_styled(),
                 problems: error.problems().iter().map(ProblemView::from).collect(),

@@ -50,6 +50,7 @@ mod format;
 mod journal;
 mod lease;
 mod list;
+mod near;
 mod paths;
 mod read;
 mod replay;

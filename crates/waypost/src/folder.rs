@@ -33,6 +33,8 @@ pub use blobs::{append_blob, read_blob, sync_blob};
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";
 
+/// The report for people in a run's folder.
+pub const REPORT: &str = "report.md";
 /// The folder, in that of a run, for files that steps under way write to and the engine reads. A kill leaves it behind;
 /// the next who takes the run up removes it, with whatever secrets steps may have put there.
 pub const SCRATCH: &str = "scratch";
@@ -69,7 +71,7 @@ impl RunFolder {
     /// around it are made if need be.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
         let events = events::EventFile::new(path.join("events.jsonl"));
-        let report = report::ReportFile::new(path.join("report.md"), run.clone());
+        let report = report::ReportFile::new(path.join(REPORT), run.clone());
         Self { disk, path, events, report, made: false, trouble: None }
     }
 

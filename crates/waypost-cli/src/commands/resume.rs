@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, SettleAsDone, Snapshot};
+use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
@@ -15,7 +16,7 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::definition::{Choice, Chosen, choose};
-use crate::drive::{Session, Told};
+use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
@@ -65,6 +66,9 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     runs.reverse();
     if runs.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
+        if context.output.json && !args.dry_run {
+            context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
+        }
         return Ok(Exit::Done);
     }
     let session = Session::begin(context, None)?;
@@ -198,6 +202,7 @@ impl Prepared {
             store_words: context.store_words(None),
             lines: surroundings::lines(&chosen.workflow),
             until: args.until.clone(),
+            report: store.folder(&run).map(|folder| folder.join(REPORT)),
         };
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
         let on_doubt = on_doubt(args.treat_as, &chosen.workflow);

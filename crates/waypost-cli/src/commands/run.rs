@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use waypost::RunId;
 use waypost::engine::{RunError, SessionOptions};
+use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
 use waypost::store::{RunQuery, Store, StoreError};
@@ -13,7 +14,7 @@ use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::resume;
+use super::{near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::drive::{Session, Told};
 use crate::error::Error;
@@ -86,16 +87,11 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         store_words: context.store_words(Some(&args.file)),
         lines: surroundings::lines(&workflow),
         until: args.until.clone(),
+        report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
     let state = program.initial_state(params)?;
-    if let Some((name, _)) = record.labels.iter().find(|(_, value)| program.mask().contains(value.as_bytes()))
-    {
-        return Err(Error::usage(
-            format!("label `{name}` contains a secret"),
-            "labels are recorded; choose another",
-        ));
-    }
+    refuse_secrets(&program, &record)?;
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
@@ -106,6 +102,31 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
             Err(StoreError::NotFound { .. }) => run_not_made(&told.run, error),
             _ => error,
         }),
+    }
+}
+
+/// Refuses to record a secret that somebody wrote where it is neither masked nor needed.
+fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
+    let holds = |text: &str| program.mask().contains(text.as_bytes());
+    let mut told = record.labels.iter().filter(|(name, value)| holds(name) || holds(value));
+    if let Some((name, _)) = told.next() {
+        let name = program.mask().mask_str(name);
+        let message = format!("label `{name}` contains a secret");
+        return Err(Error::usage(message, "labels are recorded; choose another"));
+    }
+    let text = record.definition.text.as_deref().unwrap_or_default();
+    let places = [
+        ("the workflow file", Some(text)),
+        ("the name of the run", Some(record.run.as_str())),
+        ("the path of the workflow file", record.path.as_deref()),
+        ("the folder of the steps", record.base.as_deref()),
+    ];
+    match places.iter().find(|(_, text)| text.is_some_and(holds)) {
+        Some((what, _)) => Err(Error::usage(
+            format!("{what} contains a secret"),
+            "it is recorded as it is; take the secret from the environment of the step",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -209,7 +230,10 @@ fn differences(
 ) -> Result<Vec<String>, Error> {
     let mut differs = Vec::new();
     let here = |path: &Path| relative(store, path);
-    let there = |path: &Option<String>| path.clone().unwrap_or_else(|| "no file".to_owned());
+    let there = |path: &Option<String>| match path {
+        Some(path) => near_here(&place::from_home(store.home(), path)).display().to_string(),
+        None => "a place that is not known".to_owned(),
+    };
     if here(&args.file) != made.path {
         differs.push(format!("from {}, not {}", there(&made.path), args.file.display()));
     }

@@ -68,8 +68,11 @@ fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Res
             .note(&format!("Nothing to stop, because run {run} is not running ({}).", status.name()));
         return Ok(Exit::Done);
     }
-    let next =
-        if status.is_resumable() { format!("; go on with: waypost resume {run}") } else { String::new() };
+    let next = if status.is_resumable() {
+        format!("; go on with: waypost resume {run}{}", context.store_words(None))
+    } else {
+        String::new()
+    };
     context.output.answer(&format!("Run {run} has stopped ({}){next}", status.name()))?;
     Ok(Exit::Done)
 }

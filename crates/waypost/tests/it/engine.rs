@@ -527,6 +527,27 @@ async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
 }
 
 #[tokio::test]
+async fn retention_holds_when_the_session_ends() {
+    // What happened: a run that was to keep two states had kept all eight when it was done.
+    // Why: old states were let go every so many commits, and never after the last.
+    // What stops it now: the last commit keeps the lease until they are.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a; c: b; d: c; e: d; f: e", 1);
+    let options = SessionOptions { retention: Some(2), ..SessionOptions::default() };
+
+    let record = toy.record(run_id().as_str());
+    let outcome = rig.engine.run_program(&toy, record, Default::default(), options).await.unwrap();
+
+    let mut kept = 0;
+    for seq in 1..=outcome.at {
+        let record = rig.store.load(&run_id(), &BranchPath::main(), seq).await.unwrap();
+        kept += usize::from(record.state_bytes().is_some());
+    }
+    assert_eq!((outcome.status, kept), (RunStatus::Completed, 2));
+    assert!(rig.store.run(&run_id()).await.unwrap().summary.holder.is_none(), "the lease is given back");
+}
+
+#[tokio::test]
 async fn a_person_settles_what_is_in_doubt() {
     // What happened: a run whose only fault was a step in doubt could only be started over.
     // Why: nothing could tell the engine what a person had found out.
