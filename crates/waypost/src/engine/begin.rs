@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::change::{self, Change};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::plan::{Verdicts, plan};
+use crate::plan::{Cause, Decision, Verdicts, plan};
 use crate::record::{
     Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
@@ -22,7 +22,7 @@ use super::line::{Line, MAIN};
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{
-    Adoption, Engine, OnChange, OnDamage, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
 };
 
@@ -117,8 +117,17 @@ async fn prepare_resume<'a, P: Program>(
     lease: &Lease,
     options: ResumeOptions<P::State>,
 ) -> Result<Prepared<'a, P>, RunError> {
-    let ResumeOptions { session: session_options, adopt, restart, from, edit, validate, config, .. } =
-        options;
+    let ResumeOptions {
+        session: session_options,
+        adopt,
+        restart,
+        from,
+        edit,
+        validate,
+        config,
+        on_doubt,
+        ..
+    } = options;
     let adoption = adopt.as_ref().map(|adoption| adoption.definition.clone());
     if let Some(state) = restart {
         let mut session = restarted(engine, program, lease, state, session_options).await?;
@@ -149,6 +158,15 @@ async fn prepare_resume<'a, P: Program>(
     }
     let mut base = find_base(engine, lease, snapshot).await?;
     let newest_seq = base.record.header().seq;
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let questions = match from {
+        None => questions(engine, began_with, &base).await?,
+        Some(_) => Vec::new(),
+    };
+    if matches!(on_doubt, OnDoubt::Ask) && !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
     let known = adopt_change(&base, program.shape(), adopt.as_ref(), options.on_change)
         .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
     if let Some(known) = known {
@@ -157,11 +175,6 @@ async fn prepare_resume<'a, P: Program>(
     let mut draft = None;
     if let Some(from) = &from {
         draft = Some(go_back(engine, program.shape(), &mut base, from).await?);
-    } else {
-        let questions = questions(engine, program, &base).await?;
-        if !questions.is_empty() {
-            return Err(RunError::InDoubt { run: lease.run().clone(), questions });
-        }
     }
     let at = base.record.header().reference().to_string();
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
@@ -189,6 +202,7 @@ async fn prepare_resume<'a, P: Program>(
     let is_laid_over = !config.is_empty();
     merge(&mut in_force, config);
     let mut main = Line::new(chain, program.shape(), base.position, state);
+    decide_as_told(&mut main, questions, &on_doubt)?;
     if options.then == Then::GoOn {
         reopen(&mut main);
     }
@@ -198,8 +212,8 @@ async fn prepare_resume<'a, P: Program>(
         draft.config = Some(in_force.clone());
         main.position.config = Some(main.chain.next);
     }
-    let written = draft.is_some();
     main.drafts.extend(draft);
+    let written = !main.drafts.is_empty();
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
@@ -230,19 +244,48 @@ async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result
     Ok(Base { snapshot, record: newest, position, next, damaged })
 }
 
-/// Asks what a person must decide.
-async fn questions<P: Program>(
-    engine: &Engine,
-    program: &P,
-    base: &Base,
-) -> Result<Vec<crate::plan::Decision>, RunError> {
-    let shape = program.shape();
-    let mut effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
-    if let Some(main) = effective.iter_mut().find(|branch| branch.branch.is_main()) {
-        main.position = base.position.clone();
-    }
+/// Asks what a person must decide, by the graph that the run stands in.
+async fn questions(engine: &Engine, shape: &Shape, base: &Base) -> Result<Vec<Decision>, RunError> {
+    let effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
     let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
     Ok(planned.questions().cloned().collect())
+}
+
+/// Carries out what a person says about steps in doubt.
+fn decide_as_told<S>(
+    main: &mut Line<'_, S>,
+    questions: Vec<Decision>,
+    on_doubt: &OnDoubt<S>,
+) -> Result<(), RunError> {
+    let run = main.chain.run.clone();
+    let is_cut =
+        |decision: &Decision| decision.branch.is_main() && matches!(decision.cause, Cause::InDoubt(_));
+    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_cut) {
+        return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
+    }
+    for Decision { step, .. } in questions {
+        let standing = main.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = main.shape.place(step.as_str()).filter(|_| standing) else {
+            let why = format!("step `{step}` is in doubt, and does not come next any more");
+            return Err(RunError::Changed { run, why });
+        };
+        match on_doubt {
+            OnDoubt::Done(_) if !main.shape.steps()[place].routes.is_empty() => {
+                let why = "only its own run decides which step comes next".to_owned();
+                return Err(RunError::NotSettled { run, step, why });
+            }
+            OnDoubt::Done(settle) => {
+                (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
+                    run: run.clone(),
+                    step,
+                    why,
+                })?;
+                main.settle_as_told(place);
+            }
+            OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
+        }
+    }
+    Ok(())
 }
 
 /// Says whether the run was made with other steps, or steps that do something else.
@@ -258,11 +301,15 @@ fn adopt_change(
     on_change: OnChange,
 ) -> Result<Option<Position>, String> {
     if let Some(adoption) = adoption {
-        let carried = change::carry_over(&adoption.before, &base.position, &base.snapshot.definition, shape);
-        return carried.map(Some).map_err(|changes| {
-            let steps: Vec<_> = changes.iter().map(|change| format!("`{}`", change.step)).collect();
-            format!("it touches finished steps: {}", steps.join(", "))
-        });
+        let definition = &base.snapshot.definition;
+        let changes = change::changes(&adoption.before, &base.position, definition, shape);
+        let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
+        let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
+        if !steps.is_empty() {
+            return Err(format!("it touches finished steps: {}", steps.join(", ")));
+        }
+        let carried = change::carry_over(&adoption.before, &base.position, definition, shape);
+        return Ok(Some(carried.position));
     }
     check_fit(shape, &base.position, &base.snapshot.definition, on_change).map(|()| None)
 }

@@ -1,8 +1,10 @@
 //! How a session's changes become true: drafts to records, records to the store.
 
+use jiff::Timestamp;
+
 use crate::id::StepId;
 use crate::record::{Body, End, Reason, RunStatus, Status};
-use crate::store::{Batch, BatchId, StoreError, Summary, TrimMode};
+use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::fan::Queued;
 use super::line::{LineId, MAIN};
@@ -98,7 +100,10 @@ impl<P: Program> Session<'_, P> {
     ///
     /// With a status, nothing goes on by itself after it, and the lease is given back.
     pub(super) async fn commit(&mut self, status: Option<RunStatus>) -> Result<(), RunError> {
-        let batch = self.batch(status)?;
+        let mut batch = self.batch(status)?;
+        // Old states can be let go only under the lease: it is given back after that.
+        let keep = status.and(self.options.retention);
+        batch.release &= keep.is_none();
         let lease = self.lease().clone();
         let mut answer = self.engine.store.append(&lease, batch.clone()).await;
         if let Err(StoreError::Unknown { .. }) = answer {
@@ -108,9 +113,23 @@ impl<P: Program> Session<'_, P> {
         match answer {
             Ok(_) => {
                 self.acknowledged(&batch);
+                if let Some(keep) = keep {
+                    self.tidy_up(lease, keep, batch.summary.wake_at).await;
+                }
                 Ok(())
             }
             Err(source) => self.not_written(source, &batch, status.is_some()),
+        }
+    }
+
+    /// Ends a session of a run that keeps only so many states: everything is written, whatever comes of this.
+    async fn tidy_up(&mut self, lease: Lease, keep: u32, wake_at: Option<Timestamp>) {
+        let store = &self.engine.store;
+        if let Err(error) = store.trim(&lease, keep, TrimMode::Apply).await {
+            self.engine.observer.warned(&format!("old states could not be let go: {error}"));
+        }
+        if let Err(error) = store.release(lease, wake_at).await {
+            self.engine.observer.warned(&format!("the run could not be given back before its end: {error}"));
         }
     }
 

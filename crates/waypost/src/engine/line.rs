@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
-    End, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait, WaitKind,
+    End, Ending, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -211,7 +212,8 @@ impl<'a, S> Line<'a, S> {
         };
         for next in freed {
             let mut entry = FrontierEntry::ready(self.step_id(next).clone());
-            entry.at.epoch = at.epoch;
+            // Whichever need ended last: a step that was finished before never has an epoch twice.
+            entry.at.epoch = at.epoch.max(self.position.epoch);
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
         }
@@ -258,6 +260,24 @@ impl<'a, S> Line<'a, S> {
         entry.at.attempt -= 1;
         entry.since = 0;
         self.position.steps_started -= 1;
+    }
+
+    /// Settles a step that was cut as a person says that it is done: without outputs.
+    pub(super) fn settle_as_told(&mut self, place: usize) {
+        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+        let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
+        self.settle(place, settled, super::Follow::Needs);
+        self.draft(Phase::Completed(Ending::default()), Reason::Manual, step, at);
+    }
+
+    /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
+    pub(super) fn redo_as_told(&mut self, place: usize) {
+        let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
+        let epoch = newest.max(self.position.epoch) + 1;
+        let entry = self.entry_mut(place);
+        *entry = FrontierEntry::ready(entry.step.clone());
+        entry.at.epoch = epoch;
+        self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 
     /// Says whether a step is under way, or was cut, that must not be repeated blindly.

@@ -32,6 +32,10 @@ pub struct Position {
     /// Children that ended as failed, in all fan-outs so far.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dead: u64,
+    /// The newest deliberate redo of finished steps on this branch: what comes up from then on is of this epoch, or a
+    /// later one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub epoch: u32,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
