@@ -128,14 +128,17 @@ pub(crate) struct ResumeArgs {
     #[arg(conflicts_with = "all")]
     pub(crate) run: Option<String>,
     /// Resume every run that was interrupted or is due, oldest first
-    #[arg(long, conflicts_with_all = ["restart", "with", "until"])]
+    #[arg(long, conflicts_with_all = ["restart", "with", "until", "treat_as"])]
     pub(crate) all: bool,
-    /// Go on with this changed workflow file
+    /// Go on with this workflow file; finished steps that it changes run again, with everything after them
     #[arg(long, value_name = "FILE", conflicts_with = "keep_definition")]
     pub(crate) with: Option<PathBuf>,
     /// Go on with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
+    /// Decide what became of a step in doubt: it is done, without outputs, or it runs again
+    #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
+    pub(crate) treat_as: Option<TreatAs>,
     /// Start over from the first step; what was recorded stays
     #[arg(long)]
     pub(crate) restart: bool,
@@ -145,6 +148,15 @@ pub(crate) struct ResumeArgs {
     /// Show what would be done, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// What a person says about a step in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TreatAs {
+    /// It took effect
+    Done,
+    /// It did not, or may again
+    Retry,
 }
 
 #[derive(Debug, Args)]

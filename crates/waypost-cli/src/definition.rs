@@ -2,14 +2,14 @@
 //!
 //! Comments, order, names, timeouts and retries are not in a fingerprint: a file that differs in these is adopted
 //! without a question. A change of steps that are not finished is shown and adopted. A change of what is finished is the
-//! user's to decide.
+//! user's to decide: with `--with`, what it touches runs again.
 
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use waypost::change::{Change, ChangeKind, carry_over, changes};
+use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::plan::{Plan, Verdicts, plan};
+use waypost::plan::{Decision, Plan, Verdicts, plan};
 use waypost::record::{Definition, Position, RunRecord};
 use waypost::shape::Shape;
 use waypost::store::Store;
@@ -28,12 +28,20 @@ pub(crate) struct Choice {
     with: Option<PathBuf>,
     keep: bool,
     restart: bool,
+    /// Nothing is decided, only looked at.
+    looks: bool,
 }
 
 impl Choice {
     /// Takes it from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
-        Self { with: args.with.clone(), keep: args.keep_definition, restart: args.restart }
+        let ResumeArgs { with, keep_definition, restart, .. } = args;
+        Self { with: with.clone(), keep: *keep_definition, restart: *restart, looks: false }
+    }
+
+    /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
+    pub(crate) fn to_look() -> Self {
+        Self { looks: true, ..Self::default() }
     }
 }
 
@@ -67,15 +75,29 @@ impl Chosen {
         verdicts: &Verdicts,
         now: Timestamp,
     ) -> Result<Plan, Error> {
-        let mut effective = snapshot.effective(store, &self.shape).await?;
-        if let Some(adoption) = &self.adoption {
-            for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-                let carried =
-                    carry_over(&adoption.before, &branch.position, &snapshot.definition, &self.shape);
-                branch.position = carried.unwrap_or_else(|_| std::mem::take(&mut branch.position));
+        let Some(Adoption { before, .. }) = &self.adoption else {
+            let effective = snapshot.effective(store, &self.shape).await?;
+            return Ok(plan(&self.shape, &effective, verdicts, now));
+        };
+        let mut effective = snapshot.effective(store, before).await?;
+        let asked = plan(before, &effective, verdicts, now);
+        let mut redone = Vec::new();
+        for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
+            let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape);
+            (branch.position, redone) = (carried.position, carried.redone);
+        }
+        let mut plan = plan(&self.shape, &effective, verdicts, now);
+        explain(&mut plan, &redone);
+        // What was started as not to be repeated stays in doubt, whatever the file says of it now.
+        for question in asked.questions() {
+            let same = |decision: &&mut Decision| {
+                decision.step == question.step && decision.branch == question.branch
+            };
+            if let Some(decision) = plan.decisions.iter_mut().find(same) {
+                decision.clone_from(question);
             }
         }
-        Ok(plan(&self.shape, &effective, verdicts, now))
+        Ok(plan)
     }
 
     /// Says what the user should know.
@@ -97,8 +119,17 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
     let frozen = snapshot.entry.record.record();
     let own = own_copy(store, frozen, &snapshot.definition)?;
     // What has ended needs no definition any more.
-    if choice.keep || (snapshot.ended.is_some() && !choice.restart) {
+    if choice.keep {
         return Ok(own);
+    }
+    if snapshot.ended.is_some() && !choice.restart {
+        let unread = choice.with.as_ref().map(|file| {
+            format!(
+                "{} is not looked at, because the run has ended; `--restart` starts over with it.",
+                shown(file)
+            )
+        });
+        return Ok(Chosen { notes: unread.into_iter().collect(), ..own });
     }
     let recorded = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
     let file = match (&choice.with, recorded) {
@@ -130,23 +161,28 @@ fn compare(
     let changes = changes(&own.shape, position, &snapshot.definition, &shape);
     let diff: Vec<String> = changes.iter().map(line).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
-    if touches_finished && !choice.restart {
-        return Err(Error::Changed { file: near_here(file), run: snapshot.entry.summary.run.clone(), diff });
+    let run = &snapshot.entry.summary.run;
+    if touches_finished && !choice.restart && !choice.looks && choice.with.is_none() {
+        return Err(Error::Changed { file: near_here(file), run: run.clone(), diff });
     }
     let differs = if choice.with.is_some() { "differs" } else { "changed" };
+    let (file, diff) = (shown(file), diff.join("\n"));
     let note = if diff.is_empty() {
-        format!("{} {differs}, but not in what any step does; going on with it.", shown(file))
-    } else if touches_finished {
-        format!("{} {differs}; starting over with it:\n{}", shown(file), diff.join("\n"))
-    } else {
+        format!("{file} {differs}, but not in what any step does; going on with it.")
+    } else if touches_finished && choice.restart {
+        format!("{file} {differs}; starting over with it:\n{diff}")
+    } else if touches_finished && choice.looks {
         format!(
-            "{} {differs}, but not in what is finished; going on with it:\n{}",
-            shown(file),
-            diff.join("\n")
+            "{file} {differs} in what is finished, so that a resume asks first:\n{diff}\nThis is what `waypost resume {run} \
+             --with {file}` does; `--keep-definition` goes on with the run's own copy."
         )
+    } else if touches_finished {
+        format!("{file} {differs}; going on with it, and running again what it touches:\n{diff}")
+    } else {
+        format!("{file} {differs}, but not in what is finished; going on with it:\n{diff}")
     };
     let definition = shape.definition(Some(changed.text().to_owned()));
-    let adoption = Some(Adoption { before: own.shape, definition });
+    let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished });
     Ok(Chosen { workflow: changed, shape, adoption, notes: vec![note] })
 }
 

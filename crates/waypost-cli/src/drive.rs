@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use waypost::RunId;
 use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
@@ -11,10 +12,11 @@ use waypost::record::{Failure, FailureKind, RunStatus};
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowState;
 
-use crate::commands::Context;
+use crate::commands::{Context, now};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::ladder;
+use crate::output::actions::{Level, annotation, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
 use crate::view::VERSION;
@@ -42,6 +44,8 @@ pub(crate) struct Told {
     pub(crate) lines: Vec<(String, usize)>,
     /// It was to stop after this step.
     pub(crate) until: Option<String>,
+    /// The report of the run, where the store keeps one.
+    pub(crate) report: Option<PathBuf>,
 }
 
 impl Told {
@@ -112,7 +116,35 @@ impl<'a> Session<'a> {
             }
             output.answer(&sentence(outcome, told))?;
         }
+        if output.actions {
+            self.tell_job(outcome, told);
+        }
         Ok(exit(outcome, told))
+    }
+
+    /// Leaves what a job of GitHub Actions shows of the run beside its log.
+    fn tell_job(&self, outcome: &Outcome<WorkflowState>, told: &Told) {
+        let output = &self.context.output;
+        if let Some((step, failure)) = outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed)
+        {
+            let line = told.lines.iter().find(|(id, _)| id == step.as_str()).map(|(_, line)| *line);
+            let place = told.file.as_deref().zip(line);
+            let title = format!("step {step} failed");
+            output.aside(&annotation(Level::Error, place, &title, &failure.error.join("\n")));
+        } else if !matches!(outcome.status, RunStatus::Completed) && exit(outcome, told) != Exit::Done {
+            let title = format!("run {}", told.run);
+            let level = if outcome.status == RunStatus::CompletedWithFailures {
+                Level::Warning
+            } else {
+                Level::Error
+            };
+            output.aside(&annotation(level, None, &title, &sentence(outcome, told)));
+        }
+        if let Some(report) = &told.report
+            && let Err(error) = summarise(report)
+        {
+            output.warn(&format!("the report could not be added to the summary of the job: {error}"));
+        }
     }
 
     fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
@@ -121,13 +153,8 @@ impl<'a> Session<'a> {
             _ => "it is completed",
         };
         if self.context.output.json {
-            self.context.output.line(&Nothing {
-                v: VERSION,
-                run: told.run.as_str(),
-                event: "nothing_to_do",
-                status: outcome.status,
-                cause: why,
-            })?;
+            let run = Some((told.run.as_str(), outcome.status, outcome.at));
+            self.context.output.line(&Nothing::of(run, why))?;
         } else {
             self.context.output.answer(&format!("Nothing to do for run {}, because {why}.", told.run))?;
         }
@@ -155,14 +182,42 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Says that there was nothing to do, among the lines of a session.
+/// Says that there was nothing to do, among the events of a session and in their shape.
 #[derive(Debug, Serialize)]
-struct Nothing<'a> {
+pub(crate) struct Nothing<'a> {
     v: u32,
-    run: &'a str,
+    /// No record is behind it.
+    cursor: Option<&'a str>,
+    ts: Timestamp,
+    run: Option<&'a str>,
+    branch: Option<&'a str>,
+    seq: Option<u64>,
+    parent: Option<&'a str>,
+    step: Option<&'a str>,
+    attempt: Option<u32>,
     event: &'static str,
-    status: RunStatus,
+    status: Option<RunStatus>,
     cause: &'a str,
+}
+
+impl<'a> Nothing<'a> {
+    /// Says it of a run, or of all.
+    pub(crate) fn of(run: Option<(&'a str, RunStatus, u64)>, cause: &'a str) -> Self {
+        Self {
+            v: VERSION,
+            cursor: None,
+            ts: now(),
+            run: run.map(|(run, ..)| run),
+            branch: run.map(|_| "main"),
+            seq: run.map(|(.., seq)| seq),
+            parent: None,
+            step: None,
+            attempt: None,
+            event: "nothing_to_do",
+            status: run.map(|(_, status, _)| status),
+            cause,
+        }
+    }
 }
 
 fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
@@ -182,8 +237,8 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee: waypost why {run}{}",
-            told.store_words
+            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee what it did, then: {} --treat-as done, or --treat-as retry",
+            told.resume_line()
         ),
         RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),

@@ -175,6 +175,8 @@ pub(crate) struct Diagnosis {
 /// Problems of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rendered {
+    /// The file.
+    pub(crate) file: PathBuf,
     /// With snippets.
     pub(crate) plain: String,
     /// With snippets and colour.
@@ -241,8 +243,17 @@ impl Error {
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
+        if let Self::File(error) = self {
+            let place = |problem: &ProblemView| {
+                let ProblemView { line, column, message, hint, help } = problem;
+                let more = hint.iter().chain(help).map(|text| format!(" ({text})")).collect::<String>();
+                format!("{}:{line}:{column}: {message}{more}", error.path().display())
+            };
+            causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
+        }
         let rendered = match self {
             Self::File(error) => Some(Rendered {
+                file: error.path().to_owned(),
                 plain: error.render(),
                 styled: error.render_styled(),
                 problems: error.problems().iter().map(ProblemView::from).collect(),
@@ -306,11 +317,12 @@ impl Error {
             Self::Create { .. } => {
                 ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
             }
-            Self::Changed { run, .. } => (
+            Self::Changed { run, file, .. } => (
                 "changed",
                 Exit::Changed,
                 Some(format!(
-                    "`waypost resume {run} --keep-definition` goes on with the run's own copy; `--restart` starts over with the file"
+                    "`waypost resume {run} --with {}` runs again what changed and everything after it; `--keep-definition` goes on with the run's own copy; `--restart` starts over with the file",
+                    file.display()
                 )),
             ),
             Self::Program(ProgramError::MissingSecrets(_)) => {
@@ -343,10 +355,17 @@ impl Error {
             }
             Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
             Self::Run(RunError::NoState { .. }) => ("no_state", Exit::NotFound, None),
-            Self::Run(RunError::InDoubt { .. }) => (
+            Self::Run(RunError::InDoubt { run, .. }) => (
                 "in_doubt",
                 Exit::InDoubt,
-                hint("look at what the step did, then decide; `--restart` starts over"),
+                Some(format!(
+                    "look at what the step did, then decide: `waypost resume {run} --treat-as done`, or `--treat-as retry`"
+                )),
+            ),
+            Self::Run(RunError::NotSettled { .. }) => (
+                "not_settled",
+                Exit::Usage,
+                hint("`--treat-as retry` runs it again; `--restart` starts over"),
             ),
             Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
             Self::Run(RunError::Changed { .. }) => (

@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
-use crate::view::ProblemView;
 
+pub(crate) mod actions;
 pub(crate) mod progress;
 
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
@@ -36,6 +36,8 @@ pub(crate) struct Output {
     pub(crate) paint_err: Paint,
     /// stderr is a terminal: progress may move the cursor.
     pub(crate) live: bool,
+    /// stderr is the log of a job of GitHub Actions.
+    pub(crate) actions: bool,
     /// Columns of the terminal, if stdout is one.
     pub(crate) columns: Option<usize>,
 }
@@ -50,6 +52,7 @@ impl Output {
             paint: Paint(colours(global.color, &io::stdout())),
             paint_err: Paint(colours(global.color, &io::stderr())),
             live: io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
+            actions: !global.json && !io::stderr().is_terminal() && actions::is_job(),
             columns: columns(),
         }
     }
@@ -116,6 +119,15 @@ impl Output {
         let paint = self.paint_err;
         if let Some(rendered) = &diagnosis.rendered {
             self.err(if paint.0 { &rendered.styled } else { &rendered.plain });
+            for problem in rendered.problems.iter().filter(|_| self.actions) {
+                let place = Some((rendered.file.as_path(), problem.line));
+                self.err(&actions::annotation(
+                    actions::Level::Error,
+                    place,
+                    "workflow file",
+                    &problem.message,
+                ));
+            }
             return;
         }
         let mut text = format!("{} {}", paint.red("error:"), shown_lines(&diagnosis.message));
@@ -126,6 +138,9 @@ impl Output {
             let _ = write!(text, "\n{} {}", paint.cyan("hint:"), shown_lines(hint));
         }
         self.err(&text);
+        if self.actions {
+            self.err(&actions::annotation(actions::Level::Error, None, "waypost", &diagnosis.message));
+        }
     }
 
     /// Asks a question that is answered by yes or no; anything but a clear yes is no.
@@ -195,7 +210,6 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
                 .filter(|line| !line.starts_with("For more"))
                 .map(ToOwned::to_owned)
                 .collect::<Vec<_>>(),
-            problems: &[],
         };
         let document = ErrorDocument { v: crate::view::VERSION, error: view };
         let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
@@ -234,16 +248,12 @@ struct ErrorView<'a> {
     message: &'a str,
     hint: Option<&'a str>,
     causes: &'a [String],
-    /// Places in a workflow file, where it is about one.
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    problems: &'a [ProblemView],
 }
 
 impl<'a> ErrorDocument<'a> {
     fn of(diagnosis: &'a Diagnosis) -> Self {
         let Diagnosis { code, message, hint, causes, .. } = diagnosis;
-        let problems = diagnosis.rendered.as_ref().map_or(&[][..], |rendered| &rendered.problems);
-        let error = ErrorView { code, message, hint: hint.as_deref(), causes, problems };
+        let error = ErrorView { code, message, hint: hint.as_deref(), causes };
         Self { v: crate::view::VERSION, error }
     }
 }

@@ -115,14 +115,14 @@ pub(crate) struct StepView {
     pub(crate) usage: Option<Usage>,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) ended_at: Option<Timestamp>,
-    /// Why it failed, where it did.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Why it failed, where it did; for screens.
+    #[serde(skip)]
     pub(crate) error: Option<FailureView>,
-    /// What it printed, where it printed something.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// What it printed, where it printed something; for screens.
+    #[serde(skip)]
     pub(crate) log: Option<Printed>,
-    /// The command as it was run, where it is not the text of the workflow.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The command as it was run, where it is not the text of the workflow; for screens.
+    #[serde(skip)]
     pub(crate) command: Option<String>,
 }
 
@@ -261,6 +261,11 @@ pub(crate) struct EvidenceSummary {
     pub(crate) ok: usize,
     pub(crate) failed: usize,
     pub(crate) unknown: usize,
+    pub(crate) skipped: usize,
+    /// How many of all are ok, from 0 to 1; 0 if there are none.
+    pub(crate) rate: f64,
+    /// Whether as many hold as must; never where there are none.
+    pub(crate) satisfied: bool,
 }
 
 /// The answer of `why`.

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use crate::id::{Digest, StepId};
+use crate::plan::{Action, Cause, Plan};
 use crate::record::{Definition, FrontierEntry, Position};
 use crate::shape::{Shape, Unfinished};
 
@@ -88,35 +89,79 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
     changes
 }
 
-/// Carries a position over to another graph: what is finished in both stays finished, everything else is open.
+/// A position carried over to another graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CarriedOver {
+    /// Where the run stands now.
+    pub position: Position,
+    /// Steps that were finished and run again, in the order of the new graph, each with the step that is the reason: the
+    /// step itself if it changed, or the one before it that is not finished any more.
+    pub redone: Vec<(StepId, StepId)>,
+}
+
+/// Carries a position over to another graph: what is finished in both and comes after nothing else stays finished,
+/// everything else is open.
 ///
-/// # Errors
-/// The finished steps that the change touches; the position cannot be carried over.
+/// A finished step that does something else now is open again, and so is every finished step after one that is open.
+/// They come up in a new epoch, because that is a deliberate redo: with new keys, and attempts counted from one.
 pub fn carry_over(
     before: &Shape,
     position: &Position,
     definition: &Definition,
     after: &Shape,
-) -> Result<Position, Vec<Change>> {
-    let touching: Vec<Change> = changes(before, position, definition, after)
-        .into_iter()
-        .filter(|change| change.touches_finished)
-        .collect();
-    if !touching.is_empty() {
-        return Err(touching);
-    }
+) -> CarriedOver {
     let unfinished = Unfinished::of(before, position);
-    let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
-    let minimal = |place: &usize| {
-        !finished(&after.steps()[*place].id)
-            && after.needs(*place).iter().all(|need| finished(&after.steps()[*need].id))
-    };
+    let old: HashMap<&StepId, Digest> =
+        definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
+    let mut finished = vec![false; after.steps().len()];
+    let mut redone = Vec::new();
+    for place in after.order() {
+        let step = &after.steps()[place];
+        if before.place(step.id.as_str()).is_none_or(|place| unfinished.has(place)) {
+            continue;
+        }
+        let open = after.needs(place).iter().find(|need| !finished[**need]);
+        let reason = match (old.get(&step.id) == Some(&step.fingerprint), open) {
+            (false, _) => Some(step.id.clone()),
+            (true, Some(need)) => Some(after.steps()[*need].id.clone()),
+            (true, None) => None,
+        };
+        finished[place] = reason.is_none();
+        redone.extend(reason.map(|reason| (step.id.clone(), reason)));
+    }
+    let newest = position.frontier.iter().map(|entry| entry.at.epoch).chain([position.epoch]).max();
+    let epoch = newest.unwrap_or_default() + 1;
+    let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
     let entry = |place: usize| {
         let step = after.steps()[place].id.clone();
         let known = position.frontier.iter().find(|entry| entry.step == step).cloned();
-        known.unwrap_or_else(|| FrontierEntry::ready(step))
+        let mut entry = known.unwrap_or_else(|| FrontierEntry::ready(step));
+        if is_redone(&entry.step) {
+            entry.at.epoch = epoch;
+        }
+        entry
     };
+    let minimal = |place: &usize| !finished[*place] && after.needs(*place).iter().all(|need| finished[*need]);
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
-    let ledger = position.ledger.iter().filter(|(id, _)| after.place(id.as_str()).is_some());
-    Ok(Position { frontier, ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(), ..position.clone() })
+    let counts = |id: &StepId| after.place(id.as_str()).is_some() && !is_redone(id);
+    let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
+    let position = Position {
+        frontier,
+        ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
+        epoch: if redone.is_empty() { position.epoch } else { epoch },
+        ..position.clone()
+    };
+    CarriedOver { position, redone }
+}
+
+/// Says in a plan that was made for a position carried over why finished steps run again.
+pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
+    for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
+        let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };
+        decision.action = Action::Run;
+        decision.cause = match step == reason {
+            true => Cause::Redefined,
+            false => Cause::UpstreamChanged(reason.clone()),
+        };
+    }
 }

@@ -24,6 +24,7 @@ mod begin;
 mod branches;
 pub(crate) mod chain;
 mod commit;
+mod fall;
 mod fan;
 mod line;
 mod open;
@@ -40,8 +41,8 @@ mod travel;
 pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
-    Adoption, Edit, Interrupts, OnChange, OnDamage, OnLostCheckpoint, ResumeFrom, ResumeOptions,
-    SessionOptions, Then, Validate, ValidateFn,
+    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, ResumeFrom, ResumeOptions,
+    SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{

@@ -51,6 +51,7 @@ mod frozen;
 mod journal;
 mod lease;
 mod list;
+mod near;
 mod paths;
 mod read;
 mod replay;

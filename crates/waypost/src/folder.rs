@@ -36,6 +36,8 @@ pub use told::{Told, forget_told, has_told};
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";
 
+/// The report for people in a run's folder.
+pub const REPORT: &str = "report.md";
 /// The folder, in that of a run, for files that steps under way write to and the engine reads. A kill leaves it behind;
 /// the next who takes the run up removes it, with whatever secrets steps may have put there.
 pub const SCRATCH: &str = "scratch";
@@ -72,7 +74,7 @@ impl RunFolder {
     /// around it are made if need be.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
         let events = events::EventFile::new(path.join(told::EVENTS_FILE));
-        let report = report::ReportFile::new(path.join("report.md"), run.clone());
+        let report = report::ReportFile::new(path.join(REPORT), run.clone());
         Self { disk, path, events, report, made: false, trouble: None }
     }
 

@@ -197,6 +197,9 @@ impl Store for MemoryStore {
             for (place, branch) in kept.branches.iter().enumerate().skip(begin) {
                 let (record, mut damaged) = branch.newest(run);
                 let Some(record) = record else {
+                    if heads.len() == limit {
+                        return Ok(Heads { heads, next: Some(place.to_string()) });
+                    }
                     return Err(match damaged.is_empty() {
                         true => StoreError::no_branch(run, &branch.path),
                         false => StoreError::of_damage(damaged.swap_remove(0), None),

@@ -121,6 +121,8 @@ pub enum Cause {
     EvidenceUnknown(Vec<String>),
     /// This step before it runs again.
     UpstreamChanged(StepId),
+    /// It is finished, but does something else by now.
+    Redefined,
     /// It was cut and must not be repeated blindly.
     InDoubt(Try),
     /// It was cut, and its evidence says that it is done.
@@ -150,6 +152,7 @@ impl fmt::Display for Cause {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }
             Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` runs again"),
+            Self::Redefined => f.write_str("it does something else than what was finished"),
             Self::InDoubt(at) => {
                 write!(
                     f,

@@ -83,7 +83,7 @@ fn sentence(decision: &Decision) -> String {
 }
 
 async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
-    let chosen = choose(store, snapshot, &Choice::default())?;
+    let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);
     for damage in snapshot.damaged() {
         let at = checkpoints::reference_of(&damage.run, damage);

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{ResumeOptions, SessionOptions, Snapshot};
+use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, SettleAsDone, Snapshot};
+use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{WorkflowProgram, declared_env};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
 use super::Context;
-use crate::cli::ResumeArgs;
+use crate::cli::{ResumeArgs, TreatAs};
 use crate::definition::{Choice, Chosen, choose};
-use crate::drive::{Session, Told};
+use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
@@ -65,6 +66,9 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     runs.reverse();
     if runs.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
+        if context.output.json && !args.dry_run {
+            context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
+        }
         return Ok(Exit::Done);
     }
     let session = Session::begin(context, None)?;
@@ -122,6 +126,15 @@ async fn dry_run(
     chosen.tell(context);
     let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
     super::plan::print(context, Some(run.as_str()), &plan)?;
+    for question in plan.questions() {
+        match args.treat_as {
+            Some(TreatAs::Done) => {
+                context.output.note(&format!("Step {} would count as done.", question.step))
+            }
+            Some(TreatAs::Retry) => context.output.note(&format!("Step {} would run again.", question.step)),
+            None => {}
+        }
+    }
     context.output.note("Nothing was run, as asked.");
     Ok(Exit::Done)
 }
@@ -153,7 +166,11 @@ impl Prepared {
                 if !args.restart {
                     refuse_behind(store.as_ref(), &snapshot)?;
                 }
-                choose(store.as_ref(), &snapshot, &Choice::of(args))?
+                let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
+                if args.treat_as.is_some() {
+                    refuse_without_doubt(context, store.as_ref(), &snapshot, &chosen).await?;
+                }
+                chosen
             }
             // Nothing sound is left to go on from; starting over needs only the frozen record.
             Err(StoreError::Damaged { .. }) if args.restart => Chosen::frozen(store.as_ref(), &frozen)?,
@@ -185,8 +202,10 @@ impl Prepared {
             store_words: context.store_words(None),
             lines: surroundings::lines(&chosen.workflow),
             until: args.until.clone(),
+            report: store.folder(&run).map(|folder| folder.join(REPORT)),
         };
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+        let on_doubt = on_doubt(args.treat_as, &chosen.workflow);
         let options = SessionOptions {
             stop: session.stop.clone(),
             until: surroundings::until(args.until.as_deref())?,
@@ -196,12 +215,51 @@ impl Prepared {
         let program =
             WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
         let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
-        let options =
-            ResumeOptions { session: options, adopt: chosen.adoption, restart, ..ResumeOptions::default() };
+        let options = ResumeOptions {
+            session: options,
+            adopt: chosen.adoption,
+            restart,
+            on_doubt,
+            ..ResumeOptions::default()
+        };
         let engine = session.engine(store);
         let outcome = session.watch(engine.resume_program(&program, &run, options)).await?;
         session.conclude(&outcome, &told)
     }
+}
+
+/// Says what is to become of steps in doubt.
+fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowState> {
+    match treat_as {
+        None => OnDoubt::Ask,
+        Some(TreatAs::Retry) => OnDoubt::Retry,
+        Some(TreatAs::Done) => {
+            let workflow = workflow.clone();
+            OnDoubt::Done(SettleAsDone(Box::new(move |state, step| {
+                WorkflowProgram::settle_as_done(&workflow, state, step)
+            })))
+        }
+    }
+}
+
+/// Refuses a decision that nobody asked for.
+async fn refuse_without_doubt(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+) -> Result<(), Error> {
+    let plan = chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await?;
+    if plan.questions().next().is_some() {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!(
+            "no step of run {} is in doubt, so that there is nothing to decide",
+            snapshot.entry.summary.run
+        ),
+        "leave `--treat-as` out",
+    ))
 }
 
 /// Refuses to go on from less than the run has told: what was finished since would be done again unasked.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use waypost::RunId;
 use waypost::engine::{RunError, SessionOptions};
+use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
 use waypost::store::{RunQuery, Store, StoreError};
@@ -13,7 +14,7 @@ use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::resume;
+use super::{near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::drive::{Session, Told};
 use crate::error::Error;
@@ -45,7 +46,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if let Some(id) = &id
         && reference::is_there(store.as_ref(), id).await?
     {
-        return beside_existing(context, store, id, &args).await;
+        return beside_existing(context, store, id, &params, &args).await;
     }
     // What looks like a resume would do finished work again.
     if let Some(lost) = id.as_ref().and_then(|id| reference::lost(store.as_ref(), id.as_str())) {
@@ -86,16 +87,11 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         store_words: context.store_words(Some(&args.file)),
         lines: surroundings::lines(&workflow),
         until: args.until.clone(),
+        report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
     let state = program.initial_state(params)?;
-    if let Some((name, _)) = record.labels.iter().find(|(_, value)| program.mask().contains(value.as_bytes()))
-    {
-        return Err(Error::usage(
-            format!("label `{name}` contains a secret"),
-            "labels are recorded; choose another",
-        ));
-    }
+    refuse_secrets(&program, &record)?;
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
@@ -106,6 +102,31 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
             Err(StoreError::NotFound { .. }) => run_not_made(&told.run, error),
             _ => error,
         }),
+    }
+}
+
+/// Refuses to record a secret that somebody wrote where it is neither masked nor needed.
+fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
+    let holds = |text: &str| program.mask().contains(text.as_bytes());
+    let mut told = record.labels.iter().filter(|(name, value)| holds(name) || holds(value));
+    if let Some((name, _)) = told.next() {
+        let name = program.mask().mask_str(name);
+        let message = format!("label `{name}` contains a secret");
+        return Err(Error::usage(message, "labels are recorded; choose another"));
+    }
+    let text = record.definition.text.as_deref().unwrap_or_default();
+    let places = [
+        ("the workflow file", Some(text)),
+        ("the name of the run", Some(record.run.as_str())),
+        ("the path of the workflow file", record.path.as_deref()),
+        ("the folder of the steps", record.base.as_deref()),
+    ];
+    match places.iter().find(|(_, text)| text.is_some_and(holds)) {
+        Some((what, _)) => Err(Error::usage(
+            format!("{what} contains a secret"),
+            "it is recorded as it is; take the secret from the environment of the step",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -174,13 +195,71 @@ async fn beside_existing(
     context: &Context,
     store: Arc<dyn Store>,
     id: &RunId,
+    params: &Map<String, Value>,
     args: &RunArgs,
 ) -> Result<Exit, Error> {
     if !args.or_resume {
         return Err(StoreError::Exists { run: id.clone() }.into());
     }
+    let entry = store.run(id).await?;
+    let differs = differences(store.as_ref(), entry.record.record(), params, args)?;
+    if !differs.is_empty() {
+        return Err(Error::usage(
+            format!("run {id} was made otherwise: {}", differs.join("; ")),
+            format!("`waypost resume {id}` goes on with it as it was made; another `--id` makes another run"),
+        ));
+    }
     let args = ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() };
     resume::resume_in(context, store, args).await
+}
+
+/// Says in what a run differs from what was asked for here; what was not given is taken as the run has it.
+fn differences(
+    store: &dyn Store,
+    made: &RunRecord,
+    params: &Map<String, Value>,
+    args: &RunArgs,
+) -> Result<Vec<String>, Error> {
+    let mut differs = Vec::new();
+    let here = |path: &Path| relative(store, path);
+    let there = |path: &Option<String>| match path {
+        Some(path) => near_here(&place::from_home(store.home(), path)).display().to_string(),
+        None => "a place that is not known".to_owned(),
+    };
+    if here(&args.file) != made.path {
+        differs.push(format!("from {}, not {}", there(&made.path), args.file.display()));
+    }
+    if let Some(dir) = &args.dir
+        && here(&base_folder(args)?) != made.base
+    {
+        differs.push(format!("its steps run in {}, not {}", there(&made.base), dir.display()));
+    }
+    for (name, value) in params {
+        match made.params.get(name) {
+            Some(before) if before != value => {
+                differs.push(format!("param `{name}` is {before}, not {value}"));
+            }
+            None if args.params.iter().any(|(given, _)| given == name) => {
+                differs.push(format!("it has no param `{name}`"));
+            }
+            _ => {}
+        }
+    }
+    for (name, value) in &args.labels {
+        if made.labels.get(name) != Some(value) {
+            let before = made.labels.get(name).map_or("not there".to_owned(), |label| format!("`{label}`"));
+            differs.push(format!("label `{name}` is {before}, not `{value}`"));
+        }
+    }
+    Ok(differs)
+}
+
+/// Names a path as the records of a store do.
+fn relative(store: &dyn Store, path: &Path) -> Option<String> {
+    match store.home() {
+        Some(home) => place::relative_to(home, path),
+        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
+    }
 }
 
 fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
@@ -208,10 +287,6 @@ fn record(
     local: &Local,
 ) -> Result<RunRecord, Error> {
     let shape = shape_of(workflow, local.cores)?;
-    let relative = |path: &Path| match store.home() {
-        Some(home) => place::relative_to(home, path),
-        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
-    };
     let mut labels = workflow.labels().clone();
     labels.extend(args.labels.iter().cloned());
     Ok(RunRecord {
@@ -219,8 +294,8 @@ fn record(
         run: run.clone(),
         workflow: workflow.name().to_owned(),
         definition: shape.definition(Some(workflow.text().to_owned())),
-        path: relative(&args.file),
-        base: relative(base),
+        path: relative(store, &args.file),
+        base: relative(store, base),
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use waypost::engine::Snapshot;
-use waypost::record::{Claim, Flaw, Reason, Record, Verdict};
+use waypost::record::{Flaw, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
@@ -223,7 +223,7 @@ impl Chain {
                     }
                     flaw => flaw.to_string(),
                 };
-                self.checkpoints.push(verified(at, Some(error), &[]));
+                self.checkpoints.push(verified(at, Some(error), None));
             }
             Link::Record(record) => {
                 let error = match self.misplaced(root, &record) {
@@ -231,8 +231,7 @@ impl Chain {
                     None => self.body_error(store, &record).await?,
                 };
                 let header = record.header();
-                let claims = header.evidence.as_ref().map_or(&[][..], |pack| &pack.claims);
-                self.checkpoints.push(verified(header.reference(), error, claims));
+                self.checkpoints.push(verified(header.reference(), error, header.evidence.as_ref()));
                 self.last = Some((header.seq, record.digest()));
                 self.broken = false;
             }
@@ -295,21 +294,26 @@ impl Chain {
     }
 }
 
-fn verified(at: CheckpointRef, error: Option<String>, claims: &[Claim]) -> VerifiedView {
+fn verified(at: CheckpointRef, error: Option<String>, pack: Option<&Pack>) -> VerifiedView {
+    let claims = pack.map_or(&[][..], |pack| &pack.claims);
     let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
-    let pack = waypost::record::Pack { at_least: None, claims: claims.to_vec() };
+    let (total, ok) = (claims.len(), count(Verdict::Ok));
+    let needed = pack.and_then(|pack| pack.at_least).map_or(total, |least| least as usize).max(1);
     VerifiedView {
         reference: at.to_string(),
         sound: error.is_none(),
         error,
-        verdict: (!claims.is_empty()).then_some(Verdict::Skipped),
+        verdict: (total > 0).then_some(Verdict::Skipped),
         summary: EvidenceSummary {
-            total: claims.len(),
-            ok: count(Verdict::Ok),
+            total,
+            ok,
             failed: count(Verdict::Failed),
             unknown: count(Verdict::Unknown),
+            skipped: count(Verdict::Skipped),
+            rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
+            satisfied: ok >= needed,
         },
-        evidence: ClaimView::of_pack(Some(&pack)),
+        evidence: ClaimView::of_pack(pack),
     }
 }
 

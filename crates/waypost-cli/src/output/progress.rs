@@ -11,7 +11,7 @@ use waypost::events::{self, Event, EventKind};
 use waypost::record::{Position, Record};
 use waypost::store;
 
-use super::Output;
+use super::{Output, actions};
 use crate::commands::event_line;
 use crate::time;
 
@@ -102,7 +102,7 @@ impl Progress {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn show(&self, seen: &mut Seen, event: &Event) {
+    fn show(&self, seen: &mut Seen, event: &Event, record: &Record) {
         if self.output.json {
             // A run does not end because its reader went away.
             seen.deaf = seen.deaf || self.output.line(event).is_err();
@@ -112,7 +112,14 @@ impl Progress {
         if let Some(live) = &self.live {
             live.show(&self.output, seen, event);
         } else if !noisy || self.output.verbose {
-            self.output.note(&event_line(event));
+            let line = event_line(event);
+            let is_end = matches!(
+                event.what,
+                EventKind::StepCompleted(_) | EventKind::StepFailed(_) | EventKind::StepRetried(_)
+            );
+            let group =
+                (self.output.actions && is_end).then(|| actions::group(&line, record.header())).flatten();
+            self.output.note(group.as_ref().unwrap_or(&line));
             seen.last_line = Instant::now();
         }
     }
@@ -125,7 +132,7 @@ impl Observer for Progress {
         for record in records {
             for event in events::of(record.header()) {
                 if !seen.deaf {
-                    self.show(&mut seen, &event);
+                    self.show(&mut seen, &event, record);
                 }
                 seen.take(&event);
             }

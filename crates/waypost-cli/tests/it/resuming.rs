@@ -97,6 +97,67 @@ fn a_step_that_must_not_be_repeated_is_in_doubt() {
     assert_eq!(rig.read("trace"), "s1\ns2\ns3\n");
 }
 
+/// A run whose step `pay` was cut, and must not be repeated blindly.
+fn in_doubt(last: &str) -> Rig {
+    let flow = format!(
+        "steps:\n  - id: pay\n    idempotent: false\n    run: echo pay >> trace; test -e go || kill -9 $PPID; echo x=1 > $WAYPOST_OUTPUT\n  - id: ship\n    \
+         env: {{ X: \"{last}\" }}\n    run: echo ship $X >> trace\n"
+    );
+    let rig = Rig::with(&flow);
+    rig.call(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.write("go", "");
+    rig
+}
+
+#[test]
+fn a_person_settles_a_step_in_doubt() {
+    // What happened: a run in doubt could only be started over; nothing took a person's word about the step.
+    // Why: `resume` had no `--treat-as`.
+    // What stops it now: `done` settles the step, `retry` runs it again, and both are records.
+    let rig = in_doubt("-");
+    check("treat_as_none", &rig.waypost(&["resume"]));
+    check("treat_as_dry", &rig.waypost(&["resume", "--treat-as", "done", "--dry-run"]));
+    check("treat_as_done", &rig.waypost(&["resume", "--treat-as", "done"]));
+    check("treat_as_done_checkpoints", &rig.waypost(&["checkpoints"]));
+    assert_eq!(rig.read("trace"), "pay\nship -\n");
+    check("treat_as_again", &rig.waypost(&["resume", "--treat-as", "done"]));
+
+    let rig = in_doubt("${{ steps.pay.outputs.x }}");
+    check("treat_as_done_read", &rig.waypost(&["resume", "--treat-as", "done"]));
+    check("treat_as_retry", &rig.waypost(&["resume", "--treat-as", "retry"]));
+    check("treat_as_retry_show", &rig.waypost(&["show"]));
+    assert_eq!(rig.read("trace"), "pay\npay\nship 1\n");
+}
+
+#[test]
+fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
+    // What happened: taking `idempotent: false` out of the file ran the doubtful step again, unasked.
+    // Why: `idempotent` is in no fingerprint, and the changed file decided.
+    // What stops it now: the definition that the step was started with is asked.
+    let rig = in_doubt("-");
+    rig.write("flow.yaml", &rig.read("flow.yaml").replace("    idempotent: false\n", ""));
+
+    check("doubt_stays_plan", &rig.waypost(&["plan"]));
+    check("doubt_stays", &rig.waypost(&["resume"]));
+    assert_eq!(rig.read("trace"), "pay\n");
+}
+
+#[test]
+fn a_change_of_what_is_finished_is_adopted_when_it_is_named() {
+    // What happened: `resume --with FILE` refused every change that touched a finished step.
+    // Why: a position could not be carried over where something finished had to run again.
+    // What stops it now: what changed runs again, with everything after it, in a new epoch.
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.write("flow.yaml", &FLOW.replace("echo hello", "echo other"));
+
+    check("changed_redo_dry", &rig.waypost(&["resume", "--with", "flow.yaml", "--dry-run"]));
+    check("changed_redo", &rig.waypost(&["resume", "--with", "flow.yaml"]));
+    check("changed_redo_show", &rig.waypost(&["show"]));
+    check("changed_redo_checkpoints", &rig.waypost(&["checkpoints"]));
+    assert_eq!(rig.call(&["verify", "r-1"]).status.code(), Some(0));
+}
+
 #[test]
 fn a_failed_run_goes_on_at_the_failed_step() {
     let rig = Rig::failed();

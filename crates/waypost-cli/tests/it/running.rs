@@ -72,6 +72,24 @@ fn an_id_is_used_once_unless_the_run_may_be_resumed() {
 }
 
 #[test]
+fn what_a_resumed_run_cannot_be_given_is_refused() {
+    // What happened: `run OTHER -p who=me --id r-1 --or-resume` went on with r-1, and dropped file and params in silence.
+    // Why: only `--id` and `--until` were looked at once the run was there.
+    // What stops it now: whatever was given and is not as the run was made is named, and nothing runs.
+    let rig = Rig::failed();
+    rig.write("ok", "");
+    rig.write("other.yaml", FLOW);
+    let call = |args: &[&str]| rig.waypost(&[&["run", "--id", "r-1", "--or-resume"], args].concat());
+
+    check("or_resume_file", &call(&["other.yaml"]));
+    check(
+        "or_resume_param",
+        &call(&["flow.yaml", "-p", "who=me", "--label", "team=none", "--dir", ".waypost"]),
+    );
+    check("or_resume_same", &call(&["flow.yaml", "-p", "who=world", "--label", "team=sales", "--dir", "."]));
+}
+
+#[test]
 fn a_run_beside_a_resumable_one_says_so() {
     let rig = Rig::failed();
     check("run_beside", &rig.waypost(&["run", "flow.yaml", "--id", "r-2", "--until", "one"]));
@@ -211,4 +229,41 @@ fn secrets_stay_out() {
         }
     }
     assert_eq!(found, Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_secret_that_somebody_wrote_down_is_refused() {
+    // What happened: a secret in the text of the workflow file, or in `--id`, was stored as it stood.
+    // Why: only params and labels were searched for secrets.
+    // What stops it now: everything that a run record is made of is.
+    let rig = Rig::with("secrets: [TOKEN]\nsteps: [{ run: \"true\" }]\n");
+    let call = |args: &[&str]| rig.told(&rig.command(args).env("TOKEN", "s3cr3t-value-42").output().unwrap());
+
+    check("secret_in_id", &call(&["run", "flow.yaml", "--id", "r-s3cr3t-value-42"]));
+    rig.write("flow.yaml", "secrets: [TOKEN]\nsteps: [{ run: \"echo s3cr3t-value-42\" }]\n");
+    check("secret_in_file", &call(&["run", "flow.yaml", "--id", "r-1"]));
+    assert_eq!(rig.json(&["list", "--json"])["runs"], serde_json::json!([]));
+}
+
+#[test]
+fn a_job_of_github_has_groups_annotations_and_a_summary() {
+    // What happened: in GitHub Actions a run looked as in any other pipe.
+    // Why: nothing asked where it ran.
+    // What stops it now: `GITHUB_ACTIONS` is asked, where the output is no terminal.
+    let flow = "secrets: [TOKEN]\nsteps:\n  - id: one\n    run: echo token $TOKEN; echo '::error::no'; echo '##[error]no'; echo '# Found '$TOKEN >> \
+                $WAYPOST_SUMMARY\n  - id: two\n    run: echo 50% $TOKEN; exit 3\n";
+    let rig = Rig::with(flow);
+    rig.write("summary.md", "# Before\n");
+    let call = |args: &[&str]| {
+        let mut command = rig.command(args);
+        command.env("TOKEN", "s3cr3t-value-42").env("GITHUB_ACTIONS", "true");
+        command.env("GITHUB_WORKSPACE", rig.path(".")).env("GITHUB_STEP_SUMMARY", rig.path("summary.md"));
+        rig.told(&command.output().unwrap())
+    };
+
+    check("actions_failed", &call(&["run", "flow.yaml", "--id", "r-1"]));
+    check("actions_summary", &rig.read("summary.md"));
+    rig.write("broken.yaml", "steps:\n  - rum: x\n");
+    check("actions_file", &call(&["check", "broken.yaml"]));
+    check("actions_error", &call(&["show", "nobody"]));
 }

@@ -98,6 +98,48 @@ pub(crate) fn number(text: &str) -> Option<Number> {
     integer.or_else(unsigned).or_else(|| if is_whole { None } else { float() })
 }
 
+/// Why a text is not kept as a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NumberError {
+    /// It writes none.
+    NotANumber,
+    /// It would come back as another one: it has more digits, or a larger exponent, than 64 bits hold, or is `-0`.
+    Changes,
+}
+
+/// The number that `text` writes, as [`number`], if it would come back with the same value.
+pub(crate) fn exact_number(text: &str) -> Result<Number, NumberError> {
+    let starts = text.strip_prefix('-').unwrap_or(text);
+    if !starts.starts_with(|first: char| first.is_ascii_digit()) {
+        return Err(NumberError::NotANumber);
+    }
+    if starts.bytes().all(|byte| byte.is_ascii_digit()) {
+        let is_minus_zero = text.starts_with('-') && starts.bytes().all(|byte| byte == b'0');
+        return number(text).filter(|_| !is_minus_zero).ok_or(NumberError::Changes);
+    }
+    let float = text.parse::<f64>().map_err(|_| NumberError::NotANumber)?;
+    let number = Number::from_f64(float).ok_or(NumberError::Changes)?;
+    match decimal(starts) == decimal(&format!("{:e}", float.abs())) {
+        true => Ok(number),
+        false => Err(NumberError::Changes),
+    }
+}
+
+/// The digits of a decimal number without zeros around them, and the power of ten of the first; none if that is beyond
+/// all numbers that can be kept.
+fn decimal(text: &str) -> Option<(String, i64)> {
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = [whole, part].concat();
+    let kept = digits.trim_start_matches('0');
+    if kept.is_empty() {
+        return Some((String::new(), 0));
+    }
+    let before = whole.len() as i64 - (digits.len() - kept.len()) as i64;
+    let exponent = exponent.parse::<i64>().ok()?.checked_add(before)?;
+    Some((kept.trim_end_matches('0').to_owned(), exponent))
+}
+
 /// `value` in a sentence: its kind, and the value itself where that is short.
 pub(crate) fn described(value: &Value) -> String {
     match value {

@@ -24,7 +24,7 @@ pub(crate) use self::names::Call;
 pub use self::names::Reference;
 pub use self::scope::{Scope, StepView};
 
-pub(crate) use self::convert::{described, number, shown};
+pub(crate) use self::convert::{NumberError, described, exact_number, shown};
 
 use self::lex::Until;
 use self::names::Uses;
@@ -317,12 +317,6 @@ impl Condition {
         self.0.uses.references.iter()
     }
 
-    /// Whether the step is to be decided although steps before it failed: it calls `always()` or `failure()`.
-    #[must_use]
-    pub fn considers_failure(&self) -> bool {
-        self.0.uses.calls.iter().any(|call| matches!(call, Call::Always | Call::Failure))
-    }
-
     /// Whether the step is to be decided although `step`, which it needs, was skipped: it calls `always()` or
     /// `skipped(step)`.
     #[must_use]
@@ -330,7 +324,6 @@ impl Condition {
         self.0.uses.calls.iter().any(|call| match call {
             Call::Always => true,
             Call::Skipped { step: named, .. } => named == step,
-            Call::Success | Call::Failure => false,
         })
     }
 

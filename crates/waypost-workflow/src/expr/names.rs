@@ -9,7 +9,9 @@ use crate::suggest::nearest;
 /// The roots that an expression may read.
 pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
 /// What `run` has.
-const RUN_NAMES: [&str; 2] = ["id", "failed_step"];
+const RUN_NAMES: [&str; 1] = ["id"];
+/// What a run will have once steps run after a failure.
+const LATER_RUN_NAMES: [&str; 1] = ["failed_step"];
 /// What a step has.
 const STEP_NAMES: [&str; 4] = ["outputs", "exit_code", "stdout", "status"];
 /// Words of the language that are not built yet.
@@ -20,7 +22,13 @@ const LATER_STEP_NAMES: [&str; 4] = ["items", "total", "succeeded", "failed"];
 const WORDS: [&str; 13] =
     ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
 /// Functions that may be called.
-const FUNCTIONS: [&str; 6] = ["always", "success", "failure", "skipped", "range", "dict"];
+const FUNCTIONS: [&str; 4] = ["always", "skipped", "range", "dict"];
+/// Functions of GitHub's about runs that failed or were stopped. No step runs in such a run, so that they could only
+/// ever give one answer.
+const ABOUT_FAILURE: [&str; 3] = ["success", "failure", "cancelled"];
+/// What to write in place of those.
+const AFTER_FAILURE: &str = "a failed step ends the run, and the steps after it wait for the resume: leave it out, or let the step that may \
+                             fail go on with `continue_on_error` and ask for its `.status`";
 /// Those of minijinja's filters that make sense on one value.
 pub(crate) const FILTERS: [&str; 37] = [
     "abs",
@@ -86,7 +94,7 @@ pub(crate) const TESTS: [&str; 21] = [
     "upper",
 ];
 /// What people know from GitHub, and what to write here.
-const FROM_GITHUB: [(&str, &str); 8] = [
+const FROM_GITHUB: [(&str, &str); 7] = [
     ("contains", "write `'x' in list`, or `'x' in text`"),
     ("startsWith", "write `text is startingwith('x')`"),
     ("endsWith", "write `text is endingwith('x')`"),
@@ -94,7 +102,6 @@ const FROM_GITHUB: [(&str, &str); 8] = [
     ("fromJSON", "a value of `capture: json` or of a `json` param keeps its type"),
     ("join", "write `list | join(',')`"),
     ("format", "put several `${{ }}` into the text"),
-    ("cancelled", "a run that was stopped starts no step"),
 ];
 
 /// One name that an expression reads, with the fixed part of its path.
@@ -110,8 +117,6 @@ pub struct Reference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     Always,
-    Success,
-    Failure,
     Skipped { step: String, range: Range<usize> },
 }
 
@@ -196,13 +201,15 @@ fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxErro
 
 fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
     let token = &tokens[index];
+    if ABOUT_FAILURE.contains(&token.text) {
+        let message = format!("`{}()` is not supported by this version", token.text);
+        return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_FAILURE));
+    }
     known("function", token, &FUNCTIONS)?;
     let empty = tokens.get(index + 2).is_some_and(|close| close.is(")"));
     let call = match token.text {
         "skipped" => Some(skipped(tokens, index)?),
         "always" => Some(Call::Always),
-        "success" => Some(Call::Success),
-        "failure" => Some(Call::Failure),
         _ => return Ok(()),
     };
     if !empty && token.text != "skipped" {
@@ -297,6 +304,10 @@ fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> 
                 .hint(nearest(what, STEP_NAMES))
                 .help("a step has `outputs`, `exit_code`, `stdout` and `status`"))
         }
+        ("run", Some(what), _) if LATER_RUN_NAMES.contains(&what) => {
+            let message = format!("`run.{what}` is not supported by this version");
+            Err(SyntaxError::new(range.clone(), message).help(AFTER_FAILURE))
+        }
         ("run", what, _) if !what.is_some_and(|what| RUN_NAMES.contains(&what)) => {
             let message = match what {
                 Some(what) => format!("`run` has no `{what}`"),
@@ -304,7 +315,7 @@ fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> 
             };
             Err(SyntaxError::new(range.clone(), message)
                 .hint(what.and_then(|what| nearest(what, RUN_NAMES)))
-                .help("read `run.id` or `run.failed_step`"))
+                .help("read `run.id`"))
         }
         _ => Ok(()),
     }

@@ -33,7 +33,6 @@ pub struct StepView {
 pub struct Scope {
     step: Option<String>,
     run_id: String,
-    failed_step: Option<String>,
     params: Arc<Shelf>,
     env: Arc<Shelf>,
     steps: Arc<Shelf>,
@@ -47,7 +46,6 @@ impl Scope {
         Self {
             step: None,
             run_id: run_id.into(),
-            failed_step: None,
             params: Arc::new(Shelf(params.collect())),
             env: Arc::default(),
             steps: Arc::default(),
@@ -57,11 +55,6 @@ impl Scope {
     /// Records how a step ended; a step that is redone replaces its former end.
     pub fn insert_step(&mut self, id: impl Into<String>, view: &StepView) {
         Arc::make_mut(&mut self.steps).0.insert(id.into(), step_value(view));
-    }
-
-    /// Names the step whose failure failed the run; `failure()` is true from then on.
-    pub fn set_failed_step(&mut self, id: Option<String>) {
-        self.failed_step = id;
     }
 
     /// The scope of one step: the same values, `env` as given, and errors that name the step.
@@ -184,14 +177,6 @@ impl Object for Context {
             "steps" => Some(Raw::from_dyn_object(Arc::clone(&scope.steps))),
             "run" => Some(run_value(scope)),
             "always" => Some(Raw::from_function(|| true)),
-            "success" => {
-                let failed = scope.failed_step.is_some();
-                Some(Raw::from_function(move || !failed))
-            }
-            "failure" => {
-                let failed = scope.failed_step.is_some();
-                Some(Raw::from_function(move || failed))
-            }
             "skipped" => {
                 let steps = Arc::clone(&scope.steps);
                 Some(Raw::from_function(move |id: &str| -> bool {
@@ -206,7 +191,5 @@ impl Object for Context {
 }
 
 fn run_value(scope: &Scope) -> Raw {
-    let mut run = BTreeMap::from([("id".to_owned(), Raw::from(scope.run_id.as_str()))]);
-    run.insert("failed_step".to_owned(), Raw::from(scope.failed_step.as_deref()));
-    Raw::from_object(Shelf(run))
+    Raw::from_object(Shelf(BTreeMap::from([("id".to_owned(), Raw::from(scope.run_id.as_str()))])))
 }

@@ -193,6 +193,10 @@ impl<'s> Checker<'s> {
             self.mismatch(node, what, "text", help);
             return None;
         };
+        if text.contains('\0') && what != "stdin" && what != "report" {
+            self.wrong(node, format!("{what} holds a NUL, which no command can take"), "remove it");
+            return None;
+        }
         match Template::parse(text) {
             Ok(template) => Some(template),
             Err(errors) => {

@@ -12,6 +12,7 @@ use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Location, Spanned};
 
 use super::problem::{Problem, Problems, Source};
+use crate::expr::{NumberError, exact_number};
 
 /// Levels of lists and maps.
 ///
@@ -232,7 +233,8 @@ fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
         RawKind::Number(number) => {
             let is_whole =
                 |text: &str| text.trim_start_matches(['-', '+']).bytes().all(|byte| byte.is_ascii_digit());
-            if number.is_f64() && spelling.as_deref().is_some_and(is_whole) {
+            let changes = |text: &str| is_whole(text) || exact_number(text) == Err(NumberError::Changes);
+            if number.is_f64() && spelling.as_deref().is_some_and(changes) {
                 let message = "the number has more digits than can be kept";
                 problems.push(
                     source.problem(&span, message).help("put it in quotes: as a text it stays as it is"),

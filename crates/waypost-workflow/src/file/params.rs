@@ -6,7 +6,8 @@ use regex_lite::Regex;
 use serde_json::{Map, Value};
 
 use super::workflow::Workflow;
-use crate::expr::{described, number};
+use crate::expr::{NumberError, described, exact_number};
+use crate::output::parse_json;
 use crate::suggest::{listed, nearest};
 
 /// Size of one param; it is part of every checkpoint.
@@ -151,12 +152,17 @@ impl Param {
         };
         let value = match self.kind {
             ParamKind::String => Value::String(text.to_owned()),
-            ParamKind::Number => number(text).map(Value::Number).ok_or_else(wrong)?,
-            ParamKind::Integer => {
-                number(text).filter(|number| !number.is_f64()).map(Value::Number).ok_or_else(wrong)?
-            }
+            ParamKind::Number | ParamKind::Integer => match exact_number(text) {
+                Ok(number) if self.kind == ParamKind::Number || !number.is_f64() => Value::Number(number),
+                Err(NumberError::Changes) => {
+                    return Err(format!("{}, which would not be kept as it is", wrong()));
+                }
+                Ok(_) | Err(NumberError::NotANumber) => return Err(wrong()),
+            },
             ParamKind::Bool => text.parse::<bool>().map(Value::Bool).map_err(|_| wrong())?,
-            ParamKind::Json => serde_json::from_str(text).map_err(|error| format!("{}: {error}", wrong()))?,
+            ParamKind::Json => {
+                parse_json(text.as_bytes()).map_err(|error| format!("{}: {error}", wrong()))?
+            }
         };
         self.check(&value)?;
         Ok(value)

@@ -30,8 +30,8 @@ static RETRY: KeySet = KeySet {
 
 static CHECKPOINTS: KeySet = KeySet {
     what: "`checkpoints`",
-    keys: &["retention", "durability", "on_failure", "interval"],
-    later: &[],
+    keys: &["retention", "durability", "on_failure"],
+    later: &["interval"],
     elsewhere: &[],
 };
 
@@ -198,12 +198,8 @@ pub(super) fn tolerance(checker: &mut Checker<'_>, node: &Node) -> Option<Tolera
 
 /// `checkpoints`.
 pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Checkpoints {
-    let mut checkpoints = Checkpoints {
-        retention: None,
-        durability: Durability::Sync,
-        on_failure: OnCheckpointFailure::Fail,
-        interval: None,
-    };
+    let mut checkpoints =
+        Checkpoints { retention: None, durability: Durability::Sync, on_failure: OnCheckpointFailure::Fail };
     let Some(fields) = node.and_then(|node| Fields::of(checker, node, &CHECKPOINTS)) else {
         return checkpoints;
     };
@@ -221,7 +217,6 @@ pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Che
     {
         checkpoints.on_failure = OnCheckpointFailure::Tolerate;
     }
-    checkpoints.interval = fields.get("interval").and_then(|node| checker.duration(node, "interval"));
     checkpoints
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::params::Param;
 use super::problem::Problem;
-use crate::expr::{Condition, ExprError, Scope, Template};
+use crate::expr::{Condition, ExprError, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
 
 /// A workflow whose file holds together: ids are unique, needs exist and make no circle, expressions read
@@ -147,6 +147,13 @@ impl Workflow {
         &self.warnings
     }
 
+    /// The steps that read what a step gave: its outputs, or what it printed.
+    pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(move |step| step.references().any(|reference| {
+            matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout"))
+        }))
+    }
+
     /// The warnings with their snippets, without colour.
     #[must_use]
     pub fn render_warnings(&self) -> String {
@@ -183,7 +190,7 @@ pub struct Step {
     pub run: Template,
     /// Ids of the steps that it names in `needs`, each once.
     pub needs: Vec<String>,
-    /// Whether it runs; without one it runs if nothing before it failed.
+    /// Whether it runs; without one it runs if no step that it needs was skipped.
     pub condition: Option<Condition>,
     /// Its folder, below the base folder.
     pub dir: Option<Template>,
@@ -216,6 +223,15 @@ pub struct Step {
 }
 
 impl Step {
+    /// Every name that its expressions read.
+    fn references(&self) -> impl Iterator<Item = &Reference> {
+        let own = [Some(&self.run), self.dir.as_ref(), self.stdin.as_ref(), self.report.as_ref()];
+        let env = self.env.iter().flatten().map(|(_, template)| template);
+        let sources = self.outputs.iter().map(|(_, source)| &source.from);
+        let templates = own.into_iter().flatten().chain(env).chain(sources);
+        templates.flat_map(Template::references).chain(self.condition.iter().flat_map(Condition::references))
+    }
+
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
     ///
     /// Each may read what the ones before it set.
@@ -388,8 +404,6 @@ pub struct Checkpoints {
     pub durability: Durability,
     /// What a checkpoint that could not be written does to the run.
     pub on_failure: OnCheckpointFailure,
-    /// How often a long step is checkpointed while it runs; `None`: not.
-    pub interval: Option<Duration>,
 }
 
 /// When a checkpoint counts as written.

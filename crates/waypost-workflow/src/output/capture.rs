@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::expr::{number, shown};
+use super::json::parse_json;
+use crate::expr::{NumberError, exact_number, shown};
 
 /// Size of a captured output; it is kept in every checkpoint after the step.
 pub const CAPTURE_BYTES_MAX: usize = 1024 * 1024;
@@ -36,7 +37,7 @@ pub enum CaptureError {
         valid_bytes: usize,
     },
     /// Not JSON.
-    #[error("stdout is not JSON: {problem} at line {line}, column {column}")]
+    #[error("stdout cannot be read as JSON: {problem} at line {line}, column {column}")]
     NotJson {
         /// What the parser says.
         problem: String,
@@ -48,6 +49,12 @@ pub enum CaptureError {
     /// Not a number.
     #[error("stdout is not a number: `{found}`")]
     NotANumber {
+        /// The beginning of the text.
+        found: String,
+    },
+    /// A number that would come back as another one.
+    #[error("stdout is a number that would not be kept as it is, `{found}`; capture it as `text`")]
+    Changes {
         /// The beginning of the text.
         found: String,
     },
@@ -81,14 +88,15 @@ impl Capture {
         match self {
             Self::Text => Ok(Value::String(without_last_newline(text).to_owned())),
             Self::Lines => Ok(text.lines().map(|line| Value::String(line.to_owned())).collect()),
-            Self::Json => serde_json::from_str(text).map_err(|error| CaptureError::NotJson {
-                problem: json_problem(&error),
-                line: error.line(),
-                column: error.column(),
+            Self::Json => parse_json(stdout).map_err(|error| CaptureError::NotJson {
+                problem: error.problem,
+                line: error.line,
+                column: error.column,
             }),
-            Self::Number => number(text.trim())
-                .map(Value::Number)
-                .ok_or_else(|| CaptureError::NotANumber { found: shown(text.trim()) }),
+            Self::Number => exact_number(text.trim()).map(Value::Number).map_err(|error| match error {
+                NumberError::NotANumber => CaptureError::NotANumber { found: shown(text.trim()) },
+                NumberError::Changes => CaptureError::Changes { found: shown(text.trim()) },
+            }),
         }
     }
 }

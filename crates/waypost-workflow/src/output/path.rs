@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::capture::{json_problem, without_last_newline};
+use super::capture::without_last_newline;
+use super::json::parse_json;
 use crate::expr::{described, shown};
 use crate::suggest::{listed, nearest};
 
@@ -46,7 +47,7 @@ pub struct PathSyntaxError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// The document is not JSON.
-    #[error("not JSON: {problem} at line {line}, column {column}")]
+    #[error("cannot be read as JSON: {problem} at line {line}, column {column}")]
     NotJson {
         /// What the parser says.
         problem: String,
@@ -137,10 +138,10 @@ impl JsonPath {
     /// # Errors
     /// Also [`PathError::NotJson`].
     pub fn find_in(&self, bytes: &[u8]) -> Result<Value, PathError> {
-        let document: Value = serde_json::from_slice(bytes).map_err(|error| PathError::NotJson {
-            problem: json_problem(&error),
-            line: error.line(),
-            column: error.column(),
+        let document = parse_json(bytes).map_err(|error| PathError::NotJson {
+            problem: error.problem,
+            line: error.line,
+            column: error.column,
         })?;
         self.find(&document)
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,16 +19,13 @@ use crate::expr::{ExprError, Scope, StepView, Template};
 use crate::file::{OutputSource, Step};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
-use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
+use crate::output::Capture;
 use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
+use super::handover::{Handover, Taken};
 use super::state::StepOutput;
-use super::{Echo, MARK, Surroundings, WorkflowProgram, contains_secret, failure, log_name};
+use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
 
-/// Longest text that a step may add to the report: a page or two, not a log.
-const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
-/// Longest file that an output is read from.
-const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
 /// How much of the end of a log a failure carries: what fits a screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
 /// How much of the end of a log a success carries: its last word.
@@ -193,7 +191,8 @@ impl WorkflowProgram {
         };
         let mut log = Log::new(sink, LogLimits::default());
         let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
-        let life = live(&mut child, attempt, job.grace);
+        let mut must_end = pin!(attempt.stopped());
+        let life = live(&mut child, attempt, must_end.as_mut(), job.grace);
         let capture = job.captures().then_some(CAPTURE_BYTES_MAX);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
         let tail = if matches!(life, Life::Exited(Exit::Code(0))) { SUCCESS_TAIL } else { FAILURE_TAIL };
@@ -217,153 +216,70 @@ impl WorkflowProgram {
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
             Life::Lost(error) => cut(&error),
-            Life::Exited(Exit::Code(0)) => self.completed(&job, captured, scratch, ending, told).await,
             life => {
-                told.notes.extend(self.summary_note(&job, scratch, &Map::new(), false));
-                Performed::Failed { failure: failed(life, ending), told }
+                let handover =
+                    job.handover(scratch, captured, matches!(life, Life::Exited(Exit::Code(0))), self.mask());
+                match handover.take(must_end).await {
+                    Ok(taken) => self.ended(&job, life, taken, ending, told),
+                    Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+                    Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },
+                }
             }
         }
     }
 
-    async fn completed(
+    /// Says what became of a step that ended by itself, or took too long.
+    fn ended(
         &self,
         job: &Job,
-        captured: Option<Captured>,
-        scratch: &Scratch,
+        life: Life,
+        taken: Taken,
         mut ending: Ending,
         mut told: Told,
     ) -> Performed<StepOutput> {
-        let quotes_secret = self.reads_secret(job, captured.as_ref(), scratch);
-        match self.outputs(job, captured.as_ref(), scratch) {
-            Ok(output) => {
-                told.notes.extend(self.summary_note(job, scratch, &output.outputs, true));
+        let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        match taken.output {
+            Ok(output) if is_done => {
+                told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
                 ending.outputs = output.outputs.clone().into_iter().collect();
                 Performed::Completed { output, ending, told }
             }
-            Err(mut failure) => {
-                // What was wrong with an output is quoted, and it may be a secret, or a part of one that was clipped.
-                failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());
-                // Those that say that there is a secret name the output only.
-                let safe = ["output `", "standard output is read"];
-                if quotes_secret && !safe.iter().any(|start| failure.error[0].starts_with(start)) {
-                    failure.error.truncate(1);
-                    failure.error[0] =
-                        "its outputs cannot be read, and what is wrong with them is not shown: a secret is \
-                                        among them"
-                            .to_owned();
-                }
-                failure.ending = ending;
-                Performed::Failed { failure, told }
+            Ok(_) => {
+                told.notes.extend(self.report_notes(job, taken.summary, None));
+                Performed::Failed { failure: failed(life, ending), told }
             }
+            Err(failure) => Performed::Failed { failure: Failure { ending, ..failure }, told },
         }
     }
 
-    /// Says whether a secret stands in anything that outputs are read from: an error about them must not quote it.
-    fn reads_secret(&self, job: &Job, captured: Option<&Captured>, scratch: &Scratch) -> bool {
-        if self.mask().is_empty() {
-            return false;
-        }
-        let in_file = |path: &Path, limit: u64| {
-            read_at_most(path, limit).is_ok_and(|bytes| self.mask().contains(&bytes))
-        };
-        captured.is_some_and(|captured| self.mask().contains(&captured.bytes))
-            || in_file(&scratch.output, OUTPUT_BYTES_MAX as u64)
-            || job.outputs.iter().any(|(_, path, _)| in_file(path, OUTPUT_SOURCE_BYTES_MAX))
-    }
-
-    /// Reads what the step gave: its output file, the files it declared, what it printed.
-    fn outputs(
+    /// Makes notes of what a step adds to the report, its `report` only if it has outputs; trouble with it is a note
+    /// and never fails the step.
+    fn report_notes(
         &self,
         job: &Job,
-        captured: Option<&Captured>,
-        scratch: &Scratch,
-    ) -> Result<StepOutput, Failure> {
-        let mut outputs = match read_at_most(&scratch.output, OUTPUT_BYTES_MAX as u64) {
-            Ok(bytes) => parse_output_file(&bytes).map_err(|error| {
-                let mut failure = failure(FailureKind::Outputs, error);
-                failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
-                failure
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),
-            Err(error) => return Err(not_read("$WAYPOST_OUTPUT", error)),
-        };
-        for (name, path, source) in &job.outputs {
-            let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX)
-                .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
-            let value = source.read(&bytes).map_err(|error| {
-                let mut failure = failure(FailureKind::Outputs, error);
-                failure.error.insert(0, format!("cannot take output `{name}` from {}", path.display()));
-                failure
-            })?;
-            outputs.insert(name.clone(), value);
-        }
-        let mut stdout = None;
-        if let Some(captured) = captured {
-            if !captured.is_whole() {
-                let text = format!(
-                    "the step printed {} bytes, of which {CAPTURE_BYTES_MAX} can be captured; write the rest to a file",
-                    captured.bytes_total
-                );
-                return Err(outputs_failure(vec![text]));
-            }
-            if let Some(capture) = job.capture {
-                let value =
-                    capture.convert(&captured.bytes).map_err(|error| failure(FailureKind::Outputs, error))?;
-                outputs.insert("result".to_owned(), value);
-            }
-            if job.keeps_stdout {
-                stdout = Some(String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned());
-            }
-        }
-        let leaks = |name: &String, value: &Value| {
-            self.mask().contains(name.as_bytes()) || contains_secret(self.mask(), value)
-        };
-        if let Some((name, _)) = outputs.iter().find(|(name, value)| leaks(name, value)) {
-            let name = self.mask().mask_str(name);
-            return Err(outputs_failure(vec![format!(
-                "output `{name}` contains a secret, which must not be recorded"
-            )]));
-        }
-        if stdout.as_ref().is_some_and(|text| self.mask().contains(text.as_bytes())) {
-            let text =
-                "standard output is read by an expression and contains a secret, which must not be recorded";
-            return Err(outputs_failure(vec![text.to_owned()]));
-        }
-        Ok(StepOutput { outputs, stdout })
-    }
-
-    /// Takes what the step adds to the report; trouble with it is a note and never fails the step.
-    fn summary_note(
-        &self,
-        job: &Job,
-        scratch: &Scratch,
-        outputs: &Map<String, Value>,
-        done: bool,
+        summary: io::Result<Option<String>>,
+        outputs: Option<&Map<String, Value>>,
     ) -> Vec<Note> {
         let mut notes = Vec::new();
-        let mut add = |text: &str| notes.push(Note::Report(self.mask().mask_str(text).into_owned()));
-        match read_at_most(&scratch.summary, SUMMARY_BYTES_MAX) {
-            Ok(bytes) if !bytes.is_empty() => add(&String::from_utf8_lossy(&bytes)),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+        match summary {
+            Ok(text) => notes.extend(text.map(Note::Report)),
+            Err(error) => {
                 notes.push(Note::Warning(format!("cannot read $WAYPOST_SUMMARY: {error}")));
                 return notes;
             }
-            _ => {}
         }
-        if let Some((report, scope)) = job.report.as_ref().filter(|_| done) {
-            let mut scope = scope.clone();
-            if let Some(step) = scope.step().map(str::to_owned) {
-                let outputs = Some(outputs.clone());
-                let view =
-                    StepView { status: "completed".to_owned(), exit_code: Some(0), stdout: None, outputs };
-                scope.insert_step(step, &view);
-            }
-            match report.render(&scope) {
-                Ok(text) => notes.push(Note::Report(self.mask().mask_str(&text).into_owned())),
-                Err(error) => {
-                    let text = format!("cannot render the step's `report`: {error}");
-                    notes.push(Note::Warning(self.mask().mask_str(&text).into_owned()));
-                }
+        let Some(((report, scope), outputs)) = job.report.as_ref().zip(outputs) else { return notes };
+        let mut scope = scope.clone();
+        if let Some(step) = scope.step().map(str::to_owned) {
+            let outputs = Some(outputs.clone());
+            let view = StepView { status: "completed".to_owned(), exit_code: Some(0), stdout: None, outputs };
+            scope.insert_step(step, &view);
+        }
+        match report.render(&scope) {
+            Ok(text) => notes.push(Note::Report(self.mask().mask_str(&text).into_owned())),
+            Err(error) => {
+                let text = format!("cannot render the step's `report`: {error}");
+                notes.push(Note::Warning(self.mask().mask_str(&text).into_owned()));
             }
         }
         notes
@@ -373,6 +289,25 @@ impl WorkflowProgram {
 impl Job {
     fn captures(&self) -> bool {
         self.capture.is_some() || self.keeps_stdout
+    }
+
+    fn handover(
+        &self,
+        scratch: &Scratch,
+        captured: Option<Captured>,
+        is_done: bool,
+        mask: &Mask,
+    ) -> Handover {
+        Handover {
+            output: scratch.output.clone(),
+            summary: scratch.summary.clone(),
+            sources: self.outputs.clone(),
+            captured,
+            capture: self.capture,
+            keeps_stdout: self.keeps_stdout,
+            is_done,
+            mask: mask.clone(),
+        }
     }
 }
 
@@ -400,10 +335,15 @@ fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
 }
 
 /// Waits for the process, and ends it with grace when it must end before.
-async fn live(child: &mut Child, attempt: &Attempt, grace: Duration) -> Life {
+async fn live(
+    child: &mut Child,
+    attempt: &Attempt,
+    must_end: impl Future<Output = Ended>,
+    grace: Duration,
+) -> Life {
     let ended = tokio::select! {
         exit = child.wait() => return exit.map_or_else(Life::Lost, Life::Exited),
-        ended = attempt.stopped() => ended,
+        ended = must_end => ended,
     };
     let gone = tokio::select! {
         gone = child.cancel(grace) => Some(gone),
@@ -430,28 +370,6 @@ fn failed(life: Life, ending: Ending) -> Failure {
         Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };
     Failure { kind, error, retried: false, tolerated: false, ending }
-}
-
-fn outputs_failure(error: Vec<String>) -> Failure {
-    Failure { kind: FailureKind::Outputs, error, retried: false, tolerated: false, ending: Ending::default() }
-}
-
-fn not_read(what: &str, error: io::Error) -> Failure {
-    outputs_failure(vec![format!("cannot read {what}"), error.to_string()])
-}
-
-fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    use std::io::Read as _;
-    let file = std::fs::File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        return Err(io::Error::other(format!("it has more than {limit} bytes")));
-    }
-    Ok(bytes)
 }
 
 fn clipped(text: &str, bytes_max: usize) -> String {

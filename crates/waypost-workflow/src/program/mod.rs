@@ -27,6 +27,7 @@ use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod attempt;
+mod handover;
 mod scratch;
 mod state;
 
@@ -152,6 +153,24 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
+    /// Puts into the state that a step is done, as a person says, without outputs.
+    ///
+    /// # Errors
+    /// A step reads outputs of it, which nobody has.
+    pub fn settle_as_done(
+        workflow: &Workflow,
+        state: &mut WorkflowState,
+        step: &StepId,
+    ) -> Result<(), String> {
+        let readers: Vec<String> =
+            workflow.readers_of(step.as_str()).map(|reader| format!("`{}`", reader.id)).collect();
+        if !readers.is_empty() {
+            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
+        }
+        state.settle(step.as_str(), StepState::completed(StepOutput::default(), None));
+        Ok(())
+    }
+
     fn step(&self, spot: Spot<'_>) -> &Step {
         &self.workflow.steps()[spot.place]
     }
@@ -219,7 +238,7 @@ pub fn declared_env(
         .collect()
 }
 
-/// Looks for secrets in the text of a value, in the form it has there and not only in its JSON.
+/// Looks for secrets in the text of every value and key, in the form it has there and not only in its JSON.
 fn contains_secret(mask: &Mask, value: &Value) -> bool {
     match value {
         Value::String(text) => mask.contains(text.as_bytes()),
@@ -227,7 +246,13 @@ fn contains_secret(mask: &Mask, value: &Value) -> bool {
         Value::Object(map) => {
             map.iter().any(|(key, item)| mask.contains(key.as_bytes()) || contains_secret(mask, item))
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        // A number is written in more than one way: with an exponent, and without.
+        Value::Number(number) => {
+            let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
+            mask.contains(number.to_string().as_bytes())
+                || plain.is_some_and(|plain| mask.contains(plain.as_bytes()))
+        }
+        Value::Null | Value::Bool(_) => false,
     }
 }
 

@@ -123,7 +123,6 @@ fn what_is_missing_is_named() {
             "${{ steps.nope.status }}",
             "${{ steps.my-step.stdout }}",
             "${{ env.PATH }}",
-            "${{ run.failed_step }}",
             "${{ steps.load.outputs.x }}",
             "${{ [params.missing] }}",
             "${{ params.missing ~ 'x' }}",
@@ -210,7 +209,6 @@ fn conditions_decide() {
             "skipped('load')",
             "skipped(my-step)",
             "always()",
-            "success() && !failure()",
             "'&& || !' == '&& || !'",
             "params.regions == ['eu', 'us']",
             "'eu' in params.regions",
@@ -251,18 +249,22 @@ fn conditions_say_what_they_wait_for() {
     let condition = Condition::parse("always() || skipped(load)").unwrap();
     let plain = Condition::parse("skipped(load) || params.on").unwrap();
 
-    assert!(condition.considers_failure() && condition.considers_skipped("anything"));
-    assert!(!plain.considers_failure());
+    assert!(condition.considers_skipped("anything"));
     assert!(plain.considers_skipped("load") && !plain.considers_skipped("fetch"));
 }
 
 #[test]
-fn failure_speaks_of_the_run() {
-    let mut scope = scope();
-    scope.set_failed_step(Some("fetch".into()));
+fn what_could_only_be_asked_after_a_failure_is_refused() {
+    // What happened: a step with `if: failure()` was documented as decided after a failure, and never ran.
+    // Why: a failed step ends the run, so that no step is decided after it; the functions were there all the same.
+    // What stops it: they are refused when the file is read, with the reason and what to write instead.
+    for text in ["failure()", "!success() && params.on", "cancelled()", "run.failed_step == 'fetch'"] {
+        let errors = Condition::parse(text).unwrap_err();
 
-    assert!(Condition::parse("failure() && !success()").unwrap().holds(&scope).unwrap());
-    assert_eq!(Template::parse("${{ run.failed_step }}").unwrap().render(&scope).unwrap(), "fetch");
+        assert_eq!(errors.len(), 1, "{text}");
+        assert!(errors[0].message.ends_with("is not supported by this version"), "{text}: {}", errors[0]);
+        assert!(errors[0].help.as_ref().unwrap().contains("a failed step ends the run"), "{text}");
+    }
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
             "steps:\n  - run: a\n    continue_on_error: 0\n  - run: b\n    continue_on_error: [1, 300]\n  - run: c\n    continue_on_error: maybe\n  - run: d\n    continue_on_error: []\n",
             "steps:\n  - run: a\n    stdin: [a]\n    report: {a: b}\n    dir:\n    name: [x]\n",
             "labels: {'a b': c, d: [e], f: '${{ x }}'}\nsteps: [{run: a}]\n",
-            "checkpoints: {retention: 1, durability: never, on_failure: fial, interval: 60}\nsteps: [{run: a}]\n",
+            "checkpoints: {retention: 1, durability: never, on_failure: fial, interval: 60s}\nsteps: [{run: a}]\n",
             "defaults: 5\ncheckpoints: []\nsteps: [{run: a}]\n",
         ]),
     );

@@ -47,7 +47,7 @@ defaults:
 max_parallel: 4
 timeout: 6h
 labels: { team: sales, tier: 1 }
-checkpoints: { retention: 20, durability: async, on_failure: tolerate, interval: 60s }
+checkpoints: { retention: 20, durability: async, on_failure: tolerate }
 steps:
   - id: fetch
     name: Fetch the data
@@ -93,7 +93,7 @@ fn every_key_has_its_effect() {
     assert_eq!(workflow.secrets(), ["API_TOKEN"]);
     assert_eq!(workflow.labels()["tier"], "1");
     let checkpoints = workflow.checkpoints();
-    assert_eq!((checkpoints.retention, checkpoints.interval), (Some(20), Some(Duration::from_secs(60))));
+    assert_eq!(checkpoints.retention, Some(20));
     assert_eq!(checkpoints.durability, Durability::Async);
     assert_eq!(checkpoints.on_failure, OnCheckpointFailure::Tolerate);
     let retry = Retry {

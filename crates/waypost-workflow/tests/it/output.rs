@@ -96,6 +96,70 @@ fn captured_output_is_converted() {
 }
 
 #[test]
+fn what_json_would_change_is_refused() {
+    // What happened: `12345678901234567890123` in captured JSON became 1.2345678901234568e22, without a word.
+    // Why: a JSON reader takes the nearest number that it has, and the last of two values with one key.
+    // What stops it now: both are errors that name the place.
+    let json = |text: &str| match Capture::Json.convert(text.as_bytes()) {
+        Ok(value) => value.to_string(),
+        Err(error) => format!("error: {error}"),
+    };
+    let number = |text: &str| match Capture::Number.convert(text.as_bytes()) {
+        Ok(value) => value.to_string(),
+        Err(error) => format!("error: {error}"),
+    };
+    let kept = [
+        "0",
+        "-1",
+        "1.50",
+        "1e3",
+        "18446744073709551615",
+        "-9223372036854775808",
+        "0.1",
+        "1.7976931348623157e308",
+        "-0.0",
+        "0.0",
+        "5e-324",
+        "100e-2",
+        "123456789012345680000.0",
+    ];
+    let changed = [
+        "18446744073709551616",
+        "-9223372036854775809",
+        "-0",
+        "1e-400",
+        "0.1000000000000000055",
+        "12345678901234567890.0",
+        "1e400",
+    ];
+
+    for text in kept {
+        let value: f64 = text.parse().unwrap();
+        assert_eq!(json(text).parse::<f64>().unwrap(), value, "{text}");
+        assert_eq!(number(text).parse::<f64>().unwrap(), value, "{text}");
+    }
+    for text in changed {
+        assert!(json(text).starts_with("error: "), "{text}: {}", json(text));
+        assert!(
+            number(text).starts_with("error: stdout is a number that would not be kept"),
+            "{text}: {}",
+            number(text)
+        );
+        assert_eq!(json(&format!("\"{text}\"")), format!("\"{text}\""), "a text is a text");
+    }
+    assert_eq!(
+        json("{\n  \"a\\\"1\": [1, 12345678901234567890123]}"),
+        "error: stdout cannot be read as JSON: the number `12345678901234567890123` would not be kept as it is; write it as \
+         text at line 2, column 15"
+    );
+    assert_eq!(
+        json("[{\"a\": 1, \"b\": {\"a\": 1}, \"a\": 2}]"),
+        "error: stdout cannot be read as JSON: the key `a` stands twice in one map at line 1, column 31"
+    );
+    assert!(JsonPath::parse("$.b").unwrap().find_in(b"{\"a\": 1e-999, \"b\": 1}").is_err());
+}
+
+#[test]
 fn json_paths_find_what_they_name() {
     let document = json!({
         "meta": {"count": 3, "a.b": true, "it's": 1}, "items": [{"id": "x"}, {"id": "y"}], "empty": [], "null": null,

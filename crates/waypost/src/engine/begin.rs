@@ -5,11 +5,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change::{self, Change};
-use crate::id::{BranchPath, RunId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::lock::Holder;
-use crate::plan::{Verdicts, plan};
+use crate::plan::{Cause, Decision, Verdicts, plan};
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
@@ -19,10 +20,11 @@ use crate::store::{
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
+use super::schedule::BEFORE;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{
-    Adoption, Engine, OnChange, OnDamage, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
 };
 
@@ -117,8 +119,17 @@ async fn prepare_resume<'a, P: Program>(
     lease: &Lease,
     options: ResumeOptions<P::State>,
 ) -> Result<Prepared<'a, P>, RunError> {
-    let ResumeOptions { session: session_options, adopt, restart, from, edit, validate, config, .. } =
-        options;
+    let ResumeOptions {
+        session: session_options,
+        adopt,
+        restart,
+        from,
+        edit,
+        validate,
+        config,
+        on_doubt,
+        ..
+    } = options;
     let adoption = adopt.as_ref().map(|adoption| adoption.definition.clone());
     if let Some(state) = restart {
         let mut session = restarted(engine, program, lease, state, session_options).await?;
@@ -149,6 +160,15 @@ async fn prepare_resume<'a, P: Program>(
     }
     let mut base = find_base(engine, lease, snapshot).await?;
     let newest_seq = base.record.header().seq;
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let questions = match from {
+        None => questions(engine, began_with, &base).await?,
+        Some(_) => Vec::new(),
+    };
+    if matches!(on_doubt, OnDoubt::Ask) && !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
     let known = adopt_change(&base, program.shape(), adopt.as_ref(), options.on_change)
         .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
     if let Some(known) = known {
@@ -157,11 +177,6 @@ async fn prepare_resume<'a, P: Program>(
     let mut draft = None;
     if let Some(from) = &from {
         draft = Some(go_back(engine, program.shape(), &mut base, from).await?);
-    } else {
-        let questions = questions(engine, program, &base).await?;
-        if !questions.is_empty() {
-            return Err(RunError::InDoubt { run: lease.run().clone(), questions });
-        }
     }
     let at = base.record.header().reference().to_string();
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
@@ -188,7 +203,10 @@ async fn prepare_resume<'a, P: Program>(
     let mut in_force = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_laid_over = !config.is_empty();
     merge(&mut in_force, config);
+    let is_repeated = base.next != header.seq + 1;
     let mut main = Line::new(chain, program.shape(), base.position, state);
+    decide_as_told(&mut main, questions, &on_doubt)?;
+    main.position.revisited |= is_repeated;
     if options.then == Then::GoOn {
         reopen(&mut main);
     }
@@ -198,8 +216,8 @@ async fn prepare_resume<'a, P: Program>(
         draft.config = Some(in_force.clone());
         main.position.config = Some(main.chain.next);
     }
-    let written = draft.is_some();
     main.drafts.extend(draft);
+    let written = !main.drafts.is_empty();
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
@@ -214,7 +232,10 @@ async fn prepare_resume<'a, P: Program>(
     if written {
         session.mark_dirty(MAIN);
     }
-    branches::take_up(&mut session, lease).await?;
+    let questions = branches::take_up(&mut session, lease).await?;
+    if from.is_none() && !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
     Ok(Prepared::Session(Box::new(session)))
 }
 
@@ -230,19 +251,48 @@ async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result
     Ok(Base { snapshot, record: newest, position, next, damaged })
 }
 
-/// Asks what a person must decide.
-async fn questions<P: Program>(
-    engine: &Engine,
-    program: &P,
-    base: &Base,
-) -> Result<Vec<crate::plan::Decision>, RunError> {
-    let shape = program.shape();
-    let mut effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
-    if let Some(main) = effective.iter_mut().find(|branch| branch.branch.is_main()) {
-        main.position = base.position.clone();
-    }
+/// Asks what a person must decide, by the graph that the run stands in.
+async fn questions(engine: &Engine, shape: &Shape, base: &Base) -> Result<Vec<Decision>, RunError> {
+    let effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
     let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
     Ok(planned.questions().cloned().collect())
+}
+
+/// Carries out what a person says about steps in doubt.
+fn decide_as_told<S>(
+    main: &mut Line<'_, S>,
+    questions: Vec<Decision>,
+    on_doubt: &OnDoubt<S>,
+) -> Result<(), RunError> {
+    let run = main.chain.run.clone();
+    let is_cut =
+        |decision: &Decision| decision.branch.is_main() && matches!(decision.cause, Cause::InDoubt(_));
+    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_cut) {
+        return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
+    }
+    for Decision { step, .. } in questions {
+        let standing = main.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = main.shape.place(step.as_str()).filter(|_| standing) else {
+            let why = format!("step `{step}` is in doubt, and does not come next any more");
+            return Err(RunError::Changed { run, why });
+        };
+        match on_doubt {
+            OnDoubt::Done(_) if !main.shape.steps()[place].routes.is_empty() => {
+                let why = "only its own run decides which step comes next".to_owned();
+                return Err(RunError::NotSettled { run, step, why });
+            }
+            OnDoubt::Done(settle) => {
+                (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
+                    run: run.clone(),
+                    step,
+                    why,
+                })?;
+                main.settle_as_told(place);
+            }
+            OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
+        }
+    }
+    Ok(())
 }
 
 /// Says whether the run was made with other steps, or steps that do something else.
@@ -258,11 +308,15 @@ fn adopt_change(
     on_change: OnChange,
 ) -> Result<Option<Position>, String> {
     if let Some(adoption) = adoption {
-        let carried = change::carry_over(&adoption.before, &base.position, &base.snapshot.definition, shape);
-        return carried.map(Some).map_err(|changes| {
-            let steps: Vec<_> = changes.iter().map(|change| format!("`{}`", change.step)).collect();
-            format!("it touches finished steps: {}", steps.join(", "))
-        });
+        let definition = &base.snapshot.definition;
+        let changes = change::changes(&adoption.before, &base.position, definition, shape);
+        let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
+        let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
+        if !steps.is_empty() {
+            return Err(format!("it touches finished steps: {}", steps.join(", ")));
+        }
+        let carried = change::carry_over(&adoption.before, &base.position, definition, shape);
+        return Ok(Some(carried.position));
     }
     check_fit(shape, &base.position, &base.snapshot.definition, on_change).map(|()| None)
 }
@@ -321,17 +375,35 @@ async fn go_back(
     };
     let record = load_with_state(engine, &run, seq).await?;
     let mut position = position_of(&record)?;
-    // A new epoch, so that what is done again has keys and memos of its own; one more than ever was.
-    let newest = &base.position.frontier;
-    let epoch = position.frontier.iter().chain(newest).map(|entry| entry.at.epoch).max().unwrap_or(0);
-    let epoch = epoch.max(base.record.header().at.epoch) + 1;
+    if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
+        // Its start shared a record with what came after it, as a checkpoint was lost.
+        let why = format!("the state that step `{step}` began with was not kept");
+        return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
+    }
+    let epoch = epochs(engine, &run).await? + 1;
     for entry in &mut position.frontier {
         entry.at.epoch = epoch;
         entry.memos = 0;
         entry.failures = 0;
-        if entry.status == Status::Started || step == Some(&entry.step) {
+        let is_named = step == Some(&entry.step);
+        // A question of then was perhaps answered since, and its answer taken: it is asked anew.
+        let asks =
+            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+        let since = entry.fan.as_ref().map(|fan| fan.since);
+        let is_left = match since {
+            Some(since) => fanned_out_since(engine, &run, &entry.step, since).await?,
+            None => false,
+        };
+        if is_left {
+            entry.fan = None;
+        }
+        if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
             entry.status = Status::Ready;
             entry.at.attempt = 0;
+            entry.waits.clear();
+        }
+        if entry.status == Status::Ready {
+            entry.wake_at = None;
         }
     }
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
@@ -340,6 +412,38 @@ async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Returns the highest epoch that was ever on the main branch, so that one more is new: what is done again has keys and
+/// memos of its own. Reads the branch's headers.
+async fn epochs(engine: &Engine, run: &RunId) -> Result<u32, RunError> {
+    let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
+    let mut highest = 0;
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        let started = |record: &Record| record.header().started.iter().map(|start| start.at.epoch).max();
+        let epochs =
+            page.records.iter().map(|record| record.header().at.epoch.max(started(record).unwrap_or(0)));
+        highest = epochs.max().unwrap_or(0).max(highest);
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(highest),
+        }
+    }
+}
+
+/// Says whether a step of the main branch has opened branches again since that record: then those of the earlier
+/// fan-out have gone on as others.
+async fn fanned_out_since(engine: &Engine, run: &RunId, step: &StepId, since: u64) -> Result<bool, RunError> {
+    let scan = Scan {
+        branch: Some(BranchPath::main()),
+        seq_min: Some(since + 1),
+        step: Some(step.to_string()),
+        phase: Some("waiting"),
+        ..Scan::of(run)
+    };
+    let page = engine.store.scan(&scan).await?;
+    Ok(page.records.iter().any(|record| record.header().reason == Reason::Fork))
 }
 
 /// Loads a record of the main branch, or the one of the same batch that carries its state.
@@ -400,7 +504,10 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
     let shape = line.shape;
     for entry in &mut line.position.frontier {
         match entry.status {
-            Status::Started => entry.status = Status::Ready,
+            Status::Started => {
+                entry.status = Status::Ready;
+                line.cut.push(entry.step.clone());
+            }
             Status::Failed => {
                 entry.status = Status::Ready;
                 entry.failures = 0;
@@ -408,8 +515,11 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
             }
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
+                // A hold after the step before does not let it pass a hold before itself.
+                if entry.waits.iter().any(|wait| wait.key == BEFORE) {
+                    line.passed.extend(shape.place(entry.step.as_str()));
+                }
                 entry.waits.clear();
-                line.passed.extend(shape.place(entry.step.as_str()));
             }
             Status::Ready | Status::Waiting => {}
         }
@@ -475,9 +585,10 @@ async fn restarted<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let epoch = newest.map_or(0, |record| record.header().at.epoch) + 1;
+    let epoch = epochs(engine, lease.run()).await? + 1;
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
     main.reason = Reason::Redo;
+    main.position.revisited = true;
     let mut session = Session::new(engine, program, main, options)?;
     session.repaired = found.damaged;
     Ok(session)

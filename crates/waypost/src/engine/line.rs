@@ -6,12 +6,14 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
-    End, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait, WaitKind,
+    End, Ending, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
 use super::Spot;
 use super::chain::{Chain, Draft};
+use super::fall::Dying;
 use super::fan::FanOut;
 use super::stop::StopHandle;
 
@@ -61,17 +63,21 @@ pub(super) struct Line<'a, S> {
     pub(super) fans: Vec<FanOut>,
     /// Steps that a resume lets pass although the run is held before them.
     pub(super) passed: Vec<usize>,
+    /// Steps that were under way when the session before this one ended.
+    pub(super) cut: Vec<StepId>,
     /// Through which only this branch is stopped.
     pub(super) cancel: StopHandle,
+    /// It ends as failed once nothing below it is in flight.
+    pub(super) dying: Option<Dying>,
     /// It ends with the next commit.
     pub(super) end: Option<End>,
     /// Its opener knows that it has ended.
     pub(super) is_counted_out: bool,
     /// It was opened without room for it, and is let go after the commit.
     pub(super) parked: bool,
-    /// It only waits, and its siblings have its room.
-    pub(super) is_resting: bool,
-    /// Everything is done, but the run is held after its last step.
+    /// It counts among those of its siblings that may be at work at once; one that only waits does not.
+    pub(super) has_room: bool,
+    /// Everything on it is done, but the run is held after its last step.
     pub(super) is_held_at_end: bool,
     /// When it is due, as the session has noted it.
     pub(super) timer: Option<Timestamp>,
@@ -96,11 +102,13 @@ impl<'a, S> Line<'a, S> {
             flights: Vec::new(),
             fans: Vec::new(),
             passed: Vec::new(),
+            cut: Vec::new(),
             cancel: StopHandle::default(),
+            dying: None,
             end: None,
             is_counted_out: false,
             parked: false,
-            is_resting: false,
+            has_room: false,
             is_held_at_end: false,
             timer: None,
             reason: Reason::Step,
@@ -211,7 +219,8 @@ impl<'a, S> Line<'a, S> {
         };
         for next in freed {
             let mut entry = FrontierEntry::ready(self.step_id(next).clone());
-            entry.at.epoch = at.epoch;
+            // Whichever need ended last: a step that was finished before never has an epoch twice.
+            entry.at.epoch = at.epoch.max(self.position.epoch);
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
         }
@@ -258,6 +267,24 @@ impl<'a, S> Line<'a, S> {
         entry.at.attempt -= 1;
         entry.since = 0;
         self.position.steps_started -= 1;
+    }
+
+    /// Settles a step that was cut as a person says that it is done: without outputs.
+    pub(super) fn settle_as_told(&mut self, place: usize) {
+        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+        let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
+        self.settle(place, settled, super::Follow::Needs);
+        self.draft(Phase::Completed(Ending::default()), Reason::Manual, step, at);
+    }
+
+    /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
+    pub(super) fn redo_as_told(&mut self, place: usize) {
+        let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
+        let epoch = newest.max(self.position.epoch) + 1;
+        let entry = self.entry_mut(place);
+        *entry = FrontierEntry::ready(entry.step.clone());
+        entry.at.epoch = epoch;
+        self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 
     /// Says whether a step is under way, or was cut, that must not be repeated blindly.
@@ -328,16 +355,14 @@ impl<'a, S> Line<'a, S> {
 
     /// Says whether nothing of it goes on before something outside happens.
     pub(super) fn rests(&self) -> bool {
-        let waits = |entry: &FrontierEntry| entry.status == Status::Waiting && entry.fan.is_none();
+        let waits = |entry: &FrontierEntry| {
+            entry.status == Status::Waiting && !entry.waits.iter().any(|wait| wait.on == WaitKind::Children)
+        };
         !self.is_active() && self.position.frontier.iter().all(waits)
     }
 
     pub(super) fn fan_mut(&mut self, place: usize) -> &mut FanOut {
         let found = self.fans.iter_mut().find(|fan| fan.place == place);
         found.expect("a step with open children has a fan-out")
-    }
-
-    pub(super) fn remove_flight(&mut self, place: usize) {
-        self.flights.retain(|flight| flight.place != place);
     }
 }

@@ -65,6 +65,8 @@ pub struct ResumeOptions<S> {
     pub config: Map<String, Value>,
     /// What to do about damaged records.
     pub on_damage: OnDamage<S>,
+    /// What a person says became of steps that were cut and must not be repeated blindly.
+    pub on_doubt: OnDoubt<S>,
     /// What to do where the graph is not that of the run.
     pub on_change: OnChange,
     /// Whether steps run.
@@ -82,6 +84,7 @@ impl<S> Default for ResumeOptions<S> {
             validate: None,
             config: Map::new(),
             on_damage: OnDamage::FallBack,
+            on_doubt: OnDoubt::Ask,
             on_change: OnChange::Stop,
             then: Then::GoOn,
         }
@@ -111,6 +114,43 @@ pub enum OnDamage<S> {
     Stop,
     /// As [`FallBack`](Self::FallBack), but where none is sound, start over with this state.
     Restart(S),
+}
+
+/// What to do about a step that was cut and must not be repeated blindly.
+#[derive(Debug, Default)]
+pub enum OnDoubt<S> {
+    /// Stop, and ask.
+    #[default]
+    Ask,
+    /// It took effect: it is settled as completed, without outputs. Recorded as a person's decision.
+    Done(SettleAsDone<S>),
+    /// It did not, or may again: it runs again in a new epoch, so with another idempotency key.
+    Retry,
+}
+
+impl<S: 'static> OnDoubt<S> {
+    /// Makes it one about a state that holds this one.
+    pub(crate) fn within<T: 'static>(self, get: fn(&mut T) -> &mut S) -> OnDoubt<T> {
+        match self {
+            Self::Ask => OnDoubt::Ask,
+            Self::Retry => OnDoubt::Retry,
+            Self::Done(settle) => {
+                OnDoubt::Done(SettleAsDone(Box::new(move |state, step| (settle.0)(get(state), step))))
+            }
+        }
+    }
+}
+
+/// Puts into a state that a step is done, or refuses with a reason.
+pub struct SettleAsDone<S>(pub SettleAsDoneFn<S>);
+
+/// What is in a [`SettleAsDone`].
+pub type SettleAsDoneFn<S> = Box<dyn Fn(&mut S, &StepId) -> Result<(), String> + Send>;
+
+impl<S> Debug for SettleAsDone<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SettleAsDone")
+    }
 }
 
 /// What to do where the program's graph is not that of the run.
@@ -161,4 +201,6 @@ pub struct Adoption {
     pub before: Shape,
     /// The new definition; it must be that of the program's shape.
     pub definition: Definition,
+    /// Finished steps that the change touches run again, with everything after them; otherwise it is refused.
+    pub redo: bool,
 }

@@ -127,6 +127,16 @@ pub enum RunError {
         /// What the check says.
         why: String,
     },
+    /// A step in doubt cannot be settled as done. Nothing changed.
+    #[error("step `{step}` of run {run} cannot be settled as done: {why}")]
+    NotSettled {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: StepId,
+        /// Why.
+        why: String,
+    },
     /// The checkpoint to go on from is not there any more. Nothing changed.
     #[error("cannot go on from {at}: {why}")]
     NoState {

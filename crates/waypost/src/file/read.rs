@@ -275,6 +275,9 @@ impl<'a> RunReader<'a> {
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Record, StoreError> {
+        if let Some(record) = self.load_near(branch, seq) {
+            return Ok(record);
+        }
         let is_it = |record: &Record| record.header().branch == *branch && record.header().seq == seq;
         let below = |record: &Record| record.header().branch == *branch && record.header().seq < seq;
         let reached =

@@ -417,6 +417,9 @@ impl<'a, S: State> Resume<'a, S> {
                 OnDamage::Stop => OnDamage::Stop,
                 OnDamage::Restart(state) => OnDamage::Restart(Box::new(state) as Held),
             },
+            on_doubt: options
+                .on_doubt
+                .within(|held: &mut Held| held.downcast_mut().expect("a graph has one type of state")),
             on_change: options.on_change,
             then: options.then,
         };

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use waypost::engine::{
-    Adoption, Engine, Outcome, Program, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel,
+    Adoption, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, SessionOptions, SettleAsDone,
+    StopHandle, StopLevel,
 };
 use waypost::memory::{MemoryStore, Part};
 use waypost::record::{RunStatus, Status};
@@ -301,7 +302,7 @@ async fn a_restart_can_adopt_another_graph() {
     let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Fail);
     rig.run(&toy).await.unwrap();
     let other = Toy::new("z; a: z", 1);
-    let adoption = Adoption { before: shape(&toy), definition: shape(&other).definition(None) };
+    let adoption = Adoption { before: shape(&toy), definition: shape(&other).definition(None), redo: false };
 
     let options = ResumeOptions {
         restart: Some(Default::default()),
@@ -483,6 +484,7 @@ async fn a_changed_graph_is_refused_unless_adopted() {
     let adoption = |before: &Toy, after: &Toy| Adoption {
         before: shape(before),
         definition: shape(after).definition(None),
+        redo: false,
     };
 
     let refused = rig.resume(&longer).await.unwrap_err();
@@ -496,6 +498,110 @@ async fn a_changed_graph_is_refused_unless_adopted() {
     let outcome = rig.engine.resume_program(&longer, &run_id(), options).await.unwrap();
 
     assert_eq!((outcome.status, longer.trace().as_str()), (RunStatus::Completed, "b c"));
+}
+
+#[tokio::test]
+async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
+    // What happened: a changed file could not be gone on with once a step that it changed was finished.
+    // Why: a position was carried over only where nothing finished was touched.
+    // What stops it now: what changed and what comes after it is opened again, in a new epoch; all else stays.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a; c: a; d: b c; e: d", 1).does("e", 1, Does::Fail);
+    rig.run(&toy).await.unwrap();
+    let changed = Toy::new("a; b: a; c: a; d: b c; e: d", 1).meaning("b", "other");
+    let adoption = Adoption { before: shape(&toy), definition: shape(&changed).definition(None), redo: true };
+
+    let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
+    let outcome = rig.engine.resume_program(&changed, &run_id(), options).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(changed.trace(), "b d e");
+    let records = rig.store.scan(&Scan::of(&run_id())).await.unwrap().records;
+    let epochs = |step: &str| -> Vec<u32> {
+        let about = records.iter().filter(|record| record.header().phase.name() == "completed");
+        let about =
+            about.filter(|record| record.header().step.as_ref().is_some_and(|id| id.as_str() == step));
+        about.map(|record| record.header().at.epoch).collect()
+    };
+    assert_eq!(["a", "b", "c", "d"].map(epochs), [vec![0], vec![0, 1], vec![0], vec![0, 1]]);
+}
+
+#[tokio::test]
+async fn retention_holds_when_the_session_ends() {
+    // What happened: a run that was to keep two states had kept all eight when it was done.
+    // Why: old states were let go every so many commits, and never after the last.
+    // What stops it now: the last commit keeps the lease until they are.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a; c: b; d: c; e: d; f: e", 1);
+    let options = SessionOptions { retention: Some(2), ..SessionOptions::default() };
+
+    let record = toy.record(run_id().as_str());
+    let outcome = rig.engine.run_program(&toy, record, Default::default(), options).await.unwrap();
+
+    let mut kept = 0;
+    for seq in 1..=outcome.at {
+        let record = rig.store.load(&run_id(), &BranchPath::main(), seq).await.unwrap();
+        kept += usize::from(record.state_bytes().is_some());
+    }
+    assert_eq!((outcome.status, kept), (RunStatus::Completed, 2));
+    assert!(rig.store.run(&run_id()).await.unwrap().summary.holder.is_none(), "the lease is given back");
+}
+
+#[tokio::test]
+async fn a_person_settles_what_is_in_doubt() {
+    // What happened: a run whose only fault was a step in doubt could only be started over.
+    // Why: nothing could tell the engine what a person had found out.
+    // What stops it now: the person's word is taken, and is a record.
+    for (on_doubt, trace, history) in [
+        (OnDoubt::Done(SettleAsDone(Box::new(|_, _| Ok(())))), "a b c", "completed b(1)"),
+        (OnDoubt::Retry, "a b b c", "restored b"),
+    ] {
+        let rig = Rig::new();
+        let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
+        rig.crash(&toy, false, "a b").await;
+        let again = toy.again();
+        assert!(matches!(rig.resume(&again).await.unwrap_err(), RunError::InDoubt { .. }));
+
+        let options = ResumeOptions { on_doubt, ..ResumeOptions::default() };
+        let outcome = rig.engine.resume_program(&again, &run_id(), options).await.unwrap();
+
+        assert_eq!((outcome.status, again.trace().as_str()), (RunStatus::Completed, trace));
+        assert!(rig.history().await.contains(history), "{}", rig.history().await);
+    }
+}
+
+#[tokio::test]
+async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
+    // What happened: a step in doubt ran again, unasked, once `idempotent: false` was taken out of the file.
+    // Why: the definition that was gone on with decided, and not the one that the step had been started with.
+    // What stops it now: the graph that the run stands in is asked.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b!: a", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    let harmless = Toy::new("a; b: a", 1);
+    let adoption =
+        Adoption { before: shape(&toy), definition: shape(&harmless).definition(None), redo: true };
+
+    let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
+    let refused = rig.engine.resume_program(&harmless, &run_id(), options).await.unwrap_err();
+
+    assert!(matches!(refused, RunError::InDoubt { .. }), "{refused}");
+    assert_eq!(harmless.trace(), "");
+}
+
+#[tokio::test]
+async fn a_person_refused_changes_nothing() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    let before = rig.history().await;
+
+    let refuse = SettleAsDone(Box::new(|_: &mut _, _: &waypost::StepId| Err("step `c` reads it".to_owned())));
+    let options = ResumeOptions { on_doubt: OnDoubt::Done(refuse), ..ResumeOptions::default() };
+    let refused = rig.engine.resume_program(&toy.again(), &run_id(), options).await.unwrap_err();
+
+    assert!(matches!(refused, RunError::NotSettled { .. }), "{refused}");
+    assert_eq!(rig.history().await, before);
 }
 
 fn shape(toy: &Toy) -> waypost::shape::Shape {

@@ -109,6 +109,10 @@ impl Store for Busy {
         self.inner.delete(run).await
     }
 
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        self.inner.inspect(run).await
+    }
+
     async fn close(&self) -> Result<(), StoreError> {
         self.inner.close().await
     }

@@ -1,0 +1,106 @@
+//! What GitHub Actions understands in the log of a job: groups, annotations, and the summary of the job.
+//!
+//! Commands are lines that begin with `::`. What a step printed is shown behind a mark, so that none of its lines is
+//! taken for one. Everything here was masked before it was recorded.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use waypost::record::{Header, Phase};
+
+use super::{shown, shown_lines};
+
+/// Most of a report that goes into the summary of a job: GitHub takes 1 MiB for each of its steps, and all of it or
+/// nothing.
+const SUMMARY_BYTES_MAX: usize = 1_000_000;
+
+/// How bad something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The run went on.
+    Warning,
+    /// It did not.
+    Error,
+}
+
+/// Says whether this is a job of GitHub Actions.
+pub(super) fn is_job() -> bool {
+    std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true")
+}
+
+/// Makes an annotation, at a place in a file where there is one.
+pub(crate) fn annotation(level: Level, place: Option<(&Path, usize)>, title: &str, text: &str) -> String {
+    let level = match level {
+        Level::Warning => "warning",
+        Level::Error => "error",
+    };
+    let place = place
+        .map(|(file, line)| format!("file={},line={line},", property(&in_repository(file))))
+        .unwrap_or_default();
+    format!("::{level} {place}title={}::{}", property(&shown(title)), data(&shown_lines(text)))
+}
+
+/// Makes a group of what a step printed last, under a line that says what became of it; none if it printed nothing, or
+/// the record is about no end of a step.
+pub(super) fn group(title: &str, header: &Header) -> Option<String> {
+    let ending = match &header.phase {
+        Phase::Completed(ending) => ending,
+        Phase::Failed(failure) => &failure.ending,
+        _ => return None,
+    };
+    let tail = &ending.log.as_ref()?.tail;
+    // GitHub still reads an older form of its commands anywhere in a line.
+    let lines = tail.lines().map(|line| format!("  | {}\n", shown(line).replace("##[", "## [")));
+    Some(format!("::group::{}\n{}::endgroup::", data(title), lines.collect::<String>()))
+}
+
+/// Appends the report of a run to the summary of the job.
+pub(crate) fn summarise(report: &Path) -> io::Result<()> {
+    let Some(summary) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else {
+        return Ok(());
+    };
+    let mut text = std::fs::read_to_string(report)?;
+    if text.len() > SUMMARY_BYTES_MAX {
+        let end = (0..=SUMMARY_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        text.truncate(end);
+        text.push_str("\n\n… the rest of the report is in the run's folder.\n");
+    }
+    OpenOptions::new().append(true).create(true).open(summary)?.write_all(text.as_bytes())
+}
+
+/// Names a file as the repository of the job does, where it is in there.
+fn in_repository(file: &Path) -> String {
+    let whole = file.canonicalize().unwrap_or_else(|_| file.to_owned());
+    let workspace = std::env::var_os("GITHUB_WORKSPACE").map(std::path::PathBuf::from);
+    let workspace = workspace.and_then(|folder| folder.canonicalize().ok());
+    let within = workspace.and_then(|folder| whole.strip_prefix(folder).ok().map(Path::to_owned));
+    within.unwrap_or_else(|| file.to_owned()).to_string_lossy().into_owned()
+}
+
+fn data(text: &str) -> String {
+    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
+}
+
+fn property(text: &str) -> String {
+    data(text).replace(':', "%3A").replace(',', "%2C")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Level, annotation};
+
+    #[test]
+    fn nothing_leaves_its_place_in_an_annotation() {
+        let place = Some((Path::new("/nonexistent/a,b:c.yaml"), 7));
+
+        let text = annotation(Level::Error, place, "step x: 100%", "exit code 3\nline 2\r::error::no");
+
+        assert_eq!(
+            text,
+            "::error file=/nonexistent/a%2Cb%3Ac.yaml,line=7,title=step x%3A 100%25::exit code 3%0Aline 2\\r::error::no"
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! JSON as steps and callers write it, read so that nothing of it is lost in silence.
+//!
+//! What a JSON reader usually passes over is an error here: a number that would come back as another one, and a key
+//! that stands twice in a map, of which only one value would be kept.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use super::capture::json_problem;
+use crate::expr::{NumberError, exact_number, shown};
+
+/// What is wrong with a JSON document, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct JsonError {
+    pub(crate) problem: String,
+    /// Line, from 1.
+    pub(crate) line: usize,
+    /// Column in bytes, from 1.
+    pub(crate) column: usize,
+}
+
+impl fmt::Display for JsonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at line {}, column {}", self.problem, self.line, self.column)
+    }
+}
+
+/// Reads one JSON document.
+///
+/// # Errors
+/// It is not JSON, nested deeper than 128 levels, or not kept as it is: the first such place.
+pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, JsonError> {
+    let Exact(value) = serde_json::from_slice(bytes).map_err(|error| JsonError {
+        problem: json_problem(&error),
+        line: error.line(),
+        column: error.column(),
+    })?;
+    match first_changed_number(bytes) {
+        Some((at, number)) => {
+            let before = &bytes[..at];
+            let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+            let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+            let problem =
+                format!("the number `{}` would not be kept as it is; write it as text", shown(number));
+            Err(JsonError { problem, line, column: at - start + 1 })
+        }
+        None => Ok(value),
+    }
+}
+
+/// Finds the first number of a well-formed document that would come back as another one, and where it begins.
+fn first_changed_number(bytes: &[u8]) -> Option<(usize, &str)> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => at = end_of_text(bytes, at),
+            b'-' | b'0'..=b'9' => {
+                let len = bytes[at..].iter().take_while(|byte| b"+-.eE0123456789".contains(byte)).count();
+                let number = std::str::from_utf8(&bytes[at..at + len]).expect("a number is ASCII");
+                if exact_number(number) == Err(NumberError::Changes) {
+                    return Some((at, number));
+                }
+                at += len;
+            }
+            _ => at += 1,
+        }
+    }
+    None
+}
+
+/// Returns where the text that begins at `start` has ended.
+fn end_of_text(bytes: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while at < bytes.len() && bytes[at] != b'"' {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    at + 1
+}
+
+/// A value whose maps have every key once.
+struct Exact(Value);
+
+impl<'de> Deserialize<'de> for Exact {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ExactVisitor).map(Self)
+    }
+}
+
+struct ExactVisitor;
+
+impl<'de> Visitor<'de> for ExactVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<Value, E> {
+        Ok(Value::Bool(truth))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(Value::Number(number.into()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(Value::Number(number.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Value, E> {
+        Number::from_f64(number).map(Value::Number).ok_or_else(|| E::custom("the number is not finite"))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::String(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Value, E> {
+        Ok(Value::String(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Exact(item)) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if map.contains_key(&key) {
+                let text = format!("the key `{}` stands twice in one map", shown(&key));
+                return Err(serde::de::Error::custom(text));
+            }
+            let Exact(value) = entries.next_value()?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}

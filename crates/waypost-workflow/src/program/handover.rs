@@ -1,0 +1,287 @@
+//! What a step hands over when it has ended: read from its files and its standard output, checked for secrets.
+//!
+//! A step can put anything in place of those files: a pipe that nobody writes to, a device, a file on a disk that does
+//! not answer. So nothing but regular files is opened, and they are read by a thread of their own, which is left alone
+//! when the step's time is over.
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use serde_json::{Map, Value};
+use tokio::sync::oneshot;
+use waypost::engine::Ended;
+use waypost::record::{Ending, Failure, FailureKind};
+
+use crate::file::OutputSource;
+use crate::log::{CAPTURE_BYTES_MAX, Captured};
+use crate::mask::Mask;
+use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
+
+use super::state::StepOutput;
+use super::{contains_secret, failure};
+
+/// Longest text that a step may add to the report: a page or two, not a log.
+const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
+/// Longest file that an output is read from.
+const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
+/// What stands in place of an error that could quote a secret.
+const NOT_SHOWN: &str =
+    "its outputs cannot be read, and what is wrong with them is not shown: a secret is among them";
+
+/// Where the things that a step hands over are, and what is wanted of them.
+#[derive(Debug)]
+pub(super) struct Handover {
+    /// The file in `$WAYPOST_OUTPUT`.
+    pub(super) output: PathBuf,
+    /// The file in `$WAYPOST_SUMMARY`.
+    pub(super) summary: PathBuf,
+    /// Files that outputs are read from, by output.
+    pub(super) sources: Vec<(String, PathBuf, OutputSource)>,
+    /// What it printed, where that is wanted.
+    pub(super) captured: Option<Captured>,
+    /// What that becomes.
+    pub(super) capture: Option<Capture>,
+    /// Whether expressions read what it printed.
+    pub(super) keeps_stdout: bool,
+    /// Whether it ended well, so that it has outputs.
+    pub(super) is_done: bool,
+    /// The secrets.
+    pub(super) mask: Mask,
+}
+
+/// What a step handed over.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// Its outputs, none if it failed.
+    pub(super) output: Result<StepOutput, Failure>,
+    /// What it adds to the report, masked.
+    pub(super) summary: io::Result<Option<String>>,
+}
+
+impl Handover {
+    /// Takes what there is, unless the step must end before.
+    ///
+    /// `ended` resolves when it must; what was to be read is then left.
+    pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<Taken, Ended> {
+        if self.is_at_hand() {
+            return Ok(self.read());
+        }
+        let (sender, taken) = oneshot::channel();
+        // Not the runtime's own pool: that is waited for at the end, and a read may never return.
+        let spawned = std::thread::Builder::new().name("waypost-outputs".to_owned()).spawn(move || {
+            // Nobody listens any more when the step's time is over.
+            let _ = sender.send(self.read());
+        });
+        if let Err(error) = spawned {
+            return Ok(Taken { output: Err(not_read("its outputs", error)), summary: Ok(None) });
+        }
+        tokio::select! {
+            taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
+            ended = ended => Err(ended),
+        }
+    }
+
+    /// Says whether nothing must be read from a disk.
+    fn is_at_hand(&self) -> bool {
+        let is_missing = |path: &Path| {
+            std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        (self.sources.is_empty() || !self.is_done) && is_missing(&self.output) && is_missing(&self.summary)
+    }
+
+    fn read(self) -> Taken {
+        let summary = match read_own(&self.summary, SUMMARY_BYTES_MAX) {
+            Ok(bytes) if bytes.is_empty() => Ok(None),
+            Ok(bytes) => Ok(Some(self.mask.mask_str(&String::from_utf8_lossy(&bytes)).into_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let output = if self.is_done { self.outputs() } else { Ok(StepOutput::default()) };
+        let output = output.map_err(|mut failure| {
+            failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
+            failure
+        });
+        Taken { output, summary }
+    }
+
+    /// Reads its output file, the files it declared, what it printed.
+    fn outputs(&self) -> Result<StepOutput, Failure> {
+        let mut outputs = match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
+            Ok(bytes) => {
+                let outputs = parse_output_file(&bytes).map_err(|error| {
+                    let mut failure = failure(FailureKind::Outputs, error);
+                    failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
+                    failure
+                });
+                self.unless_secret(&bytes, outputs)?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),
+            Err(error) => return Err(not_read("$WAYPOST_OUTPUT", error)),
+        };
+        for (name, path, source) in &self.sources {
+            let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
+                .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
+            // Before it is read: what a number was written as is not seen any more afterwards.
+            if self.mask.contains(&bytes) {
+                let place = self.mask.mask_str(&path.display().to_string()).into_owned();
+                return Err(outputs_failure(vec![format!(
+                    "output `{name}` is read from {place}, which contains a secret, and a secret must not be recorded"
+                )]));
+            }
+            let value = source.read(&bytes).map_err(|error| {
+                let mut failure = failure(FailureKind::Outputs, error);
+                failure.error.insert(0, format!("cannot take output `{name}` from {}", path.display()));
+                failure
+            });
+            outputs.insert(name.clone(), value?);
+        }
+        let mut stdout = None;
+        if let Some(captured) = &self.captured {
+            if let Some(value) = self.captured_value(captured)? {
+                outputs.insert("result".to_owned(), value);
+            }
+            if self.keeps_stdout {
+                stdout = Some(String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned());
+            }
+        }
+        let leaks = |name: &String, value: &Value| {
+            self.mask.contains(name.as_bytes()) || contains_secret(&self.mask, value)
+        };
+        match outputs.iter().find(|(name, value)| leaks(name, value)) {
+            Some((name, _)) => Err(secret_in(name)),
+            None => Ok(StepOutput { outputs, stdout }),
+        }
+    }
+
+    /// Makes an output of what it printed.
+    fn captured_value(&self, captured: &Captured) -> Result<Option<Value>, Failure> {
+        if !captured.is_whole() {
+            let text = format!(
+                "the step printed {} bytes, of which {CAPTURE_BYTES_MAX} can be captured; write the rest to a file",
+                captured.bytes_total
+            );
+            return Err(outputs_failure(vec![text]));
+        }
+        let is_secret = self.mask.contains(&captured.bytes);
+        match self.capture {
+            Some(_) if is_secret => Err(secret_in("result")),
+            Some(capture) => capture
+                .convert(&captured.bytes)
+                .map(Some)
+                .map_err(|error| failure(FailureKind::Outputs, error)),
+            None if is_secret => {
+                let text = "standard output is read by an expression and contains a secret, which must not be recorded";
+                Err(outputs_failure(vec![text.to_owned()]))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Replaces an error about `bytes` that could quote a secret, whole or clipped.
+    fn unless_secret<T>(&self, bytes: &[u8], read: Result<T, Failure>) -> Result<T, Failure> {
+        match read {
+            Err(_) if self.mask.contains(bytes) => Err(outputs_failure(vec![NOT_SHOWN.to_owned()])),
+            read => read,
+        }
+    }
+}
+
+fn secret_in(name: &str) -> Failure {
+    outputs_failure(vec![format!("output `{name}` contains a secret, which must not be recorded")])
+}
+
+fn outputs_failure(error: Vec<String>) -> Failure {
+    Failure { kind: FailureKind::Outputs, error, retried: false, tolerated: false, ending: Ending::default() }
+}
+
+fn not_read(what: &str, error: io::Error) -> Failure {
+    outputs_failure(vec![format!("cannot read {what}"), error.to_string()])
+}
+
+/// Reads a file that we named to the step. A link in its place leads elsewhere, and is not followed.
+fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let metadata = std::fs::symlink_metadata(path)?;
+    if metadata.is_symlink() {
+        return Err(io::Error::other("it is a symbolic link"));
+    }
+    read_at_most(path, limit, OFlags::NOFOLLOW)
+}
+
+/// Reads a regular file of at most `limit` bytes; anything else is not even opened, or at least not waited for.
+fn read_at_most(path: &Path, limit: u64, flags: OFlags) -> io::Result<Vec<u8>> {
+    let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("it is not a regular file")),
+    };
+    regular(std::fs::metadata(path)?)?;
+    // It may have become something else in between: opening a pipe waits for its other end, without this.
+    let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    regular(file.metadata()?)?;
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::other(format!("it has more than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use proptest::prelude::*;
+
+    use super::{Captured, Handover};
+    use crate::mask::Mask;
+    use crate::output::Capture;
+
+    /// What a program could print that knows `secret`.
+    fn print(secret: &str, form: u8, before: &str) -> String {
+        let unicode: String = secret.chars().map(|char| format!("\\u{:04x}", u32::from(char))).collect();
+        let (first, rest) = secret.split_at(1);
+        let exponent = rest.len();
+        match form {
+            0 => secret.to_owned(),
+            1 => format!("{secret}.0"),
+            2 => format!("{first}.{rest}e{exponent}"),
+            3 => format!("{secret}0e-1"),
+            4 => format!("{{\"{before}\": [{secret}]}}"),
+            5 => format!("{{\"{before}\": {{\"{secret}\": null}}}}"),
+            6 => format!("[\"{unicode}\"]"),
+            7 => format!("[\"{before}{}\"]", STANDARD.encode(secret)),
+            8 => format!("\"{before}{secret}\""),
+            9 => format!("[-{secret}]"),
+            _ => format!("{before}\n{secret}\n"),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_and_no_error_holds_a_secret(secret in "[1-9][0-9]{7,14}", form in 0..11_u8, kind in 0..4_usize, before in "[a-z ]{0,6}") {
+            let mask = Mask::new([("S", secret.as_bytes())]).expect("it is long enough");
+            let bytes = print(&secret, form, &before).into_bytes();
+            let captured = Captured { bytes_total: bytes.len() as u64, bytes };
+            let none = std::path::PathBuf::from("/nonexistent/file");
+            let handover = Handover {
+                output: none.clone(),
+                summary: none,
+                sources: Vec::new(),
+                captured: Some(captured),
+                capture: Some(Capture::ALL[kind]),
+                keeps_stdout: true,
+                is_done: true,
+                mask: mask.clone(),
+            };
+
+            let text = match handover.read().output {
+                Ok(output) => serde_json::to_string(&output.outputs).expect("it is JSON") + &output.stdout.unwrap_or_default(),
+                Err(failure) => failure.error.join("\n"),
+            };
+
+            prop_assert!(!mask.contains(text.as_bytes()), "{text}");
+            prop_assert!(!text.contains(&secret), "{text}");
+        }
+    }
+}
