@@ -55,7 +55,7 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
     assert_eq!(text("PRAGMA user_version"), 3.into());
     assert_eq!(text("PRAGMA auto_vacuum"), 2.into());
     assert_eq!(text("PRAGMA application_id"), 0x5759_5054.into());
-    assert_eq!(text("SELECT version FROM migrations"), 2.into());
+    assert_eq!(text("SELECT version FROM migrations"), 3.into());
 }
 
 #[test]
