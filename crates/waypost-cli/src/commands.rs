@@ -20,6 +20,7 @@ mod events;
 mod list;
 mod logs;
 mod plan;
+mod prune;
 mod resume;
 mod run;
 mod show;
@@ -88,6 +89,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Logs(args) => logs::logs(context, args).await,
         Command::Verify(args) => verify::verify(context, args).await,
         Command::Delete(args) => delete::delete(context, args).await,
+        Command::Prune(args) => prune::prune(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

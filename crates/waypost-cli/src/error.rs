@@ -13,6 +13,7 @@ use waypost_workflow::file::{FileError, ParamsError, ReadError};
 use waypost_workflow::program::ProgramError;
 
 use crate::exit::Exit;
+use crate::reference::log_that_tells;
 use crate::view::ProblemView;
 
 /// Why a command did not do what was asked.
@@ -423,6 +424,27 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         }
         StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
         StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
+        StoreError::Damaged { older: Some(older), damage } if log_that_tells(damage).is_some() => (
+            "damaged",
+            Exit::Damaged,
+            Some(format!(
+                "put the store's newer files back; to go on from {0}@{older} all the same, move {1} away; `waypost resume {0} --restart` starts over",
+                damage.run,
+                log_that_tells(damage).unwrap_or_default()
+            )),
+        ),
+        StoreError::Damaged { damage, .. } if log_that_tells(damage).is_some() => (
+            "lost",
+            Exit::Damaged,
+            hint("put the store's files back, or move that folder away to begin anew"),
+        ),
+        StoreError::Damaged { damage, .. } if damage.seq == 0 => (
+            "damaged",
+            Exit::Damaged,
+            hint(
+                "neither of its two copies can be read: `waypost run FILE` begins another run, with another id",
+            ),
+        ),
         StoreError::Damaged { older: Some(_), damage } if damage.flaw == Flaw::Missing => (
             "damaged",
             Exit::Damaged,

@@ -22,6 +22,7 @@ mod ladder;
 mod output;
 mod place;
 mod reference;
+mod size;
 mod standing;
 mod surroundings;
 mod time;

@@ -67,10 +67,10 @@ impl StoreUrl {
         }
     }
 
-    fn is_there(&self) -> bool {
+    fn is_there(&self) -> Result<bool, Error> {
         match self {
-            Self::Memory => true,
-            Self::File(path) | Self::Sqlite(path) => path.exists(),
+            Self::Memory => Ok(true),
+            Self::File(path) | Self::Sqlite(path) => is_there(path),
         }
     }
 }
@@ -93,7 +93,7 @@ pub(crate) fn open(
         if let StoreUrl::Sqlite(file) = &url {
             refuse_ruin(file, access)?;
         }
-        if access != Access::Create && !url.is_there() {
+        if access != Access::Create && !url.is_there()? {
             return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
         }
         return open_url(&url, access);
@@ -108,10 +108,16 @@ pub(crate) fn open(
     refuse_ruin(&database, access)?;
     if access == Access::Create {
         make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
-    } else if !database.exists() {
+    } else if !is_there(&database)? {
         return Err(Error::NoRuns { database, made: false });
     }
     open_url(&StoreUrl::Sqlite(database), access)
+}
+
+/// Says whether something has that name; where that may not be known, it is not said that it is not there.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    let place = || path.display().to_string();
+    Ok(path.try_exists().map_err(|source| StoreError::Io { action: "read", place: place(), source })?)
 }
 
 /// Refuses a database that is there in name only, before anything is made in its place.
@@ -179,6 +185,11 @@ pub(crate) fn lost(given: Option<&str>, near: Option<&Path>) -> Option<Error> {
         None => nearest(&start_of_search(near).ok()?)?.join(DATABASE),
     };
     refuse_ruin(&database, Access::Read).err()
+}
+
+/// Says whether the folder of a run holds its records too. A store's name begins with its kind.
+pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
+    store.to_string().starts_with("file:")
 }
 
 /// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it

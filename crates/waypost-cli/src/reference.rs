@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use waypost::record::RunStatus;
-use waypost::store::{RunQuery, Store, StoreError};
+use waypost::record::{Flaw, RunStatus};
+use waypost::store::{Damage, RunQuery, Store, StoreError};
 use waypost::{BranchPath, RunId};
 
 use crate::error::Error;
@@ -74,17 +74,24 @@ pub(crate) fn resumable_statuses() -> BTreeSet<RunStatus> {
 pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Default) -> Result<RunId, Error> {
     let Some(text) = given.filter(|text| *text != "@") else { return newest(store, default).await };
     if let Ok(id) = RunId::new(text) {
-        match store.run(&id).await {
-            Err(StoreError::NotFound { .. }) => {}
-            // Whatever else is wrong with it: it is there, and the command will say so.
-            _ => return Ok(id),
+        // Whatever else is wrong with it: it is there, and the command will say so.
+        if is_there(store, &id).await.unwrap_or(true) {
+            return Ok(id);
+        }
+        if let Some(lost) = lost(store, text) {
+            return Err(lost);
         }
     }
     let query = RunQuery { prefix: Some(text.to_owned()), limit: CANDIDATES_MAX + 1, ..RunQuery::default() };
-    let mut found: Vec<RunId> = store.runs(&query).await?.runs.into_iter().map(|run| run.run).collect();
+    let page = store.runs(&query).await?;
+    let damaged = page.damaged.into_iter().map(|run| run.run);
+    let mut found: Vec<RunId> = page.runs.into_iter().map(|run| run.run).chain(damaged).collect();
     match found.len() {
         0 => Err(lost(store, text).unwrap_or_else(|| no_run(text))),
-        1 => Ok(found.remove(0)),
+        1 => match lost(store, found[0].as_str()) {
+            Some(lost) if !is_there(store, &found[0]).await.unwrap_or(true) => Err(lost),
+            _ => Ok(found.remove(0)),
+        },
         count => {
             let candidates = found.iter().take(CANDIDATES_MAX).map(ToString::to_string).collect();
             Err(Error::Ambiguous { given: text.to_owned(), candidates, more: count > CANDIDATES_MAX })
@@ -104,6 +111,21 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     };
     let run = found.runs.into_iter().next();
     run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: waypost run FILE"))
+}
+
+/// Says whether the store knows a run, sound or damaged; one that it has lost, it does not.
+pub(crate) async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
+    match store.run(run).await {
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(StoreError::Damaged { damage, older: None }) if log_that_tells(&damage).is_some() => Ok(false),
+        Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the log that tells of a record which is missed, if that is how it is known.
+pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
+    damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
 }
 
 /// Says that a run was there, if it has left its log beside a store that does not know it.

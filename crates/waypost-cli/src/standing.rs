@@ -36,7 +36,9 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
         Err(StoreError::NotFound { .. } | StoreError::Version { .. }) => return Ok(false),
         Err(error) => return Err(error.into()),
     };
-    if found.heads.iter().all(|head| head.damaged.is_empty()) {
+    let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
+    let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
+    if found.heads.iter().all(|head| head.damaged.is_empty()) && !(is_done && is_open) {
         return Ok(false);
     }
     match Snapshot::read(store, &summary.run).await {
@@ -53,8 +55,8 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
 /// Does the same to what was read of a run.
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     let summary = &snapshot.entry.summary;
-    if snapshot.damaged().next().is_none() || summary.holder.is_some() || summary.status == RunStatus::Running
-    {
+    let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
+    if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {
         return;
     }
     let position = snapshot.newest().position().unwrap_or_default();

@@ -19,7 +19,17 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) struct ListView {
     pub(crate) v: u32,
     pub(crate) runs: Vec<RunView>,
+    /// Runs of which nothing can be listed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) damaged: Vec<DamagedRunView>,
     pub(crate) next: Option<String>,
+}
+
+/// A run that is damaged so that it cannot be listed.
+#[derive(Debug, Serialize)]
+pub(crate) struct DamagedRunView {
+    pub(crate) run: String,
+    pub(crate) error: String,
 }
 
 /// A run in a list.
@@ -213,6 +223,9 @@ pub(crate) struct VerifyView {
 pub(crate) struct VerifyAllView {
     pub(crate) v: u32,
     pub(crate) sound: bool,
+    /// What is wrong with the store as a whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) errors: Vec<String>,
     pub(crate) runs: Vec<VerifiedRunView>,
 }
 
@@ -301,6 +314,36 @@ pub(crate) struct ProblemView {
 pub(crate) struct DeletedView {
     pub(crate) v: u32,
     pub(crate) deleted: Vec<String>,
+}
+
+/// The answer of `prune`.
+#[derive(Debug, Serialize)]
+pub(crate) struct PruneView {
+    pub(crate) v: u32,
+    /// Nothing was done; this is what would be.
+    pub(crate) dry_run: bool,
+    pub(crate) deleted: Vec<PrunedView>,
+    /// Runs that lost states.
+    pub(crate) trimmed: Vec<PrunedView>,
+    /// Runs that could not be looked at, since somebody is working on them.
+    pub(crate) kept: Vec<KeptView>,
+    /// All that is freed.
+    pub(crate) bytes: u64,
+}
+
+/// A run of which something goes.
+#[derive(Debug, Serialize)]
+pub(crate) struct PrunedView {
+    pub(crate) run: String,
+    pub(crate) checkpoints: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A run that stays as it is.
+#[derive(Debug, Serialize)]
+pub(crate) struct KeptView {
+    pub(crate) run: String,
+    pub(crate) why: String,
 }
 
 /// The answer of `stop`.

@@ -14,8 +14,11 @@ use waypost::id::{Digest, RunId};
 use waypost::lock::{Holder, LockError, RunLock};
 use waypost::store::{Renewal, Signal, SignalKind, Signalled, StoreError};
 
+use crate::counters;
 use crate::fault::{Failure, Fault};
+use crate::frozen;
 use crate::open::Place;
+use crate::read::View;
 use crate::rows::{RunRow, count, int, time_text};
 
 /// Returns where the lock of a run lies. Run ids are safe names.
@@ -66,11 +69,27 @@ pub(crate) fn remove_folder(folder: &std::path::Path) -> Result<(), StoreError> 
 }
 
 /// Gives the lease to the caller, who holds the kernel lock; returns its token.
-pub(crate) fn acquire(connection: &Connection, place: &Place, run: &RunId) -> Result<u64, Failure> {
+pub(crate) fn acquire(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    now: Timestamp,
+) -> Result<u64, Failure> {
     let row = RunRow::get(connection, place, run)?;
     let token: i64 = connection
         .prepare_cached("UPDATE runs SET token = token + 1, leased = 1 WHERE id = ?1 RETURNING token")?
         .query_row([row.id], |row| row.get(0))?;
+    let view = View { connection, place };
+    let frozen = frozen::mend(view, row.id, run, now);
+    let summary = view.mend_summary(row.id, run);
+    for mended in [frozen, summary, counters::mend(connection, row.id)] {
+        match mended {
+            // Nothing sound to mend it from, or damaged pages; whoever reads them is told.
+            Err(Failure::Refused(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
+            Err(Failure::Sqlite(fault)) if fault.is_corrupt() => {}
+            mended => mended?,
+        }
+    }
     Ok(count(token)?)
 }
 

@@ -1,13 +1,16 @@
 //! Heads, single records, and pages of records.
 
 use rusqlite::Connection;
+use waypost::folder::Told;
 use waypost::id::{BranchPath, RunId};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
+use crate::counters;
 use crate::fault::Failure;
 use crate::open::Place;
 use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
+use crate::witness::Lost;
 
 /// Bodies of one page of heads, in bytes: a page holds at least one, and no more than a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
@@ -59,13 +62,14 @@ impl View<'_> {
     }
 
     /// Returns the newest sound record of each open branch.
-    pub(crate) fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, Failure> {
+    pub(crate) fn heads(&self, run: &RunId, page: &Page, told: Told<'_>) -> Result<Heads, Failure> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let cursor = Cursor::parse(page.cursor.as_ref())?;
         let id = RunRow::get(self.connection, self.place, run)?.id;
         if cursor.is_none() {
-            Branch::check_count(self.connection, id)?;
+            counters::check_branches(self.connection, id)?;
         }
+        let lost = Lost::of(*self, run, id, told)?;
         let mut from = cursor.map_or(0, |cursor| cursor.branch);
         let mut heads = Vec::new();
         let mut body_bytes = 0;
@@ -74,7 +78,7 @@ impl View<'_> {
             let Some(last) = branches.last() else { return Ok(Heads { heads, next: None }) };
             from = last.id + 1;
             for branch in branches {
-                let branch = branch.look_beyond(self.connection)?;
+                let branch = lost.extend(branch.settled(self.connection, id)?);
                 if self.has_ended(run, &branch)? {
                     continue;
                 }
@@ -119,12 +123,21 @@ impl View<'_> {
         .into())
     }
 
-    /// Returns one record, verified.
-    pub(crate) fn load(&self, run: &RunId, path: &BranchPath, seq: u64) -> Result<Record, Failure> {
+    /// Returns one record, verified. With a log, one that is not there may turn out to be missed.
+    pub(crate) fn load(
+        &self,
+        run: &RunId,
+        path: &BranchPath,
+        seq: u64,
+        told: Option<Told<'_>>,
+    ) -> Result<Record, Failure> {
         let id = RunRow::get(self.connection, self.place, run)?.id;
-        let branch = Branch::get(self.connection, id, path)?
+        let mut branch = Branch::get(self.connection, id, path)?
             .ok_or_else(|| StoreError::no_branch(run, path))?
-            .look_beyond(self.connection)?;
+            .settled(self.connection, id)?;
+        if let Some(told) = told {
+            branch = Lost::of(*self, run, id, told)?.extend(branch);
+        }
         let found = match seq {
             1.. if seq <= branch.newest => self.fetch(run, &branch, seq, Want::Whole)?,
             _ => Found::Absent,
@@ -153,18 +166,20 @@ impl View<'_> {
     }
 
     /// Returns a page of headers.
-    pub(crate) fn scan(&self, scan: &Scan) -> Result<Scanned, Failure> {
+    pub(crate) fn scan(&self, scan: &Scan, told: Told<'_>) -> Result<Scanned, Failure> {
         let cursor = Cursor::parse(scan.cursor.as_ref())?;
         let id = RunRow::get(self.connection, self.place, &scan.run)?.id;
+        let lost = Lost::of(*self, &scan.run, id, told)?;
+        let whole = |branch: Branch| branch.settled(self.connection, id).map(|branch| lost.extend(branch));
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
         if let Some(path) = &scan.branch {
             if let Some(branch) = Branch::get(self.connection, id, path)? {
-                self.scan_branch(scan, branch, cursor, &mut found)?;
+                self.scan_branch(scan, whole(branch)?, cursor, &mut found)?;
             }
             return Ok(found);
         }
         if cursor.is_none() {
-            Branch::check_count(self.connection, id)?;
+            counters::check_branches(self.connection, id)?;
         }
         let mut from = cursor.map_or(0, |cursor| cursor.branch);
         loop {
@@ -172,7 +187,7 @@ impl View<'_> {
             let Some(last) = branches.last() else { return Ok(found) };
             from = last.id + 1;
             for branch in branches {
-                self.scan_branch(scan, branch, cursor, &mut found)?;
+                self.scan_branch(scan, whole(branch)?, cursor, &mut found)?;
                 if found.next.is_some() {
                     return Ok(found);
                 }
@@ -189,7 +204,6 @@ impl View<'_> {
         found: &mut Scanned,
     ) -> Result<(), Failure> {
         let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
-        let branch = branch.look_beyond(self.connection)?;
         let mut low = scan.seq_min.unwrap_or(1).max(1);
         let mut high = scan.seq_max.unwrap_or(SEQ_MAX).min(branch.newest);
         if let Some(cursor) = cursor.filter(|cursor| cursor.branch == branch.id) {

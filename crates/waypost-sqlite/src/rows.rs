@@ -3,14 +3,20 @@
 //! Every lookup is by key, so that a damaged page makes only what is on it unreadable: the rows beside it are still
 //! reached, and a missing row is noticed by the branch's `newest`, which stands on another page.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::{BranchPath, Digest, RunId};
-use waypost::record::{Flaw, Record};
+use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
+use crate::tips::Tip;
+use crate::unpack::{self, Unpacked};
+use crate::witness::{self, Gone};
+use crate::{counters, header, pack};
 
 /// Bits of a key that hold the seq.
 const SEQ_BITS: u32 = 32;
@@ -20,6 +26,10 @@ pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 pub(crate) const BRANCH_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
 /// The body's bytes are kept as they are.
 pub(crate) const CODEC_PLAIN: i64 = 0;
+/// The body is kept in a frame that stands alone.
+pub(crate) const CODEC_FULL: i64 = 1;
+/// The body is kept in a frame that tells how it differs from that of an earlier record of the branch.
+pub(crate) const CODEC_DELTA: i64 = 2;
 /// The body was dropped by retention.
 pub(crate) const CODEC_TRIMMED: i64 = -1;
 
@@ -86,7 +96,7 @@ impl RunRow {
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
             return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
         }
-        Err(StoreError::no_run(&place.name, run).into())
+        Err(witness::no_run(place, run).into())
     }
 
     /// Finds the run and sees that `token` is its newest lease, still held.
@@ -117,6 +127,8 @@ pub(crate) struct Branch {
     pub(crate) open: bool,
     /// The highest seq that it ever had.
     pub(crate) newest: u64,
+    /// Records above this seq are missed, if any are.
+    pub(crate) gone: Option<(u64, Arc<Gone>)>,
 }
 
 impl Branch {
@@ -141,19 +153,6 @@ impl Branch {
             return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
         }
         Ok(found)
-    }
-
-    /// Sees that as many branches of a run are found as were opened.
-    pub(crate) fn check_count(connection: &Connection, run: i64) -> Result<(), Failure> {
-        let (opened, found): (i64, i64) = connection
-            .prepare_cached(
-                "SELECT branches, (SELECT count(*) FROM branches WHERE run = ?1) FROM runs WHERE id = ?1",
-            )?
-            .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        if opened == found {
-            return Ok(());
-        }
-        Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
     }
 
     /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.
@@ -194,11 +193,16 @@ impl Branch {
         if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
             return Err(Fault::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into());
         }
-        Ok(Self { id, path, open, newest })
+        Ok(Self { id, path, open, newest, gone: None })
     }
 
-    /// Looks for records beyond `newest`, in case that is what was damaged.
-    pub(crate) fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
+    /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
+    pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
+        counters::believed(connection, run, self.look_beyond(connection)?)
+    }
+
+    /// Looks for records beyond `newest`.
+    fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
         let beyond = connection
             .prepare_cached("SELECT max(key) FROM records WHERE key > ?1 AND key <= ?2")?
             .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| row.get(0));
@@ -244,20 +248,26 @@ pub(crate) fn fetch(
     want: Want,
 ) -> Result<Found, Failure> {
     let key = key(branch.id, seq);
+    let mut at = format!("{}, table `records`, row {key}", place.file.display());
     let flaw = match columns(connection, key, want) {
-        Ok(Some(columns)) => match columns.open(run, branch, seq, want) {
+        Ok(Some(columns)) => match columns.open(connection, place, run, branch, seq)? {
             Ok(record) => return Ok(Found::Sound(Box::new(record))),
             Err(flaw) => flaw,
         },
-        Ok(None) => Flaw::Malformed("it is not there any more".to_owned()),
+        Ok(None) => match branch.gone(seq) {
+            Some((flaw, told)) => {
+                at = told;
+                flaw
+            }
+            None => Flaw::Malformed("it is not there any more".to_owned()),
+        },
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Flaw::Malformed(fault.to_string()),
         Err(failure) => return Err(failure),
     };
     if is_in_quarantine(connection, key)? {
         return Ok(Found::Absent);
     }
-    let place = format!("{}, table `records`, row {key}", place.file.display());
-    let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place, flaw };
+    let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place: at, flaw };
     match damage.flaw {
         Flaw::Newer { .. } => Err(StoreError::of_damage(damage, None).into()),
         _ => Ok(Found::Damaged(Box::new(damage))),
@@ -294,24 +304,66 @@ fn columns(connection: &Connection, key: i64, want: Want) -> Result<Option<Colum
 }
 
 impl Columns {
-    fn open(self, run: &RunId, branch: &Branch, seq: u64, want: Want) -> Result<Record, Flaw> {
-        let record = Record::open(Digest::from_bytes(self.digest), self.header, self.body)?;
-        let header = record.header();
-        if header.run != *run || header.branch != branch.path || header.seq != seq {
-            let found = header.reference();
-            return Err(Flaw::Malformed(format!("it says that it is {found}")));
+    /// Makes the record, with its body if that was read.
+    ///
+    /// # Errors
+    /// The inner one says what is wrong with it.
+    fn open(
+        self,
+        connection: &Connection,
+        place: &Place,
+        run: &RunId,
+        branch: &Branch,
+        seq: u64,
+    ) -> Result<Result<Record, Flaw>, Failure> {
+        let digest = Digest::from_bytes(self.digest);
+        let header = match header::unpack(&mut place.frames.squeezer.lend(), self.header, HEADER_BYTES_MAX) {
+            Ok(header) => header,
+            Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
+        };
+        let frame_kind = self.codec.and_then(unpack::kind);
+        let (body, made) = match (frame_kind, self.body) {
+            (Some(kind), Some(bytes)) => {
+                match unpack::unpack(connection, place, run, branch, seq, (kind, bytes))? {
+                    Ok(Unpacked { body, chain, check }) => (Some(body), Some((chain, check))),
+                    // What the header says of itself goes before.
+                    Err(why) => {
+                        let header = Record::open(digest, header, None);
+                        return Ok(Err(header.err().unwrap_or(Flaw::Malformed(why))));
+                    }
+                }
+            }
+            (_, body) => (body, None),
+        };
+        let record = match Record::open(digest, header, body) {
+            Ok(record) => record,
+            Err(flaw) => return Ok(Err(flaw)),
+        };
+        if let Some(why) = misplaced(&record, run, branch, seq) {
+            return Ok(Err(Flaw::Malformed(why)));
         }
         let fits = match self.codec {
-            None => header.body.is_none() && !self.has_body,
-            Some(CODEC_PLAIN) => header.body.is_some() && self.has_body,
-            Some(CODEC_TRIMMED) => header.body.is_some() && !self.has_body,
+            None => record.header().body.is_none() && !self.has_body,
+            Some(CODEC_PLAIN | CODEC_FULL | CODEC_DELTA) => record.header().body.is_some() && self.has_body,
+            Some(CODEC_TRIMMED) => record.header().body.is_some() && !self.has_body,
             Some(_) => false,
         };
         if !fits {
             let codec = self.codec;
-            return Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body")));
+            return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body"))));
         }
-        debug_assert!(want == Want::Header || record.body_bytes().is_some() == self.has_body);
-        Ok(record)
+        if let Some(((chain, check), body)) = made.zip(record.body_bytes()) {
+            let position_bytes = pack::position_bytes(&record);
+            let (record, body) = (record.digest(), body.clone());
+            place.frames.read(run, &branch.path, Tip { seq, record, check, body, position_bytes, chain });
+        }
+        Ok(Ok(record))
     }
+}
+
+/// Says that a record stands in the place of another, if it does.
+fn misplaced(record: &Record, run: &RunId, branch: &Branch, seq: u64) -> Option<String> {
+    let header = record.header();
+    let is_here = header.run == *run && header.branch == branch.path && header.seq == seq;
+    (!is_here).then(|| format!("it says that it is {}", header.reference()))
 }

@@ -1,11 +1,12 @@
 //! Run records and summaries.
 
-use rusqlite::{Connection, OptionalExtension, Row, ToSql};
-use waypost::id::{BranchPath, Digest, RunId};
-use waypost::record::{Flaw, RunStatus, SealedRun};
-use waypost::store::{Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary};
+use rusqlite::{Row, ToSql};
+use waypost::id::RunId;
+use waypost::record::{RunRecord, RunStatus};
+use waypost::store::{Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use crate::fault::{Failure, Fault};
+use crate::inspect;
 use crate::lease;
 use crate::read::{View, unknown_cursor};
 use crate::rows::{RunRow, count, time_of, time_text};
@@ -29,29 +30,53 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
         let row = rows.next()?.ok_or_else(|| StoreError::no_run(&self.place.name, run))?;
-        let kept = Kept::read(row)?;
+        let kept = match Kept::read(row) {
+            Err(Failure::Sqlite(_)) => Kept::without(id, record.record()),
+            kept => kept?,
+        };
         Ok(RunEntry { record, summary: self.find_out(kept)? })
     }
 
-    /// Returns the frozen record of a run, verified.
-    pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
-        let flaw = match frozen_columns(self.connection, id) {
-            Ok(Some((digest, bytes))) => match SealedRun::open(Digest::from_bytes(digest), bytes) {
-                Ok(sealed) if sealed.record().run == *run => return Ok(sealed),
-                Ok(sealed) => Flaw::Malformed(format!("it is that of run {}", sealed.record().run)),
-                Err(flaw) => flaw,
-            },
-            Ok(None) => Flaw::Malformed("it is not there any more".to_owned()),
-            Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Flaw::Malformed(fault.to_string()),
-            Err(failure) => return Err(failure),
-        };
-        let place = format!("{}, table `frozen`, row {id}", self.place.file.display());
-        let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
-        Err(StoreError::of_damage(damage, None).into())
+    /// Says what cannot be read of the summary of a run, if anything.
+    pub(crate) fn summary_finding(&self, id: i64) -> Result<Option<String>, Failure> {
+        let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
+        let mut rows = statement.query([id])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        match Kept::read(row) {
+            Ok(_) => Ok(None),
+            Err(Failure::Sqlite(fault)) => Ok(Some(format!("table `runs`, row {id}: {fault}"))),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Writes the summary of a run anew from its frozen record, if it cannot be read. What else it said, the next append
+    /// says.
+    pub(crate) fn mend_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
+        if self.summary_finding(id)?.is_none() {
+            return Ok(());
+        }
+        let record = self.frozen(id, run)?;
+        let record = record.record();
+        let created_at = time_text(record.created_at);
+        self.connection.execute(
+            "UPDATE runs SET workflow = ?2, path = ?3, labels = ?4, created_at = ?5, updated_at = ?5,
+                 status = ?6, doubtful = 0, step = NULL, done = 0, total = 0, wake_at = NULL, lost = 0,
+                 checkpoints = max(checkpoints, 0), bytes = max(bytes, 0)
+             WHERE id = ?1",
+            (
+                id,
+                &record.workflow,
+                &record.path,
+                labels_text(record),
+                created_at,
+                RunStatus::Interrupted.name(),
+            ),
+        )?;
+        Ok(())
     }
 
     /// Returns a page of summaries, newest first.
-    pub(crate) fn runs(&self, query: &RunQuery) -> Result<Runs, Failure> {
+    pub(crate) fn runs(&self, query: &RunQuery, told: Vec<RunId>) -> Result<Runs, Failure> {
         let before = match &query.cursor {
             None => i64::MAX,
             Some(text) => text.parse().map_err(|_| unknown_cursor(text))?,
@@ -72,10 +97,18 @@ impl View<'_> {
         sql.push_str(" ORDER BY id DESC");
         let mut statement = self.connection.prepare_cached(&sql)?;
         let mut rows = statement.query(values.as_slice())?;
-        let mut found = Runs { runs: Vec::new(), next: None };
+        let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
+        found.damaged = self.lost(query, told);
         let mut last = 0;
         while let Some(row) = rows.next()? {
-            let kept = Kept::read(row)?;
+            let kept = match Kept::read(row) {
+                // The others are none the worse for it.
+                Err(Failure::Sqlite(fault)) => {
+                    found.damaged.extend(unreadable(row, &fault));
+                    continue;
+                }
+                kept => kept?,
+            };
             let id = kept.id;
             let summary = self.find_out(kept)?;
             if !query.wants(&summary) {
@@ -89,6 +122,14 @@ impl View<'_> {
             found.runs.push(summary);
         }
         Ok(found)
+    }
+
+    /// Returns the runs that the database does not know and that have left their logs beside it.
+    fn lost(&self, query: &RunQuery, mut told: Vec<RunId>) -> Vec<UnreadableRun> {
+        told.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
+        let why = "it has left its log, and the database does not know it";
+        let lost = inspect::lost(self.connection, told).into_iter();
+        lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }
 
     /// Asks the kernel whether the holder lives, where a lease was not given back.
@@ -114,17 +155,44 @@ fn kept_statuses(query: &RunQuery) -> Vec<&'static str> {
     names
 }
 
-/// The digest and the bytes of a run record.
-type Frozen = ([u8; 32], Vec<u8>);
+/// Names a run whose summary cannot be read, if its name can.
+fn unreadable(row: &Row<'_>, fault: &Fault) -> Option<UnreadableRun> {
+    let run = RunId::new(&row.get::<_, String>(1).ok()?).ok()?;
+    Some(UnreadableRun { run, why: fault.to_string() })
+}
 
-fn frozen_columns(connection: &Connection, id: i64) -> Result<Option<Frozen>, Failure> {
-    Ok(connection
-        .prepare_cached("SELECT digest, record FROM frozen WHERE run = ?1")?
-        .query_row([id], |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?)
+/// Writes labels as they are kept.
+pub(crate) fn labels_text(record: &RunRecord) -> String {
+    serde_json::to_string(&record.labels).expect("a map of text is plain JSON")
 }
 
 impl Kept {
+    /// Stands for a summary that cannot be read; whether somebody holds the run, its lock tells.
+    fn without(id: i64, record: &RunRecord) -> Self {
+        let summary = Summary {
+            status: RunStatus::Interrupted,
+            doubtful: false,
+            step: None,
+            progress: Progress::default(),
+            wake_at: None,
+            lost: 0,
+        };
+        let summary = RunSummary {
+            run: record.run.clone(),
+            workflow: record.workflow.clone(),
+            path: record.path.clone(),
+            status: summary.status,
+            summary,
+            labels: record.labels.clone(),
+            created_at: record.created_at,
+            updated_at: record.created_at,
+            checkpoints: 0,
+            bytes: 0,
+            holder: None,
+        };
+        Self { id, leased: true, summary }
+    }
+
     fn read(row: &Row<'_>) -> Result<Self, Failure> {
         let name: String = row.get(1)?;
         let wrong = |what: &str, found: &str| Fault::corrupt(format!("run `{name}` has {what} `{found}`"));

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, sync_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, forget_told, read_blob, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -25,7 +25,12 @@ use crate::heal::NewestFirst;
 use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
 use crate::rows::RunRow;
-use crate::{append, lease, schema, tidy};
+use crate::shrink::{self, Shrink};
+use crate::witness::{self, Lost};
+use crate::{append, inspect, lease, pack, schema, tidy, trim};
+
+/// How often a trim is planned anew since something came in between.
+const TRIM_TRIES_MAX: u32 = 3;
 
 /// Keeps runs in an SQLite database, and beside it what is for people.
 ///
@@ -45,6 +50,8 @@ pub struct SqliteStore {
     disk: Arc<dyn Disk>,
     held: Mutex<HashMap<RunId, Held>>,
     closed: AtomicBool,
+    /// Bodies were dropped, and pages may be left that nothing is on.
+    trimmed: AtomicBool,
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
     writer: Option<Arc<Writer>>,
@@ -100,6 +107,7 @@ impl SqliteStore {
             disk: Arc::new(RealDisk),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
+            trimmed: AtomicBool::new(false),
             reader: Mutex::new(Some(reader)),
             writer,
         })
@@ -153,7 +161,7 @@ impl SqliteStore {
         self.with_reader(|connection| {
             let transaction = connection.unchecked_transaction()?;
             let version = schema::version(connection)?;
-            if version != schema::VERSION {
+            if !schema::is_readable(version) {
                 return Err(schema::version_error(&self.place, version).into());
             }
             let answer = work(View { connection, place: &self.place });
@@ -163,7 +171,7 @@ impl SqliteStore {
     }
 
     fn folder_of(&self, run: &RunId) -> PathBuf {
-        self.place.home.join("runs").join(run.as_str())
+        witness::folder_of(&self.place, run)
     }
 
     fn run_folder(&self, run: &RunRecord) -> RunFolder {
@@ -180,7 +188,15 @@ impl SqliteStore {
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
             held.remove(lease.run());
+            self.place.frames.forget_run(lease.run());
         }
+    }
+
+    /// Gives free pages back to the file system, in slices between which others write. What is not given back now, since
+    /// others write all the time or there is no space to move pages, is used for what comes next.
+    async fn shrink(&self, shrink: Shrink) {
+        let Ok(writer) = self.writer() else { return };
+        while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
     /// Writes down for people what was committed.
@@ -208,7 +224,16 @@ impl SqliteStore {
             Err(error) => return Err(error),
         };
         let mut folder = self.run_folder(frozen.record());
-        self.read(|view| folder.heal(NewestFirst::of(view, run)?))?;
+        let told = witness::told(&self.place, run);
+        self.read(|view| {
+            let id = RunRow::get(view.connection, view.place, run)?.id;
+            // A log that tells of more than there is stays as it is: it is the witness.
+            if Lost::of(view, run, id, told)?.is_empty() {
+                folder.heal(NewestFirst::of(view, run)?)
+            } else {
+                folder.heal(std::iter::empty::<Result<Record, Failure>>())
+            }
+        })?;
         Ok((frozen.record().durability, Some(folder)))
     }
 
@@ -242,12 +267,17 @@ impl Store for SqliteStore {
         if self.exists(&id)? {
             return Err(StoreError::Exists { run: id });
         }
+        // Its records were lost: what is left of it is not to be taken for the beginning of another.
+        if let lost @ StoreError::Damaged { .. } = witness::no_run(&self.place, &id) {
+            return Err(lost);
+        }
         let kernel_lock = self.take_lock(&id, holder)?;
         let first = Arc::new(first);
+        let (packed, learned) = pack::pack(&self.place.frames, &first.records);
         let job = (run.clone(), Arc::clone(&first));
         let made = self
             .write(Durability::Sync, move |connection, place| {
-                append::create(connection, place, &job.0, &job.1)
+                append::create(connection, place, &job.0, &job.1, &packed)
             })
             .await;
         if let Err(error) = made {
@@ -257,6 +287,7 @@ impl Store for SqliteStore {
             }
             return Err(error);
         }
+        learned.keep(&self.place.frames, &first.records);
         // What a deletion left that was cut short. The run is made all the same if that cannot be removed.
         let _ = lease::remove_folder(&self.folder_of(&id));
         let mut folder = self.run_folder(run.record());
@@ -277,9 +308,9 @@ impl Store for SqliteStore {
         self.writer()?;
         self.read(|view| RunRow::get(view.connection, view.place, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
-        let id = run.clone();
+        let (id, now) = (run.clone(), self.options.clock.now());
         let token = self
-            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id))
+            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id, now))
             .await;
         let token = match token {
             Err(error @ StoreError::NotFound { .. }) => {
@@ -315,12 +346,21 @@ impl Store for SqliteStore {
             Some(held) if held.token == lease.token() && !batch.release => held.durability,
             _ => Durability::Sync,
         };
+        self.writer()?;
+        let (packed, learned) = pack::pack(&self.place.frames, &batch.records);
         let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
         let job = Arc::clone(&batch);
-        let answer = self
-            .write(durability, move |connection, place| append::append(connection, place, &run, token, &job))
+        let (answer, as_packed) = self
+            .write(durability, move |connection, place| {
+                append::append(connection, place, &run, token, &job, &packed)
+            })
             .await?;
         if answer == Appended::Now {
+            if as_packed {
+                learned.keep(&self.place.frames, &batch.records);
+            } else {
+                self.place.frames.forget_run(lease.run());
+            }
             self.tell(lease, &batch.records);
         }
         if batch.release {
@@ -330,19 +370,29 @@ impl Store for SqliteStore {
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
-        self.read(|view| view.heads(run, page))
+        let told = witness::told(&self.place, run);
+        self.read(|view| view.heads(run, page, told))
     }
 
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        self.read(|view| view.load(run, branch, seq))
+        match self.read(|view| view.load(run, branch, seq, None)) {
+            // Looked at again, since the log must be read before.
+            Err(StoreError::NotFound { .. }) => {
+                let told = witness::told(&self.place, run);
+                self.read(|view| view.load(run, branch, seq, Some(told)))
+            }
+            found => found,
+        }
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
-        self.read(|view| view.scan(scan))
+        let told = witness::told(&self.place, &scan.run);
+        self.read(|view| view.scan(scan, told))
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        self.read(|view| view.runs(query))
+        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
+        self.read(|view| view.runs(query, told))
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
@@ -371,15 +421,29 @@ impl Store for SqliteStore {
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
-        let (run, token) = (lease.run().clone(), lease.token());
-        if mode == TrimMode::DryRun {
-            return self.read(|view| tidy::trim(view.connection, view.place, &run, token, keep, mode));
+        self.check_open()?;
+        let (run, token) = (lease.run(), lease.token());
+        for _ in 0..TRIM_TRIES_MAX {
+            let plan = self.read(|view| trim::plan(view, run, token, keep))?;
+            let trimmed = plan.trimmed();
+            if mode == TrimMode::DryRun || plan.is_empty() {
+                return Ok(trimmed);
+            }
+            let of = run.clone();
+            // What is lost of it by a power cut is trimmed again.
+            let done = self
+                .write(Durability::Async, move |connection, place| {
+                    trim::apply(connection, place, &of, token, &plan)
+                })
+                .await?;
+            if done {
+                self.trimmed.store(true, Ordering::Relaxed);
+                self.shrink(Shrink::IfMany).await;
+                return Ok(trimmed);
+            }
         }
-        // What is lost of it by a power cut is trimmed again.
-        self.write(Durability::Async, move |connection, place| {
-            tidy::trim(connection, place, &run, token, keep, mode)
-        })
-        .await
+        let why = format!("the records of run {run} were moved or dropped all the while");
+        Err(StoreError::Invalid(format!("cannot trim: {why}")))
     }
 
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
@@ -387,7 +451,7 @@ impl Store for SqliteStore {
         let folder = self.folder_of(run);
         match self.read(|view| RunRow::get(view.connection, view.place, run)) {
             // A deletion that was cut short is brought to its end.
-            Err(StoreError::NotFound { .. }) if folder.exists() => {}
+            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) if folder.exists() => {}
             Err(error) => return Err(error),
             Ok(_) => {}
         }
@@ -397,11 +461,17 @@ impl Store for SqliteStore {
             source,
         })?;
         let kernel_lock = self.take_lock(run, &holder)?;
+        // In this order: a log without records would be one of a run that was lost, and what a crash leaves is found and
+        // removed by the next deletion or by a new run of that name.
+        forget_told(self.disk.as_ref(), &folder)
+            .map_err(|source| StoreError::of_write("remove", folder.display().to_string(), source))?;
         let id = run.clone();
         self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
-        // In this order: what a crash leaves is found and removed by the next deletion or by a new run of that name.
         lease::remove_folder(&folder)?;
-        lease::remove_lock(kernel_lock)
+        lease::remove_lock(kernel_lock)?;
+        self.place.frames.forget_run(run);
+        self.shrink(Shrink::All).await;
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -413,6 +483,9 @@ impl Store for SqliteStore {
                 let job = move |connection: &Connection| lease::abandon(connection, &run, token);
                 result = result.and(writer.write(Durability::Async, job).await);
             }
+            if self.trimmed.load(Ordering::Relaxed) {
+                self.shrink(Shrink::All).await;
+            }
         }
         self.closed.store(true, Ordering::Release);
         if let Some(Err((_, error))) = lock(&self.reader).take().map(Connection::close) {
@@ -422,6 +495,13 @@ impl Store for SqliteStore {
             result = result.and(writer.close());
         }
         result
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        match run {
+            Some(run) => self.read(|view| inspect::run(view, run)),
+            None => self.with_reader(|connection| inspect::database(connection, &self.place)),
+        }
     }
 
     fn blobs(&self) -> &dyn Blobs {

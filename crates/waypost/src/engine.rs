@@ -24,6 +24,7 @@ mod begin;
 mod branches;
 pub(crate) mod chain;
 mod commit;
+mod fall;
 mod fan;
 mod line;
 mod open;

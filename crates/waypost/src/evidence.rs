@@ -14,6 +14,28 @@
 //!                                                      +------------------------------------------------->  unknown
 //! ```
 //!
+//! ```
+//! use waypost::evidence::{Site, Verifier};
+//! use waypost::record::{Claim, Pack, Verdict};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! std::fs::write(folder.join("report.md"), "# All is well")?;
+//! let pack = Pack::all([Claim::file("report.md"), Claim::unchanged("report.md")]);
+//! let (verifier, site) = (Verifier::new(), Site::beneath(folder));
+//!
+//! let committed = verifier.commit(&pack, &site).await;
+//! assert_eq!(committed.verdict(), Verdict::Ok);
+//!
+//! std::fs::write(folder.join("report.md"), "# All is lost")?;
+//! let later = verifier.verify(&committed, &site).await;
+//! assert_eq!((later.verdict(), later.summary().ok), (Verdict::Failed, 1));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Nothing here knows runs or stores; when to check what is the business of plan, engine and recorder.
 
 use std::fmt::Debug;

@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/ordinal.json                        gives runs their order
 //!     locks/RUN.lock                      kernel locks
-//!     runs/RUN/run.json                   the frozen run record
+//!     runs/RUN/run.json, run.copy.json    the frozen run record, twice
 //!              history/checkpoint_0000000003.json, and .sha256 beside it
 //!              checkpoint.json            the newest commit, for people
 //!              journal.jsonl              headers of what rotation removed
@@ -47,6 +47,7 @@ use crate::store::{
 
 mod create;
 mod format;
+mod frozen;
 mod journal;
 mod lease;
 mod list;
@@ -329,6 +330,13 @@ impl Store for FileStore {
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
         self.check_writable()?;
         self.delete_run(run)
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        match run {
+            Some(run) => frozen::findings(self.disk.as_ref(), run, &self.readable(run)?.paths),
+            None => self.check_open().map(|()| Vec::new()),
+        }
     }
 
     async fn close(&self) -> Result<(), StoreError> {

@@ -9,7 +9,8 @@
 //!   scratch/...        what steps under way hand over; there only while somebody works on the run
 //! ```
 //!
-//! Events and report are derived from records after their commit and never read back to decide anything. So a failure
+//! Events and report are derived from records after their commit. What is to be done is never read from them; that a
+//! store has lost records which it once acknowledged, the log may tell ([`Told`]). So a failure
 //! to write them never fails the commit: it is remembered ([`RunFolder::take_trouble`]) and nothing more is written to
 //! that file until the run is taken up again, when [`RunFolder::heal`] adds what is missing. What a commit costs here
 //! does not depend on how long the run is: one write to each file, neither of them synced.
@@ -21,14 +22,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, Kind, write_whole};
+use crate::disk::{Disk, DiskFile, Kind, Metadata, write_whole};
 use crate::record::{Record, RunRecord};
 
 mod blobs;
 mod events;
 mod report;
+mod told;
 
 pub use blobs::{append_blob, read_blob, sync_blob};
+pub use told::{Told, forget_told, has_told};
 
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";
@@ -70,7 +73,7 @@ impl RunFolder {
     /// Stands for the folder at `path`. Nothing is touched before something is written; then the folder and the one
     /// around it are made if need be.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
-        let events = events::EventFile::new(path.join("events.jsonl"));
+        let events = events::EventFile::new(path.join(told::EVENTS_FILE));
         let report = report::ReportFile::new(path.join(REPORT), run.clone());
         Self { disk, path, events, report, made: false, trouble: None }
     }
@@ -206,7 +209,8 @@ pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder with all that is in it; links are removed and not followed. Nothing happens if it is not there.
+/// Removes a folder with all that is in it, or what else has that name; links are removed and not followed. Nothing
+/// happens if it is not there.
 ///
 /// # Errors
 /// As [`Disk::list`] and [`Disk::remove`]: then some of it may be left. One that is nested deeper than any of ours is
@@ -219,16 +223,14 @@ fn remove_folder_at(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> 
     if depth > DEPTH_MAX {
         return Err(io::Error::other(format!("`{}` is nested too deep", path.display())));
     }
-    let entries = match disk.list(path) {
+    match disk.metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let path = path.join(&entry.name);
-        match entry.kind {
-            Kind::Folder => remove_folder_at(disk, &path, depth + 1)?,
-            Kind::File | Kind::Other => disk.remove(&path)?,
-        }
+        Err(error) => return Err(error),
+        Ok(Metadata { kind: Kind::File | Kind::Other, .. }) => return disk.remove(path),
+        Ok(Metadata { kind: Kind::Folder, .. }) => {}
+    }
+    for entry in disk.list(path)? {
+        remove_folder_at(disk, &path.join(&entry.name), depth + 1)?;
     }
     disk.remove_dir(path)
 }

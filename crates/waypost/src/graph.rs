@@ -171,11 +171,11 @@ impl Program for Erased {
     }
 
     fn open(&self, spot: Spot<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
-        self.levels[spot.level].open(spot.place, state)
+        unpanicked(|| self.levels[spot.level].open(spot.place, state))
     }
 
     fn child(&self, spot: Spot<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
-        self.levels[spot.level].child(spot.place, state, item)
+        unpanicked(|| self.levels[spot.level].child(spot.place, state, item))
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
@@ -186,7 +186,8 @@ impl Program for Erased {
     async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Held> {
         let level = self.levels[job.level].as_ref();
         let context = Context::new(attempt.clone());
-        let work = level.perform(job.place, job.state, job.joined, context.clone());
+        // Also what the function does before it gives its future may panic.
+        let work = async { level.perform(job.place, job.state, job.joined, context.clone()).await };
         let work = AssertUnwindSafe(work).catch_unwind();
         tokio::pin!(work);
         let ended = tokio::select! {
@@ -237,9 +238,9 @@ impl Program for Erased {
     ) -> Result<Follow, Failure> {
         let Settlement::Completed(output, _) = settled else {
             // No step of a graph is skipped or tolerated; were one, its state would stay.
-            return self.levels[spot.level].follow(spot.place, state);
+            return unpanicked(|| self.levels[spot.level].follow(spot.place, state));
         };
-        let follow = self.levels[spot.level].follow(spot.place, &output)?;
+        let follow = unpanicked(|| self.levels[spot.level].follow(spot.place, &output))?;
         *state = output;
         Ok(follow)
     }
@@ -249,6 +250,12 @@ impl Program for Erased {
     }
 
     async fn end(&self) {}
+}
+
+/// Asks a function of the user's own, and takes its panic as a failure of the step that it belongs to.
+fn unpanicked<T>(ask: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    std::panic::catch_unwind(AssertUnwindSafe(ask))
+        .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Fatal, vec![said_by(panic.as_ref())])))
 }
 
 /// What a panic says.

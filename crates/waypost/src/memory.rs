@@ -197,6 +197,9 @@ impl Store for MemoryStore {
             for (place, branch) in kept.branches.iter().enumerate().skip(begin) {
                 let (record, mut damaged) = branch.newest(run);
                 let Some(record) = record else {
+                    if heads.len() == limit {
+                        return Ok(Heads { heads, next: Some(place.to_string()) });
+                    }
                     return Err(match damaged.is_empty() {
                         true => StoreError::no_branch(run, &branch.path),
                         false => StoreError::of_damage(damaged.swap_remove(0), None),
@@ -251,7 +254,7 @@ impl Store for MemoryStore {
         let kept = self.open()?;
         let mut newest: Vec<_> = kept.runs.values().filter(|run| run.made < before).collect();
         newest.sort_by_key(|run| std::cmp::Reverse(run.made));
-        let mut found = Runs { runs: Vec::new(), next: None };
+        let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
         let mut last = None;
         for run in newest {
             let summary = run.summary();
@@ -325,6 +328,14 @@ impl Store for MemoryStore {
         }
         kept.runs.remove(run);
         Ok(())
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        // All that it keeps beside records is made from them when it is asked for.
+        if let Some(run) = run {
+            self.run(run).await?;
+        }
+        Ok(Vec::new())
     }
 
     async fn close(&self) -> Result<(), StoreError> {

@@ -1,10 +1,9 @@
 //! One checkpoint as one file: all that a new run needs to go on from it, whatever became of its store.
 //!
 //! A portable checkpoint holds, to the byte as they were committed: the checkpoint with its position and state, the
-//! record of its run (workflow, definition, settings), the headers that its position refers to (results, evidence,
-//! memos), and, where it is in the middle of a fan-out, the newest checkpoint of each child branch and the frozen
-//! items. Beside them stands the config, which may be a later one than the run began with. The file begins with a hash
-//! of itself: docs/format.md has it to the byte.
+//! record of its run (workflow, definition, config, settings), the headers that its position refers to (results,
+//! evidence, memos), and, where it is in the middle of a fan-out, the newest checkpoint of each child branch, what that
+//! refers to, and the frozen items. The file begins with a hash of itself: docs/format.md has it to the byte.
 //!
 //! ```text
 //!   store --Portable::of--> Portable --save--> file --load--> Portable --> state, position, definition, config
@@ -84,7 +83,6 @@ pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Portable {
     run: SealedRun,
-    config: Map<String, Value>,
     checkpoint: Record,
     position: Position,
     history: Vec<Record>,
@@ -119,8 +117,8 @@ pub enum ExportError {
         /// The checkpoint.
         reference: CheckpointRef,
     },
-    /// The frozen items of a fan-out are gone, so that the rest of its branches could not be opened.
-    #[error("checkpoint {reference} lacks the items that it fans out over, `{name}`")]
+    /// The frozen items of a fan-out are gone or damaged, so that the rest of its branches could not be opened.
+    #[error("checkpoint {reference} lacks the items that it fans out over, `{name}`, as they were frozen")]
     Items {
         /// The checkpoint.
         reference: CheckpointRef,
@@ -138,12 +136,6 @@ pub enum ExportError {
 }
 
 impl Portable {
-    /// Replaces the config, where it is no longer the one that the run began with.
-    #[must_use]
-    pub fn with_config(self, config: Map<String, Value>) -> Self {
-        Self { config, ..self }
-    }
-
     /// Returns where it came from.
     pub fn reference(&self) -> CheckpointRef {
         self.checkpoint.header().reference()
@@ -160,14 +152,15 @@ impl Portable {
         &self.run
     }
 
-    /// Returns the config in force: that of [`Portable::with_config`], or the one that the run began with.
+    /// Returns the config in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn config(&self) -> &Map<String, Value> {
-        &self.config
+        let changed = self.position.config.and_then(|seq| self.referred(&self.checkpoint, seq));
+        changed.and_then(|record| record.header().config.as_ref()).unwrap_or(&self.run.record().config)
     }
 
     /// Returns the definition in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn definition(&self) -> &Definition {
-        let changed = self.position.definition.and_then(|seq| self.referred(seq));
+        let changed = self.position.definition.and_then(|seq| self.referred(&self.checkpoint, seq));
         changed
             .and_then(|record| record.header().definition.as_ref())
             .unwrap_or(&self.run.record().definition)
@@ -183,8 +176,9 @@ impl Portable {
         &self.position
     }
 
-    /// Returns the headers that the position refers to, by rising seq: the effective records of finished steps, that
-    /// of the definition, and those of unfinished steps since their status began, with their memos.
+    /// Returns the headers that the positions of the checkpoint and of its open children refer to, by branch and seq:
+    /// the effective records of finished steps, those of definition and config, and those of unfinished steps since
+    /// their status began, with their memos.
     pub fn history(&self) -> &[Record] {
         &self.history
     }
@@ -215,7 +209,7 @@ impl Portable {
         member(&mut text, "format", &PORTABLE_FORMAT);
         member(&mut text, "portable_checkpoint", &self.reference().to_string());
         member(&mut text, "tool", &concat!("waypost ", env!("CARGO_PKG_VERSION")));
-        member(&mut text, "config", &self.config);
+        member(&mut text, "config", self.config());
         member(&mut text, "run_digest", &self.run.digest());
         text.extend_from_slice(b",\n\"run\":");
         text.extend_from_slice(self.run.bytes());
@@ -270,7 +264,7 @@ impl Portable {
         let (history, children) = (open(file.history)?, open(file.children)?);
         let blobs = file.blobs.into_iter().map(|(name, blob)| Ok((name, blob.bytes()?)));
         let blobs = blobs.collect::<Result<_, Flaw>>()?;
-        let portable = Self { run, config: file.config, checkpoint, position, history, children, blobs };
+        let portable = Self { run, checkpoint, position, history, children, blobs };
         if file.portable_checkpoint != portable.reference().to_string() {
             return Err(Flaw::Malformed(format!(
                 "it says that it is of {}",
@@ -278,28 +272,20 @@ impl Portable {
             )));
         }
         portable.check()?;
+        if file.config != *portable.config() {
+            return Err(Flaw::Malformed("its config is not that of its run".to_owned()));
+        }
         Ok(portable)
     }
 
     /// Checks that its parts belong to each other, so that nobody who uses it has to.
     fn check(&self) -> Result<(), Flaw> {
-        let malformed = |what: String| Err(Flaw::Malformed(what));
         let reference = self.reference();
-        let records = [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
-        let of_run = |record: &&Record| record.header().run == self.run.record().run;
-        if let Some(foreign) = records.clone().find(|record| !of_run(record)) {
+        let mut records = [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
+        if let Some(foreign) = records.find(|record| record.header().run != self.run.record().run) {
             return malformed(format!("checkpoint {} is of another run", foreign.header().reference()));
         }
-        let seqs = || self.history.iter().map(|record| record.header().seq);
-        let one_branch = self.history.iter().all(|record| record.header().branch == reference.branch);
-        let rising = seqs().zip(seqs().skip(1).chain([reference.seq])).all(|(seq, next)| seq < next);
-        if !(one_branch && rising) {
-            return malformed(format!("its history does not lead to {reference}"));
-        }
-        if let Some(seq) = self.refers_to().into_iter().find(|seq| self.referred(*seq).is_none()) {
-            let lacking = CheckpointRef { seq, ..reference };
-            return malformed(format!("it lacks the header of {lacking}, which its position refers to"));
-        }
+        let mut open = BTreeMap::from([(&reference.branch, &self.checkpoint)]);
         let mut branches = BTreeSet::new();
         for child in &self.children {
             let branch = &child.header().branch;
@@ -309,25 +295,73 @@ impl Portable {
             {
                 return malformed(format!("checkpoint {} is no child of it", child.header().reference()));
             }
+            if child.header().end.is_none() {
+                open.insert(branch, child);
+            }
         }
-        if let Some(name) = self.blobs.keys().find(|name| check_blob_name(name).is_err()) {
-            return malformed(format!("`{}` is not the name of a blob", clipped(name)));
+        let before = |record: &Record| {
+            let newest = open.get(&record.header().branch);
+            newest.is_some_and(|newest| record.header().seq < newest.header().seq)
+        };
+        let rising = self.history.windows(2).all(|pair| place_of(&pair[0]) < place_of(&pair[1]));
+        if !rising || !self.history.iter().all(before) {
+            return malformed(format!("its history does not lead to {reference}"));
+        }
+        for newest in open.into_values() {
+            self.check_references(newest)?;
+        }
+        match self.blobs.keys().find(|name| check_blob_name(name).is_err()) {
+            Some(name) => malformed(format!("`{}` is not the name of a blob", clipped(name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that what the position of a record cannot do without is there.
+    fn check_references(&self, newest: &Record) -> Result<(), Flaw> {
+        let position = newest.position()?;
+        let CheckpointRef { run, branch, .. } = newest.header().reference();
+        if let Some(seq) =
+            referred_to(&position).into_iter().find(|seq| self.referred(newest, *seq).is_none())
+        {
+            let lacking = CheckpointRef { run, branch, seq };
+            return malformed(format!("it lacks the header of {lacking}, which a position in it refers to"));
+        }
+        for items in position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.as_ref()) {
+            let whole = |blob: &Vec<u8>| Digest::of(blob) == items.digest;
+            if !self.blobs.get(&items.blob).is_some_and(whole) {
+                return malformed(format!(
+                    "it lacks the items `{}`, which a position in it refers to",
+                    items.blob
+                ));
+            }
         }
         Ok(())
     }
 
-    /// The seqs that the position cannot do without.
-    fn refers_to(&self) -> BTreeSet<u64> {
-        self.position.ledger.values().map(|settled| settled.seq()).chain(self.position.definition).collect()
-    }
-
-    fn referred(&self, seq: u64) -> Option<&Record> {
-        if seq == self.checkpoint.header().seq {
-            return Some(&self.checkpoint);
+    /// The header of this seq on the branch of `newest`.
+    fn referred<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<&'a Record> {
+        let branch = &newest.header().branch;
+        if seq == newest.header().seq {
+            return Some(newest);
         }
-        let at = self.history.binary_search_by_key(&seq, |record| record.header().seq).ok()?;
+        let at = self.history.binary_search_by_key(&(branch, seq), place_of).ok()?;
         self.history.get(at)
     }
+}
+
+fn malformed(what: String) -> Result<(), Flaw> {
+    Err(Flaw::Malformed(what))
+}
+
+/// Where a record stands in the order of the history.
+fn place_of(record: &Record) -> (&BranchPath, u64) {
+    (&record.header().branch, record.header().seq)
+}
+
+/// The seqs of its branch that a position cannot do without.
+fn referred_to(position: &Position) -> BTreeSet<u64> {
+    let settled = position.ledger.values().map(|settled| settled.seq());
+    settled.chain(position.definition).chain(position.config).collect()
 }
 
 /// Whether a branch was opened on `branch`, or on one that was.
@@ -354,25 +388,28 @@ fn clipped(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// A blob in the text: as it is where it is JSON, as lists of items are.
+/// A blob in the text: as it is where it is JSON, or a line of JSON for each item.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum BlobText<'a> {
-    Json(#[serde(borrow)] &'a RawValue),
+    Lines(#[serde(borrow)] Vec<&'a RawValue>),
     Base64(String),
 }
 
 impl<'a> BlobText<'a> {
     fn of(bytes: &'a [u8]) -> Self {
-        match json_to_the_byte(bytes) {
-            Some(json) => Self::Json(json),
+        let lines = bytes.strip_suffix(b"\n").map(|lines| lines.split(|byte| *byte == b'\n'));
+        match lines.and_then(|lines| lines.map(json_to_the_byte).collect()) {
+            Some(lines) => Self::Lines(lines),
             None => Self::Base64(BASE64.encode(bytes)),
         }
     }
 
     fn bytes(self) -> Result<Vec<u8>, Flaw> {
         match self {
-            Self::Json(json) => Ok(json.get().as_bytes().to_vec()),
+            Self::Lines(lines) => {
+                Ok(lines.iter().flat_map(|line| [line.get(), "\n"]).collect::<String>().into_bytes())
+            }
             Self::Base64(text) => BASE64.decode(text).map_err(|error| Flaw::Malformed(error.to_string())),
         }
     }

@@ -24,7 +24,7 @@ pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
 pub use error::{Damage, StoreError};
 pub use query::{
     Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,
-    Scanned, Trimmed,
+    Scanned, Trimmed, UnreadableRun,
 };
 
 /// Keeps runs and their records.
@@ -181,6 +181,14 @@ pub trait Store: Debug + Display + Send + Sync {
     /// - [`StoreError::Held`]: it is running. Nothing changed.
     /// - [`StoreError::NotFound`]: no such run.
     async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
+
+    /// Looks over what is kept beside records, such as indexes and counts, and says what is wrong, a sentence each: of one
+    /// run, or of the store as a whole. That records are sound, [`scan`](Self::scan) and [`load`](Self::load) tell.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: no such run.
+    /// - Those of the store's medium.
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError>;
 
     /// Closes the store; leases end.
     ///

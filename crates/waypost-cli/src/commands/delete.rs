@@ -62,7 +62,8 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     }
 }
 
-fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
+/// Asks whether runs are to be deleted, where there is somebody to ask.
+pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
     if !context.output.can_ask() {
         return Err(Error::usage(
             format!("cannot ask whether to delete {}: there is no terminal", names.join(", ")),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use waypost::record::RunStatus;
-use waypost::store::{RunQuery, RunSummary, Store};
+use waypost::store::{RunQuery, RunSummary, Store, UnreadableRun};
 
 use super::Context;
 use crate::cli::{ListArgs, StatusName};
@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
+use crate::size;
 use crate::standing;
 use crate::time;
-use crate::view::{ListView, RunView, VERSION};
+use crate::view::{DamagedRunView, ListView, RunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
     let store = match context.store(None, Access::Read) {
@@ -37,8 +38,15 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     found.runs.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
     let home = store.home();
     let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
+    let damaged: Vec<DamagedRunView> = found.damaged.into_iter().map(unreadable).collect();
+    for run in &damaged {
+        context.output.warn(&format!("run {} is damaged and cannot be listed: {}", run.run, run.error));
+    }
     if context.output.json {
-        context.output.document(&ListView { v: VERSION, runs, next: found.next })?;
+        context.output.document(&ListView { v: VERSION, runs, damaged, next: found.next })?;
+        return Ok(Exit::Done);
+    }
+    if runs.is_empty() && !damaged.is_empty() {
         return Ok(Exit::Done);
     }
     if runs.is_empty() {
@@ -57,7 +65,12 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
 
 fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {
     if context.output.json {
-        context.output.document(&ListView { v: VERSION, runs: Vec::new(), next: None })?;
+        context.output.document(&ListView {
+            v: VERSION,
+            runs: Vec::new(),
+            damaged: Vec::new(),
+            next: None,
+        })?;
     } else {
         context.output.note(&format!("Nothing to list, because {why}."));
     }
@@ -103,6 +116,10 @@ fn view(home: Option<&std::path::Path>, run: RunSummary) -> RunView {
     }
 }
 
+fn unreadable(found: UnreadableRun) -> DamagedRunView {
+    DamagedRunView { run: found.run.to_string(), error: found.why }
+}
+
 fn table(context: &Context, runs: &[RunView]) -> String {
     let now = context.now();
     let row = |run: &RunView| {
@@ -112,11 +129,12 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             format!("{}/{}", run.progress.done, run.progress.total),
             run.step.clone().unwrap_or_default(),
             time::ago(run.updated_at, now),
+            size::shown(run.bytes),
             run.workflow.clone(),
         ]
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "WORKFLOW"], &rows)
+    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"], &rows)
 }
 
 impl From<StatusName> for RunStatus {

@@ -44,7 +44,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     }
     let store = context.store(Some(&args.file), Access::Create).map_err(not_made)?;
     if let Some(id) = &id
-        && is_there(store.as_ref(), id).await?
+        && reference::is_there(store.as_ref(), id).await?
     {
         return beside_existing(context, store, id, &params, &args).await;
     }
@@ -191,14 +191,6 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
     Ok(Exit::Done)
 }
 
-async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
-    match store.run(run).await {
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
-        Err(error) => Err(error.into()),
-    }
-}
-
 async fn beside_existing(
     context: &Context,
     store: Arc<dyn Store>,
@@ -325,7 +317,7 @@ fn record(
 async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
     for _ in 0..IDS_MAX {
         let id = RunId::random(workflow);
-        if !is_there(store, &id).await? {
+        if !reference::is_there(store, &id).await? {
             return Ok(id);
         }
     }

@@ -53,7 +53,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     } else if args.step.is_some() {
         context.output.answer(&steps_in_full(&context.output, &view.steps))?;
     } else {
-        context.output.answer(&summary(&context.output, &view, &shown))?;
+        context.output.answer(&summary(context, &view, &shown))?;
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
@@ -356,7 +356,8 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     })
 }
 
-fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
+fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
+    let output = &context.output;
     let entry = &facts.snapshot.entry;
     let frozen = entry.record.record();
     let progress = facts.progress();
@@ -399,9 +400,10 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
         let _ = write!(text, "\n{}", failure(output, step));
     }
     if view.status == RunStatus::InDoubt {
-        let _ = write!(text, "\nA person must decide: waypost why {}\n", view.run);
+        let _ =
+            write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words(None));
     } else if facts.goes_on() {
-        let _ = write!(text, "\nGo on with: waypost resume {}\n", view.run);
+        let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words(None));
     }
     text
 }

@@ -1,10 +1,11 @@
-//! `waypost verify`: every byte of a run against its digest, and every record against the one before it.
+//! `waypost verify`: every byte of a run against its digest, every record against the one before it, and what the store
+//! keeps beside them against itself.
 
 use std::collections::BTreeMap;
 
 use waypost::engine::Snapshot;
 use waypost::record::{Flaw, Pack, Reason, Record, Verdict};
-use waypost::store::{Damage, RunQuery, Scan, Store, StoreError};
+use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
 use super::{Context, checkpoints};
@@ -22,7 +23,7 @@ use crate::view::{
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, Access::Read);
     if args.all && matches!(opened, Err(Error::NoRuns { made: true, .. })) {
-        return all_told(context, Vec::new());
+        return all_told(context, Vec::new(), Vec::new());
     }
     let store = opened?;
     if args.all {
@@ -34,6 +35,9 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     let mut view = verify_run(store.as_ref(), &run).await?;
     if let Some((branch, seq)) = reference.and_then(|reference| reference.checkpoint) {
         only(&mut view, &CheckpointRef { run: run.clone(), branch, seq })?;
+    } else {
+        view.errors.extend(store.inspect(None).await?);
+        view.sound &= view.errors.is_empty();
     }
     let sound = view.sound;
     if context.output.json {
@@ -46,9 +50,16 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
 
 async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error> {
     let mut runs = Vec::new();
+    let mut errors = store.inspect(None).await?;
     let mut query = RunQuery::default();
     loop {
         let page = store.runs(&query).await?;
+        let said = |error: &String, run: &RunId| error.starts_with(&format!("run {run} "));
+        for found in page.damaged {
+            if !errors.iter().any(|error| said(error, &found.run)) {
+                errors.push(format!("run {} cannot be listed: {}", found.run, found.why));
+            }
+        }
         for summary in &page.runs {
             let view = verify_run(store, &summary.run).await?;
             if !context.output.json {
@@ -61,16 +72,19 @@ async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error>
             None => break,
         }
     }
-    all_told(context, runs)
+    all_told(context, runs, errors)
 }
 
-fn all_told(context: &Context, runs: Vec<VerifiedRunView>) -> Result<Exit, Error> {
-    let sound = runs.iter().all(|run| run.sound);
-    if runs.is_empty() {
+fn all_told(context: &Context, runs: Vec<VerifiedRunView>, errors: Vec<String>) -> Result<Exit, Error> {
+    let sound = errors.is_empty() && runs.iter().all(|run| run.sound);
+    if runs.is_empty() && errors.is_empty() {
         context.output.note("Nothing to verify, because the store has no runs.");
     }
     if context.output.json {
-        context.output.document(&VerifyAllView { v: VERSION, sound, runs })?;
+        context.output.document(&VerifyAllView { v: VERSION, sound, errors, runs })?;
+    } else if !errors.is_empty() {
+        let lines: String = errors.iter().map(|error| format!("\n  {error}")).collect();
+        context.output.answer(&format!("the store: {}{lines}", context.output.paint.red("DAMAGED")))?;
     }
     Ok(if sound { Exit::Done } else { Exit::Damaged })
 }
@@ -115,11 +129,17 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
             None => break,
         }
     }
+    errors.extend(store.inspect(Some(run)).await?);
     // What more is wrong with it, was found above.
-    if let Ok(snapshot) = Snapshot::read(store, run).await
-        && let Some(told) = standing::told_and_lost(store, &snapshot)
-    {
-        errors.push(format!("its log tells of checkpoint {told}, which is not there"));
+    if let Ok(snapshot) = Snapshot::read(store, run).await {
+        if let Some(told) = standing::told_and_lost(store, &snapshot) {
+            errors.push(format!("its log tells of checkpoint {told}, which is not there"));
+        }
+        if snapshot.is_overstated() && snapshot.damaged().next().is_none() {
+            let told = snapshot.entry.summary.summary.status.name();
+            errors
+                .push(format!("the store says that it is {told}, its newest checkpoint says that it is not"));
+        }
     }
     if branches.values().all(|chain| chain.checkpoints.is_empty()) {
         errors.push("it has no checkpoints".to_owned());
@@ -127,10 +147,19 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
     let mut checkpoints = Vec::new();
     for branch in order {
         let chain = branches.remove(&branch).expect("every branch of the order was just made");
-        checkpoints.extend(chain.finish());
+        let is_newest = is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?;
+        checkpoints.extend(chain.finish(is_newest));
     }
     let sound = errors.is_empty() && checkpoints.iter().all(|checkpoint: &VerifiedView| checkpoint.sound);
     Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
+}
+
+/// Says whether there is still no newer record on a branch than this one: the run may be under way.
+async fn is_newest(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Result<bool, Error> {
+    let newest =
+        Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+    let found = store.scan(&newest).await?;
+    Ok(found.records.iter().all(|record| record.header().seq <= seq))
 }
 
 /// A place in a chain: a record whose header is sound, or damage.
@@ -253,9 +282,9 @@ impl Chain {
         }
     }
 
-    /// Retention drops old states and never the newest: the newest one missing was lost.
-    fn finish(mut self) -> Vec<VerifiedView> {
-        let newest = self.checkpoints.len().checked_sub(1);
+    /// Retention drops old states and never the newest: the newest one missing was lost, if it still is the newest.
+    fn finish(mut self, is_newest: bool) -> Vec<VerifiedView> {
+        let newest = self.checkpoints.len().checked_sub(1).filter(|_| is_newest);
         if let Some(newest) = newest.filter(|newest| self.without_state.contains(newest)) {
             let checkpoint = &mut self.checkpoints[newest];
             checkpoint.sound = false;

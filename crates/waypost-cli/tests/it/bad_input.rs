@@ -1,6 +1,6 @@
 //! Everything that can be wrong with what the program is given.
 
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{Seek as _, SeekFrom, Write as _};
 
 use crate::rig::{FLOW, Rig, check};
 
@@ -98,22 +98,22 @@ fn a_store_of_a_newer_version_is_refused() {
     check("newer_resume", &rig.waypost(&["resume"]));
 }
 
-/// Flips one bit in the text of the newest record of `r-1`, wherever the database keeps it.
-fn damage(rig: &Rig, text: &[u8]) {
-    let path = rig.path(".waypost/waypost.db");
-    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).unwrap();
-    let place =
-        bytes.windows(text.len()).rposition(|window| window == text).expect("the text is in the database");
-    file.seek(SeekFrom::Start(place as u64)).unwrap();
-    file.write_all(&[bytes[place] ^ 1]).unwrap();
+/// Flips one bit of the newest record of `r-1`, behind the store's back.
+fn damage(rig: &Rig) {
+    let tables = rusqlite::Connection::open(rig.path(".waypost/waypost.db")).unwrap();
+    let newest = "FROM records ORDER BY key DESC LIMIT 1";
+    let (key, mut digest): (i64, Vec<u8>) = tables
+        .query_row(&format!("SELECT key, digest {newest}"), [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .unwrap();
+    digest[7] ^= 1;
+    let changed = tables.execute("UPDATE records SET digest = ?1 WHERE key = ?2", (digest, key)).unwrap();
+    assert_eq!(changed, 1);
 }
 
 #[test]
 fn damage_is_seen() {
     let rig = Rig::failed();
-    damage(&rig, b"\"failed\":{\"kind\":\"exit\"");
+    damage(&rig);
 
     check("damaged_verify", &rig.waypost(&["verify"]));
     check("damaged_verify_json", &rig.waypost(&["verify", "--json"]));

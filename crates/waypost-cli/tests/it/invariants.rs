@@ -220,6 +220,14 @@ steps:
         assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
         assert!(!scratch.exists());
         assert_eq!(fs::read_dir(rig.path("tmp")).unwrap().count(), 0);
+        // Somebody put something else there: it goes, and what it leads to stays.
+        fs::create_dir(rig.path("precious")).unwrap();
+        rig.write("precious/file", "");
+        std::os::unix::fs::symlink(rig.path("precious"), &scratch).unwrap();
+        assert_eq!(rig.call(&["resume", "r"]).status.code(), Some(0));
+        assert!(rig.path("precious/file").exists() && fs::symlink_metadata(&scratch).is_err());
+        fs::write(&scratch, "").unwrap();
+        assert_eq!(rig.call(&["resume", "r", "--restart"]).status.code(), Some(0));
         // A kill after the last checkpoint leaves it, too.
         fs::create_dir(&scratch).unwrap();
         fs::write(scratch.join("one.1.output"), "secret").unwrap();

@@ -72,9 +72,13 @@ fn an_older_store_than_the_log_of_the_run_is_told() {
     assert!(!rig.path("kept/waypost.db-wal").exists(), "the database is closed");
     fs::write(rig.path("kept/waypost.db"), older).unwrap();
 
-    expect(&rig, &["verify", "r-1"], 7, &["its log tells of checkpoint r-1@5, which is not there"]);
-    expect(&rig, &["show", "r-1"], 0, &["the log tells of checkpoint r-1@5"]);
-    expect(&rig, &["resume", "r-1"], 7, &["its newest is r-1@2", "events.jsonl away"]);
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@5: it is missing: ", "events.jsonl tells of it"]);
+    expect(&rig, &["show", "r-1"], 0, &["checkpoint r-1@5 is missing"]);
+    expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@5 is missing; a resume stops"]);
+    let told = rig.read("kept/runs/r-1/events.jsonl");
+    expect(&rig, &["resume", "r-1"], 7, &["it is missing", "to go on from r-1@2 all the same, move "]);
+    assert_eq!(rig.read("kept/runs/r-1/events.jsonl"), told, "the witness is left as it was");
+    expect(&rig, &["resume", "r-1"], 7, &["it is missing"]);
     fs::remove_file(rig.path("kept/runs/r-1/events.jsonl")).unwrap();
     expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
     expect(&rig, &["verify", "r-1"], 0, &[]);

@@ -8,6 +8,7 @@ mod help;
 mod invariants;
 mod looking;
 mod lost;
+mod pruning;
 mod reading;
 mod resuming;
 mod rig;

@@ -212,6 +212,7 @@ pub(crate) fn check(name: &str, text: &str) {
         (r"\bbytes=\d+", "bytes=[BYTES]"),
         (r"\n  bytes \d+\n", "\n  bytes [BYTES]\n"),
         (r"\(\d+ bytes\)", "([BYTES] bytes)"),
+        (r"\b\d+(\.\d)? (B|KiB|MiB|GiB)\b", "[SIZE]"),
         (r"\d+ +(sound|DAMAGED)\n", "[BYTES]  $1\n"),
         (r"\b(flow|demo)-[0-9a-z]{4}\b", "$1-[ID]"),
         (r"(\d+[smhd] ago|\bnow\b)", "[AGO]"),

@@ -2,9 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod counters;
 mod crash;
 mod damage;
+mod economy;
 mod group;
+mod old;
 mod opening;
 mod processes;
 mod support;
+mod witness;

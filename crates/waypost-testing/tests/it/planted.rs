@@ -374,6 +374,10 @@ impl Store for Planted {
         self.inner.delete(run).await
     }
 
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        self.inner.inspect(run).await
+    }
+
     async fn close(&self) -> Result<(), StoreError> {
         if self.has(StaysOpen) { Ok(()) } else { self.inner.close().await }
     }

@@ -51,9 +51,12 @@ impl Drop for ScratchFolder {
     }
 }
 
+/// Removes what has that name, if anything has; what a link leads to stays.
 fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
+    match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
     }
 }

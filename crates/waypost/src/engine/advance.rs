@@ -4,12 +4,11 @@ use jiff::Timestamp;
 
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    End, Ending, Failure, FailureKind, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
-    WaitKind,
+    Ending, Failure, FailureKind, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait, WaitKind,
 };
 
-use super::line::{Line, LineId, MAIN};
-use super::schedule::{collects, hold};
+use super::line::{Line, LineId};
+use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
 use super::{Follow, Performed, Program, Settlement, Spot, Told};
@@ -96,7 +95,7 @@ impl<P: Program> Session<'_, P> {
                 held = true;
             }
         }
-        if !held && id == MAIN && line.position.frontier.is_empty() {
+        if !held && line.position.frontier.is_empty() {
             line.is_held_at_end = true;
         }
     }
@@ -176,87 +175,7 @@ impl<P: Program> Session<'_, P> {
         ));
         line.drafts.last_mut().expect("one was just added").told = told;
         if ends_all {
-            self.end_by_failure(id, &step.id.clone(), failure);
-        }
-    }
-
-    /// Decides what ends with a step that failed for good: its branch, or the run with all siblings.
-    fn end_by_failure(&mut self, id: LineId, step: &StepId, failure: Failure) {
-        let mut failed = id;
-        while let Some(opener) = self.lines.get(failed).opener {
-            let parent = self.lines.get(opener.line);
-            if collects(parent, opener.place) {
-                return self.bury(failed, id, &failure);
-            }
-            let by = format!("branch `{}` failed", self.lines.get(failed).branch());
-            self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
-            self.cancel_below(opener.line, Some(failed), &by);
-            failed = opener.line;
-        }
-        self.halted = true;
-        self.failed.get_or_insert((step.clone(), failure));
-    }
-
-    /// Ends a branch as failed, by the failure of a step of it or of a branch below it.
-    fn bury(&mut self, id: LineId, origin: LineId, failure: &Failure) {
-        self.touched.insert(id);
-        self.mark_dirty(id);
-        let below = self.lines.get(origin).branch().clone();
-        let line = self.lines.get_mut(id);
-        line.end = Some(End::Failed);
-        if id != origin {
-            let mut chain = vec![format!("branch `{below}` failed")];
-            chain.extend(failure.error.iter().cloned());
-            let place = line.fans.first().expect("a branch above another has a fan-out").place;
-            line.draft_of(place, Phase::Failed(Failure::new(failure.kind, chain)), Reason::Step);
-        }
-    }
-
-    /// Cancels all that is under way on the branches that a branch opened, but for one of them.
-    fn cancel_below(&mut self, id: LineId, except: Option<LineId>, by: &str) {
-        let below: Vec<LineId> = self
-            .lines
-            .iter()
-            .filter(|(child, line)| {
-                Some(*child) != except && line.opener.is_some_and(|opener| opener.line == id)
-            })
-            .map(|(child, _)| child)
-            .collect();
-        for child in below {
-            self.cancel_below(child, None, by);
-            self.cancel(child, by);
-        }
-    }
-
-    fn cancel(&mut self, id: LineId, by: &str) {
-        let line = self.lines.get_mut(id);
-        if line.end.is_some() {
-            return;
-        }
-        line.cancel.stop(StopLevel::Graceful, by);
-        for fan in &mut line.fans {
-            fan.stopped = true;
-        }
-        self.touched.insert(id);
-        let line = self.lines.get_mut(id);
-        line.alone.clear();
-        let phase = || Phase::Interrupted { in_progress: false, by: by.to_owned() };
-        let mut written = false;
-        for place in std::mem::take(&mut line.starting) {
-            line.draft_of(place, phase(), Reason::Cancel);
-            line.unmark_started(place);
-            written = true;
-        }
-        // A question that nobody needs an answer to any more is withdrawn.
-        for place in line.asking_places() {
-            line.draft_of(place, phase(), Reason::Cancel);
-            let entry = line.entry_mut(place);
-            (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
-            entry.waits.clear();
-            written = true;
-        }
-        if written {
-            self.mark_dirty(id);
+            self.end_by_failure(id, place, failure);
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, mpsc, oneshot};
 
 use crate::clock::Clock;
 use crate::id::{BranchPath, Digest, RunId, StepId};
-use crate::record::{Phase, Try, Wait, WaitKind};
+use crate::record::{Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
 use super::Told;
@@ -152,9 +152,21 @@ impl Attempt {
     /// # Errors
     /// [`MemoError::Read`]: the store cannot be read.
     pub async fn kept(&self, key: &str) -> Result<Option<Value>, MemoError> {
+        self.read(Memo::Kept, key).await
+    }
+
+    /// Returns what a wait for `key` of this step was answered in this iteration.
+    ///
+    /// # Errors
+    /// [`MemoError::Read`]: the store cannot be read.
+    pub async fn answered(&self, key: &str) -> Result<Option<Value>, MemoError> {
+        self.read(Memo::Answered, key).await
+    }
+
+    async fn read(&self, kind: Memo, key: &str) -> Result<Option<Value>, MemoError> {
         let read = self.memos.read(self).await;
         let memos = read.map_err(|source| MemoError::Read { step: self.step.clone(), source })?;
-        Ok(memos.get(key).cloned())
+        Ok(memos.get(&(kind, key.to_owned())).cloned())
     }
 
     /// Keeps a result under `key`, with what the step has to say so far; returns once it is as durable as the run asks.
@@ -177,7 +189,7 @@ impl Attempt {
     }
 
     /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and
-    /// [`kept`](Self::kept) has the answer under `key`.
+    /// [`answered`](Self::answered) has the answer under `key`.
     pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> std::convert::Infallible {
         let wait = Wait { id: self.wait_id(key), key: key.to_owned(), on, question };
         let _ = self.ask(Asked::Wait(wait)).await;
@@ -199,6 +211,13 @@ pub enum Ended {
     Timeout(Duration),
 }
 
+/// Where a result of a step comes from: what it kept and what it was answered have keys of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Memo {
+    Kept,
+    Answered,
+}
+
 /// What a step kept, read once when first asked for.
 #[derive(Debug)]
 pub(super) struct Memos {
@@ -206,7 +225,7 @@ pub(super) struct Memos {
     /// How many there are in the store.
     count: u32,
     added: std::sync::atomic::AtomicU32,
-    values: OnceCell<HashMap<String, Value>>,
+    values: OnceCell<HashMap<(Memo, String), Value>>,
 }
 
 impl Memos {
@@ -219,11 +238,11 @@ impl Memos {
         self.count.saturating_add(added) < MEMOS_MAX
     }
 
-    async fn read(&self, attempt: &Attempt) -> Result<&HashMap<String, Value>, StoreError> {
+    async fn read(&self, attempt: &Attempt) -> Result<&HashMap<(Memo, String), Value>, StoreError> {
         self.values.get_or_try_init(|| self.load(attempt)).await
     }
 
-    async fn load(&self, attempt: &Attempt) -> Result<HashMap<String, Value>, StoreError> {
+    async fn load(&self, attempt: &Attempt) -> Result<HashMap<(Memo, String), Value>, StoreError> {
         let mut values = HashMap::with_capacity(self.count as usize);
         if self.count == 0 {
             return Ok(values);
@@ -243,7 +262,8 @@ impl Memos {
                 let ours = header.at.iteration == attempt.at.iteration && header.at.epoch == attempt.at.epoch;
                 if let (true, Phase::Progress { key, value }) = (ours, &header.phase) {
                     found += 1;
-                    values.entry(key.clone()).or_insert_with(|| value.clone());
+                    let kind = if header.reason == Reason::Answer { Memo::Answered } else { Memo::Kept };
+                    values.entry((kind, key.clone())).or_insert_with(|| value.clone());
                 }
                 if found == self.count {
                     return Ok(values);

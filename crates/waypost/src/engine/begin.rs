@@ -5,11 +5,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change::{self, Change};
-use crate::id::{BranchPath, RunId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::lock::Holder;
 use crate::plan::{Cause, Decision, Verdicts, plan};
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
@@ -19,6 +20,7 @@ use crate::store::{
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
+use super::schedule::BEFORE;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{
@@ -201,8 +203,10 @@ async fn prepare_resume<'a, P: Program>(
     let mut in_force = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_laid_over = !config.is_empty();
     merge(&mut in_force, config);
+    let is_repeated = base.next != header.seq + 1;
     let mut main = Line::new(chain, program.shape(), base.position, state);
     decide_as_told(&mut main, questions, &on_doubt)?;
+    main.position.revisited |= is_repeated;
     if options.then == Then::GoOn {
         reopen(&mut main);
     }
@@ -228,7 +232,10 @@ async fn prepare_resume<'a, P: Program>(
     if written {
         session.mark_dirty(MAIN);
     }
-    branches::take_up(&mut session, lease).await?;
+    let questions = branches::take_up(&mut session, lease).await?;
+    if from.is_none() && !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
     Ok(Prepared::Session(Box::new(session)))
 }
 
@@ -368,17 +375,35 @@ async fn go_back(
     };
     let record = load_with_state(engine, &run, seq).await?;
     let mut position = position_of(&record)?;
-    // A new epoch, so that what is done again has keys and memos of its own; one more than ever was.
-    let newest = &base.position.frontier;
-    let epoch = position.frontier.iter().chain(newest).map(|entry| entry.at.epoch).max().unwrap_or(0);
-    let epoch = epoch.max(base.record.header().at.epoch) + 1;
+    if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
+        // Its start shared a record with what came after it, as a checkpoint was lost.
+        let why = format!("the state that step `{step}` began with was not kept");
+        return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
+    }
+    let epoch = epochs(engine, &run).await? + 1;
     for entry in &mut position.frontier {
         entry.at.epoch = epoch;
         entry.memos = 0;
         entry.failures = 0;
-        if entry.status == Status::Started || step == Some(&entry.step) {
+        let is_named = step == Some(&entry.step);
+        // A question of then was perhaps answered since, and its answer taken: it is asked anew.
+        let asks =
+            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+        let since = entry.fan.as_ref().map(|fan| fan.since);
+        let is_left = match since {
+            Some(since) => fanned_out_since(engine, &run, &entry.step, since).await?,
+            None => false,
+        };
+        if is_left {
+            entry.fan = None;
+        }
+        if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
             entry.status = Status::Ready;
             entry.at.attempt = 0;
+            entry.waits.clear();
+        }
+        if entry.status == Status::Ready {
+            entry.wake_at = None;
         }
     }
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
@@ -387,6 +412,38 @@ async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Returns the highest epoch that was ever on the main branch, so that one more is new: what is done again has keys and
+/// memos of its own. Reads the branch's headers.
+async fn epochs(engine: &Engine, run: &RunId) -> Result<u32, RunError> {
+    let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
+    let mut highest = 0;
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        let started = |record: &Record| record.header().started.iter().map(|start| start.at.epoch).max();
+        let epochs =
+            page.records.iter().map(|record| record.header().at.epoch.max(started(record).unwrap_or(0)));
+        highest = epochs.max().unwrap_or(0).max(highest);
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(highest),
+        }
+    }
+}
+
+/// Says whether a step of the main branch has opened branches again since that record: then those of the earlier
+/// fan-out have gone on as others.
+async fn fanned_out_since(engine: &Engine, run: &RunId, step: &StepId, since: u64) -> Result<bool, RunError> {
+    let scan = Scan {
+        branch: Some(BranchPath::main()),
+        seq_min: Some(since + 1),
+        step: Some(step.to_string()),
+        phase: Some("waiting"),
+        ..Scan::of(run)
+    };
+    let page = engine.store.scan(&scan).await?;
+    Ok(page.records.iter().any(|record| record.header().reason == Reason::Fork))
 }
 
 /// Loads a record of the main branch, or the one of the same batch that carries its state.
@@ -447,7 +504,10 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
     let shape = line.shape;
     for entry in &mut line.position.frontier {
         match entry.status {
-            Status::Started => entry.status = Status::Ready,
+            Status::Started => {
+                entry.status = Status::Ready;
+                line.cut.push(entry.step.clone());
+            }
             Status::Failed => {
                 entry.status = Status::Ready;
                 entry.failures = 0;
@@ -455,8 +515,11 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
             }
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
+                // A hold after the step before does not let it pass a hold before itself.
+                if entry.waits.iter().any(|wait| wait.key == BEFORE) {
+                    line.passed.extend(shape.place(entry.step.as_str()));
+                }
                 entry.waits.clear();
-                line.passed.extend(shape.place(entry.step.as_str()));
             }
             Status::Ready | Status::Waiting => {}
         }
@@ -488,13 +551,21 @@ async fn restarted<'a, P: Program>(
     state: P::State,
     options: SessionOptions,
 ) -> Result<Session<'a, P>, RunError> {
-    let scan = Scan {
+    let mut scan = Scan {
         branch: Some(BranchPath::main()),
         order: ScanOrder::NewestFirst,
         limit: 1,
         ..Scan::of(lease.run())
     };
-    let found = engine.store.scan(&scan).await?;
+    let mut found = engine.store.scan(&scan).await?;
+    // More may be damaged than a page lists.
+    while found.records.is_empty() && found.next.is_some() {
+        scan.cursor = found.next.take();
+        let next = engine.store.scan(&scan).await?;
+        found.records = next.records;
+        found.damaged.extend(next.damaged);
+        found.next = next.next;
+    }
     let given = newest_given(engine, lease.run()).await;
     for damage in &found.damaged {
         engine.store.quarantine(lease, damage).await?;
@@ -514,9 +585,10 @@ async fn restarted<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let epoch = newest.map_or(0, |record| record.header().at.epoch) + 1;
+    let epoch = epochs(engine, lease.run()).await? + 1;
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
     main.reason = Reason::Redo;
+    main.position.revisited = true;
     let mut session = Session::new(engine, program, main, options)?;
     session.repaired = found.damaged;
     Ok(session)

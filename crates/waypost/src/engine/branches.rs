@@ -3,25 +3,32 @@
 use std::collections::HashMap;
 
 use crate::id::BranchPath;
-use crate::record::{FrontierEntry, Position, Status, WaitKind};
+use crate::plan::{Action, Cause, Decision};
+use crate::record::{FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
 use crate::store::{Head, Lease, Page, StoreError};
 
 use super::begin::{decode_state, reopen};
-use super::chain::Chain;
+use super::chain::{Chain, Draft};
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
-use super::schedule::children_of;
+use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::{Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
 /// alone; one that has not begun is only noted; the others go on.
-pub(super) async fn take_up<P: Program>(session: &mut Session<'_, P>, lease: &Lease) -> Result<(), RunError> {
-    let mut found = Found { lines: HashMap::from([(BranchPath::main(), MAIN)]), indexes: HashMap::new() };
+///
+/// Returns what a person must decide: steps that were cut and must not be repeated blindly.
+pub(super) async fn take_up<P: Program>(
+    session: &mut Session<'_, P>,
+    lease: &Lease,
+) -> Result<Vec<Decision>, RunError> {
+    let mut found = Found::default();
+    found.lines.insert(BranchPath::main(), MAIN);
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
-        return Ok(());
+        return Ok(found.questions);
     }
     let mut page = Page::default();
     loop {
@@ -38,20 +45,37 @@ pub(super) async fn take_up<P: Program>(session: &mut Session<'_, P>, lease: &Le
     }
     let lines: Vec<LineId> = session.lines.iter().map(|(id, _)| id).collect();
     for id in lines {
-        for fan in &mut session.lines.get_mut(id).fans {
+        let line = session.lines.get_mut(id);
+        let mut waiting = Vec::new();
+        for fan in &mut line.fans {
             fan.ended = fan.opened - fan.ended;
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
+            if !fan.is_complete() {
+                waiting.push(fan.place);
+            }
+        }
+        // Also where the step was about to join, or failed as it could not open more of them, or where damage took away
+        // the end of one.
+        for place in waiting {
+            let entry = line.entry_mut(place);
+            if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
+                entry.status = Status::Waiting;
+                entry.since = 0;
+                entry.waits = vec![for_children()];
+            }
         }
         session.touched.insert(id);
     }
-    Ok(())
+    Ok(found.questions)
 }
 
 /// What was found so far.
+#[derive(Default)]
 struct Found {
     lines: HashMap<BranchPath, LineId>,
     /// Of a fan-out, by the line and the place of its step: the index of each key.
     indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
+    questions: Vec<Decision>,
 }
 
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
@@ -60,28 +84,43 @@ async fn open_fans<P: Program>(
     found: &mut Found,
     id: LineId,
 ) -> Result<(), RunError> {
-    let line = session.lines.get(id);
-    let fanned: Vec<FrontierEntry> =
-        line.position.frontier.iter().filter(|entry| entry.fan.is_some()).cloned().collect();
-    for entry in fanned {
-        let line = session.lines.get(id);
-        let (Some(fan), Some(place)) = (entry.fan, line.shape.place(entry.step.as_str())) else { continue };
-        let source = match fan.items {
-            Some(at) => Items::Frozen { run: line.chain.run.clone(), at },
-            None => Items::named(&children_of(line, place).named),
-        };
+    for out in fans_of(session.lines.get(id))? {
         let mut index = HashMap::new();
-        let mut reader = source.reader(session.engine.store.clone(), 0).await?;
+        let mut reader = out.source.reader(session.engine.store.clone(), 0).await?;
         while let Some(item) = reader.next().await? {
             index.insert(item.key, item.index);
         }
-        found.indexes.insert((id, place), index);
-        let revisited = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
-        let mut out = FanOut::new(place, source, fan.total, revisited);
-        out.opened = fan.opened;
+        found.indexes.insert((id, out.place), index);
         session.lines.get_mut(id).fans.push(out);
     }
     Ok(())
+}
+
+/// Makes the fan-outs that a branch is in the middle of.
+fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
+    let mut fans = Vec::new();
+    for entry in &line.position.frontier {
+        let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
+        let children = line.shape.steps()[place].children.as_ref();
+        let source = match (&fan.items, children) {
+            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: at.clone() },
+            (None, Some(children)) if children.named.len() as u64 == fan.total => {
+                Items::named(&children.named)
+            }
+            _ => {
+                let why = format!(
+                    "branches of step `{}` are under way that the graph does not have so",
+                    entry.step
+                );
+                return Err(RunError::Changed { run: line.chain.run.clone(), why });
+            }
+        };
+        let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
+        let mut out = FanOut::new(place, source, fan.total, is_again || line.position.revisited);
+        out.opened = fan.opened;
+        fans.push(out);
+    }
+    Ok(fans)
 }
 
 async fn take_up_one<P: Program>(
@@ -104,36 +143,84 @@ async fn take_up_one<P: Program>(
         return Ok(());
     };
     let index = found.indexes.get(&(parent, place)).and_then(|indexes| indexes.get(&key)).copied();
-    let Some(index) = index.filter(|_| position.origin == Some(fan.since)) else { return Ok(()) };
+    // What was opened after the record that is gone on with is found when it would be opened again.
+    let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
+    let Some(index) = index.filter(counts) else { return Ok(()) };
+    session.lines.get_mut(parent).fan_mut(place).ended += 1;
+    let opener = Opener { line: parent, place, index };
+    let Some(id) = go_on(session, lease, opener, head).await? else { return Ok(()) };
+    found.lines.insert(branch, id);
+    let line = session.lines.get(id);
+    for entry in &line.position.frontier {
+        let step = line.shape.step(entry.step.as_str());
+        // Before it was reopened it stood as started: nothing else has an attempt and no end.
+        if line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent) {
+            found.questions.push(Decision {
+                branch: line.branch().clone(),
+                step: entry.step.clone(),
+                action: Action::Ask,
+                cause: Cause::InDoubt(entry.at.clone()),
+            });
+        }
+    }
+    open_fans(session, found, id).await
+}
+
+/// Takes up a child of a fan-out where it stood; one that has not begun is only noted, and has no line.
+///
+/// Its own fan-outs are the caller's.
+pub(super) async fn go_on<P: Program>(
+    session: &mut Session<'_, P>,
+    lease: &Lease,
+    opener: Opener,
+    head: Head,
+) -> Result<Option<LineId>, RunError> {
     for damage in &head.damaged {
         session.engine.store.quarantine(lease, damage).await?;
         session.repaired.push(damage.clone());
     }
-    let out = session.lines.get_mut(parent).fan_mut(place);
-    out.ended += 1;
-    let seq = head.record.header().seq;
-    if is_fresh(&position) && head.next == seq + 1 {
-        out.queue.push_back(Queued { branch, index, seq });
-        return Ok(());
+    let header = head.record.header();
+    let (branch, seq) = (header.branch.clone(), header.seq);
+    let mut position = position_of(&head.record)?;
+    let above = session.lines.get(opener.line);
+    let children = children_of(above, opener.place);
+    let shape = &*children.shape;
+    if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
+        let why = format!("branch `{branch}` stands at step `{}`, which the graph does not have", gone.step);
+        return Err(RunError::Changed { run: header.run.clone(), why });
     }
-    let shape = &*children_of(session.lines.get(parent), place).shape;
+    if is_fresh(&position) && head.next == seq + 1 {
+        let out = session.lines.get_mut(opener.line).fan_mut(opener.place);
+        out.queue.push_back(Queued { branch, index: opener.index, seq });
+        return Ok(None);
+    }
     let state = decode_state(session.program, shape.level(), &head.record)?;
-    let mut chain = Chain::child(&session.lines.get(parent).chain, branch.clone());
+    let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());
     chain.basis = (head.next != seq + 1).then_some(seq);
     chain.repair = head.next != seq + 1;
-    let around = session.lines.get(parent).entry(place).at.iteration.clone();
+    position.revisited |= chain.repair;
+    let parallel_max = children.parallel_max;
+    let around = above.entry(opener.place).at.iteration.clone();
     let mut line = Line::new(chain, shape, position, state);
-    line.opener = Some(Opener { line: parent, place, index });
+    line.opener = Some(opener);
     line.around = around;
     reopen(&mut line);
-    line.is_resting = line.rests();
-    let resting = line.is_resting;
+    let is_done = line.position.frontier.is_empty();
+    if is_done {
+        // It was held after its last step, and only its end is missing.
+        line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
+    }
+    let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
+    line.has_room = !line.rests() && fan.active < parallel_max;
+    fan.active += usize::from(line.has_room);
     let id = session.lines.add(line);
-    session.lines.get_mut(parent).fan_mut(place).active += usize::from(!resting);
-    found.lines.insert(branch, id);
-    open_fans(session, found, id).await
+    session.touched.insert(id);
+    if is_done {
+        session.mark_dirty(id);
+    }
+    Ok(Some(id))
 }
 
 /// Says whether a child has been opened and nothing more.

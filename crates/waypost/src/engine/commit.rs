@@ -58,7 +58,9 @@ impl<P: Program> Session<'_, P> {
                 .and_then(|body| line.chain.seal(&line.drafts, body, now, &mut records))
                 .map_err(|source| RunError::Serialize { run: line.chain.run.clone(), source })?;
         }
-        let id = BatchId { token: self.main().chain.token, count: self.batches + 1 };
+        // A batch that failed may be there all the same; what is sent instead of it must not be taken for it.
+        self.batches += 1;
+        let id = BatchId { token: self.main().chain.token, count: self.batches };
         let consumed = std::mem::take(&mut self.consumed);
         Ok(Batch { id, records, consumed, summary: self.summary(status), release: status.is_some() })
     }
@@ -100,6 +102,15 @@ impl<P: Program> Session<'_, P> {
     ///
     /// With a status, nothing goes on by itself after it, and the lease is given back.
     pub(super) async fn commit(&mut self, status: Option<RunStatus>) -> Result<(), RunError> {
+        self.commit_as(status, status.is_some()).await
+    }
+
+    /// Makes true that a step starts which must not be repeated blindly: without that record it must not start.
+    pub(super) async fn commit_surely(&mut self) -> Result<(), RunError> {
+        self.commit_as(None, true).await
+    }
+
+    async fn commit_as(&mut self, status: Option<RunStatus>, surely: bool) -> Result<(), RunError> {
         let mut batch = self.batch(status)?;
         // Old states can be let go only under the lease: it is given back after that.
         let keep = status.and(self.options.retention);
@@ -118,7 +129,7 @@ impl<P: Program> Session<'_, P> {
                 }
                 Ok(())
             }
-            Err(source) => self.not_written(source, &batch, status.is_some()),
+            Err(source) => self.not_written(source, &batch, surely),
         }
     }
 
@@ -134,8 +145,8 @@ impl<P: Program> Session<'_, P> {
     }
 
     pub(super) fn acknowledged(&mut self, batch: &Batch) {
-        self.batches += 1;
         let mut records = batch.records.iter().peekable();
+        let mut gone = Vec::new();
         for (_, id) in std::mem::take(&mut self.dirty) {
             let line = self.lines.get_mut(id);
             let mut last = None;
@@ -155,9 +166,10 @@ impl<P: Program> Session<'_, P> {
                 } else {
                     fan.queue.push_back(Queued { branch, index: opener.index, seq: last.header().seq });
                 }
-                self.forget(id);
+                gone.push(id);
             }
         }
+        gone.into_iter().for_each(|id| self.forget(id));
         for kept in self.kept.drain(..) {
             // Whoever asked may be gone: it was dropped, and starts again with what was kept.
             let _ = kept.send(());
@@ -165,45 +177,34 @@ impl<P: Program> Session<'_, P> {
         self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
     }
 
-    /// Lets a branch go, and all that it opened.
+    /// Lets a branch go that has ended or has not begun: nothing of it is in flight, and nothing below it is left.
     fn forget(&mut self, id: LineId) {
         let Some(line) = self.lines.remove(id) else { return };
-        for flight in &line.flights {
-            flight.abort.abort();
-        }
         if let Some(due) = line.timer {
             self.timers.remove(&(due, id));
         }
         self.touched.remove(&id);
         self.launching.remove(&id);
-        if line.fans.is_empty() {
-            return;
-        }
-        let below = |(_, line): &(LineId, &super::line::Line<'_, P::State>)| {
-            line.opener.is_some_and(|opener| opener.line == id)
-        };
-        let below: Vec<LineId> = self.lines.iter().filter(below).map(|(child, _)| child).collect();
-        for child in below {
-            self.dirty.retain(|(_, dirty)| *dirty != child);
-            self.forget(child);
-        }
     }
 
     pub(super) fn not_written(
         &mut self,
         source: StoreError,
         batch: &Batch,
-        last: bool,
+        surely: bool,
     ) -> Result<(), RunError> {
         let at =
             batch.records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
         let tolerable = !matches!(
             source,
-            StoreError::Fenced { .. } | StoreError::Conflict { .. } | StoreError::Invalid(_)
+            StoreError::Fenced { .. }
+                | StoreError::Conflict { .. }
+                | StoreError::Invalid(_)
+                | StoreError::Unknown { .. }
         );
         let tolerate = self.options.on_lost_checkpoint == OnLostCheckpoint::Tolerate;
         let pending: usize = self.dirty.iter().map(|(_, id)| self.lines.get(*id).drafts.len()).sum();
-        if !tolerate || !tolerable || last || pending > DRAFTS_PENDING_MAX {
+        if !tolerate || !tolerable || surely || pending > DRAFTS_PENDING_MAX {
             return Err(RunError::Checkpoint { at, source });
         }
         self.lost += 1;

@@ -8,12 +8,13 @@
 //! A child that no longer has a record to be read back for (it was opened but has not begun) costs a few words of
 //! memory, one that ended costs its digest. So the number of children is bounded by the disk.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, Failure, FrozenItems, Phase, Record};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
@@ -67,6 +68,10 @@ pub(super) struct FanOut {
     pub(super) revisited: bool,
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
+    /// Of open branches that were there before: the next seq of each, once it was asked for.
+    pub(super) given: Option<HashMap<BranchPath, u64>>,
+    /// Branches that lack only room to go on.
+    pub(super) hungry: VecDeque<LineId>,
     /// Digest of the last record of each child that ended, as far as is known.
     pub(super) digests: Vec<Option<Digest>>,
     here: Vec<bool>,
@@ -87,6 +92,8 @@ impl FanOut {
             revisited,
             queue: VecDeque::new(),
             reader: None,
+            given: None,
+            hungry: VecDeque::new(),
             digests: vec![None; total as usize],
             here: vec![false; total as usize],
         }

@@ -13,6 +13,7 @@ use crate::shape::{Shape, Unfinished};
 
 use super::Spot;
 use super::chain::{Chain, Draft};
+use super::fall::Dying;
 use super::fan::FanOut;
 use super::stop::StopHandle;
 
@@ -62,17 +63,21 @@ pub(super) struct Line<'a, S> {
     pub(super) fans: Vec<FanOut>,
     /// Steps that a resume lets pass although the run is held before them.
     pub(super) passed: Vec<usize>,
+    /// Steps that were under way when the session before this one ended.
+    pub(super) cut: Vec<StepId>,
     /// Through which only this branch is stopped.
     pub(super) cancel: StopHandle,
+    /// It ends as failed once nothing below it is in flight.
+    pub(super) dying: Option<Dying>,
     /// It ends with the next commit.
     pub(super) end: Option<End>,
     /// Its opener knows that it has ended.
     pub(super) is_counted_out: bool,
     /// It was opened without room for it, and is let go after the commit.
     pub(super) parked: bool,
-    /// It only waits, and its siblings have its room.
-    pub(super) is_resting: bool,
-    /// Everything is done, but the run is held after its last step.
+    /// It counts among those of its siblings that may be at work at once; one that only waits does not.
+    pub(super) has_room: bool,
+    /// Everything on it is done, but the run is held after its last step.
     pub(super) is_held_at_end: bool,
     /// When it is due, as the session has noted it.
     pub(super) timer: Option<Timestamp>,
@@ -97,11 +102,13 @@ impl<'a, S> Line<'a, S> {
             flights: Vec::new(),
             fans: Vec::new(),
             passed: Vec::new(),
+            cut: Vec::new(),
             cancel: StopHandle::default(),
+            dying: None,
             end: None,
             is_counted_out: false,
             parked: false,
-            is_resting: false,
+            has_room: false,
             is_held_at_end: false,
             timer: None,
             reason: Reason::Step,
@@ -348,16 +355,14 @@ impl<'a, S> Line<'a, S> {
 
     /// Says whether nothing of it goes on before something outside happens.
     pub(super) fn rests(&self) -> bool {
-        let waits = |entry: &FrontierEntry| entry.status == Status::Waiting && entry.fan.is_none();
+        let waits = |entry: &FrontierEntry| {
+            entry.status == Status::Waiting && !entry.waits.iter().any(|wait| wait.on == WaitKind::Children)
+        };
         !self.is_active() && self.position.frontier.iter().all(waits)
     }
 
     pub(super) fn fan_mut(&mut self, place: usize) -> &mut FanOut {
         let found = self.fans.iter_mut().find(|fan| fan.place == place);
         found.expect("a step with open children has a fan-out")
-    }
-
-    pub(super) fn remove_flight(&mut self, place: usize) {
-        self.flights.retain(|flight| flight.place != place);
     }
 }

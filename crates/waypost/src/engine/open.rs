@@ -1,16 +1,18 @@
 //! Opens children, page by page, and takes them up when there is room.
 
-use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status, Wait, WaitKind,
-};
+use std::collections::HashMap;
+
+use crate::id::BranchPath;
+use crate::record::{End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
 use crate::shape::Shape;
-use crate::store::{Scan, ScanOrder, StoreError};
+use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
 
 use super::begin::decode_state;
+use super::branches;
 use super::chain::Chain;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
 use super::line::{Line, LineId, Opener};
-use super::schedule::children_of;
+use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::{Program, RunError, Told};
@@ -43,15 +45,15 @@ impl<'a, P: Program> Session<'a, P> {
         let line = self.lines.get_mut(id);
         let entry = line.entry_mut(place);
         let at = entry.at.clone();
-        let revisited = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
-        let wait =
-            Wait { id: String::new(), key: "children".to_owned(), on: WaitKind::Children, question: None };
+        let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
+        let wait = for_children();
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
         entry.fan = Some(Fan { items, total, opened: 0, since: 0 });
         let step = entry.step.clone();
         line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
+        let revisited = is_again || line.position.revisited;
         line.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
         Ok(())
@@ -98,63 +100,93 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Opens the next page of children. Those for which there is room begin at once, the others are only recorded.
     pub(super) async fn open_page(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
-        let line = self.lines.get_mut(id);
-        let around = line.entry(place).at.iteration.clone();
-        let epoch = line.entry(place).at.epoch;
-        let parallel_max = children_of(line, place).parallel_max;
-        let shape = &*children_of(line, place).shape;
-        let fan = line.fan_mut(place);
-        let (page, revisited) = ((fan.total - fan.opened).min(CHILD_PAGE), fan.revisited);
+        let fan = self.lines.get_mut(id).fan_mut(place);
+        let page = (fan.total - fan.opened).min(CHILD_PAGE);
         let (source, opened) = (fan.source.clone(), fan.opened);
         let mut reader = match fan.reader.take() {
             Some(reader) => reader,
             None => source.reader(self.engine.store.clone(), opened).await?,
         };
+        // All or none of a page is opened, whatever the program says about one of its items.
+        let mut children = Vec::new();
         for _ in 0..page {
             let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
             let line = self.lines.get(id);
-            let spot = line.spot(place);
-            let state = match self.program.child(spot, &line.state, &item) {
-                Ok(state) => state,
+            match self.program.child(line.spot(place), &line.state, &item) {
+                Ok(state) => children.push((item, state)),
                 Err(failure) => {
-                    self.lines.get_mut(id).entry_mut(place).fan = None;
-                    self.lines.get_mut(id).fans.retain(|fan| fan.place != place);
-                    self.fail(id, place, failure, Told::default());
+                    self.not_opened(id, place, failure);
                     return Ok(());
                 }
-            };
-            let chain = self.child_chain(id, place, &item, revisited).await?;
-            let start = match &item.start {
-                Some(step) => shape.place(step.as_str()).into_iter().collect(),
-                None => shape.roots(),
-            };
-            let entry = |place: usize| {
-                let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
-                entry.at.iteration = shape.first_iteration(place, &around);
-                entry.at.epoch = epoch;
-                entry
-            };
-            let frontier: Vec<_> = start.into_iter().map(entry).collect();
-            let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
-            let position = Position { frontier, origin: Some(0), ..Position::default() };
-            let mut child = Line::new(chain, shape, position, state);
-            child.opener = Some(Opener { line: id, place, index: item.index });
-            child.around.clone_from(&around);
-            child.draft(Phase::Started, Reason::Fork, step, at);
-            let fan = self.lines.get_mut(id).fan_mut(place);
-            fan.opened += 1;
-            child.parked = fan.active >= parallel_max;
-            fan.active += usize::from(!child.parked);
-            let parked = child.parked;
-            let child = self.lines.add(child);
-            self.mark_dirty(child);
-            if !parked {
-                self.touched.insert(child);
+            }
+        }
+        for (item, state) in children {
+            match self.earlier(id, place, &item).await? {
+                Earlier::Ended => {
+                    let fan = self.lines.get_mut(id).fan_mut(place);
+                    (fan.opened, fan.ended) = (fan.opened + 1, fan.ended + 1);
+                }
+                Earlier::Open(head) => {
+                    self.lines.get_mut(id).fan_mut(place).opened += 1;
+                    let lease = self.lease().clone();
+                    let opener = Opener { line: id, place, index: item.index };
+                    branches::go_on(self, &lease, opener, *head).await?;
+                }
+                Earlier::None(chain) => self.open_child(id, place, &item, state, chain),
             }
         }
         self.record_page(id, place, reader);
         Ok(())
+    }
+
+    /// Fails a step whose children cannot be opened.
+    fn not_opened(&mut self, id: LineId, place: usize, failure: Failure) {
+        let line = self.lines.get_mut(id);
+        if line.fan_mut(place).opened == 0 {
+            line.entry_mut(place).fan = None;
+            line.fans.retain(|fan| fan.place != place);
+        } else {
+            line.fan_mut(place).stopped = true;
+            self.cancel_below(id, None, "no more branches can be opened");
+        }
+        self.fail(id, place, failure, Told::default());
+    }
+
+    fn open_child(&mut self, id: LineId, place: usize, item: &Item, state: P::State, chain: Chain) {
+        let line = self.lines.get(id);
+        let (around, epoch) = (line.entry(place).at.iteration.clone(), line.entry(place).at.epoch);
+        let parallel_max = children_of(line, place).parallel_max;
+        let shape: &'a Shape = &children_of(line, place).shape;
+        let start = match &item.start {
+            Some(step) => shape.place(step.as_str()).into_iter().collect(),
+            None => shape.roots(),
+        };
+        let entry = |place: usize| {
+            let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
+            entry.at.iteration = shape.first_iteration(place, &around);
+            entry.at.epoch = epoch;
+            entry
+        };
+        let frontier: Vec<_> = start.into_iter().map(entry).collect();
+        let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
+        let revisited = chain.next > 1;
+        let position = Position { frontier, origin: Some(0), revisited, ..Position::default() };
+        let mut child = Line::new(chain, shape, position, state);
+        child.opener = Some(Opener { line: id, place, index: item.index });
+        child.around = around;
+        child.draft(Phase::Started, Reason::Fork, step, at);
+        let fan = self.lines.get_mut(id).fan_mut(place);
+        fan.opened += 1;
+        child.parked = fan.active >= parallel_max;
+        child.has_room = !child.parked;
+        fan.active += usize::from(child.has_room);
+        let parked = child.parked;
+        let child = self.lines.add(child);
+        self.mark_dirty(child);
+        if !parked {
+            self.touched.insert(child);
+        }
     }
 
     fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {
@@ -175,37 +207,74 @@ impl<'a, P: Program> Session<'a, P> {
         self.mark_dirty(id);
     }
 
-    /// Returns where the chain of a child goes on: at its begin, or behind what an earlier pass left.
-    async fn child_chain(
-        &mut self,
-        id: LineId,
-        place: usize,
-        item: &Item,
-        revisited: bool,
-    ) -> Result<Chain, RunError> {
+    /// Finds out what there is of a child: of this fan-out, from before damage or a step back took away the record
+    /// that it was opened; or of an earlier one, whose chain the new one goes on with.
+    async fn earlier(&mut self, id: LineId, place: usize, item: &Item) -> Result<Earlier, RunError> {
         let line = self.lines.get(id);
         let branch = line.branch().child(&children_of(line, place).name, &item.key);
         let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
         let mut chain = Chain::child(&line.chain, branch);
-        if revisited {
-            let scan = Scan {
-                branch: Some(chain.branch.clone()),
-                order: ScanOrder::NewestFirst,
-                limit: 1,
-                ..Scan::of(&chain.run)
-            };
-            let found = self.engine.store.scan(&scan).await?;
-            let newest = found.records.first();
-            let seq = newest.map_or(0, |record| record.header().seq);
-            let damaged = found.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0);
-            if seq.max(damaged) > 0 {
-                chain.next = seq.max(damaged) + 1;
-                chain.prev = newest.map(Record::digest);
-                chain.basis = Some(0);
-                chain.repair = damaged > seq;
+        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        if !fan.revisited {
+            return Ok(Earlier::None(chain));
+        }
+        let scan = Scan {
+            branch: Some(chain.branch.clone()),
+            order: ScanOrder::NewestFirst,
+            limit: 1,
+            ..Scan::of(&chain.run)
+        };
+        let found = self.engine.store.scan(&scan).await?;
+        let newest = found.records.first().map(|record| (record.header().seq, record.header().end));
+        let damaged = found.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0);
+        let (seq, end) = newest.unwrap_or_default();
+        chain.next = seq.max(damaged) + 1;
+        if end.is_none() && seq > 0 {
+            // Only the store knows what was moved to quarantine.
+            chain.next = chain.next.max(self.given(id, place, &chain.branch).await?);
+        }
+        let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
+        if seq > 0 && since > 0 {
+            let record = self.engine.store.load(&chain.run, &chain.branch, seq).await?;
+            if record.body_bytes().is_some() && position_of(&record)?.origin == Some(since) {
+                return Ok(match end {
+                    Some(_) => Earlier::Ended,
+                    None => {
+                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
+                    }
+                });
             }
         }
-        Ok(chain)
+        if chain.next > 1 {
+            chain.prev = found.records.first().map(Record::digest);
+            chain.basis = Some(0);
+            chain.repair = chain.next != seq + 1;
+        }
+        Ok(Earlier::None(chain))
+    }
+
+    /// Returns the seq that the next record of an open branch must have, as the store says; 1 if it is not open.
+    async fn given(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
+        if self.lines.get_mut(id).fan_mut(place).given.is_none() {
+            let (store, run) = (&self.engine.store, self.main().chain.run.clone());
+            let (mut given, mut page) = (HashMap::new(), Page::default());
+            loop {
+                let heads = match store.heads(&run, &page).await {
+                    // A branch of which nothing is sound: what is damaged of it is seen by looking at it.
+                    Err(StoreError::Damaged { .. }) => break,
+                    heads => heads?,
+                };
+                let next = heads.heads.into_iter();
+                given.extend(next.map(|head| (head.record.header().branch.clone(), head.next)));
+                match heads.next {
+                    Some(cursor) => page.cursor = Some(cursor),
+                    None => break,
+                }
+            }
+            self.lines.get_mut(id).fan_mut(place).given = Some(given);
+        }
+        let given = self.lines.get_mut(id).fan_mut(place).given.as_ref();
+        Ok(given.and_then(|given| given.get(branch)).copied().unwrap_or(1))
     }
 
     /// Takes a child up that was opened and has not begun.
@@ -229,11 +298,22 @@ impl<'a, P: Program> Session<'a, P> {
         let mut child = Line::new(chain, shape, position, state);
         child.opener = Some(Opener { line: id, place, index });
         child.around = around;
+        child.has_room = true;
         let child = self.lines.add(child);
         self.lines.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
         Ok(())
     }
+}
+
+/// What there is of a child before it is opened.
+enum Earlier {
+    /// It is of this fan-out, and has ended.
+    Ended,
+    /// It is of this fan-out, and goes on.
+    Open(Box<Head>),
+    /// Nothing that counts; its chain goes on there.
+    None(Chain),
 }
 
 /// Refuses items of which two have one key, before anything is opened.

@@ -13,7 +13,7 @@ use super::session::Session;
 use super::{Admission, Program, RunError, Settlement};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
-const BEFORE: &str = "before";
+pub(super) const BEFORE: &str = "before";
 
 impl<'a, P: Program> Session<'a, P> {
     /// Decides the starts of the very first batch, under no lease yet: nothing is opened.
@@ -25,7 +25,10 @@ impl<'a, P: Program> Session<'a, P> {
     /// Decides what starts with the next commit: as much as may run at once.
     pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
         let now = self.engine.clock.now();
-        while let Some(id) = self.touched.pop_first() {
+        loop {
+            let Some(id) = self.touched.pop_first() else {
+                if self.bury_the_quiet() { continue } else { break }
+            };
             if self.lines.find(id).is_none() {
                 continue;
             }
@@ -59,11 +62,31 @@ impl<'a, P: Program> Session<'a, P> {
             let wanted = self.wanted.as_deref().filter(|_| id == MAIN);
             let free = |place: &usize| !openings.contains(place);
             let Some(place) = line.next_ready(now, wanted, free) else { return openings };
+            if !self.has_room(id) {
+                return openings;
+            }
             if self.hold_before(id, place) || self.is_over_limit(id, place) {
                 continue;
             }
             self.decide(id, place, &mut openings);
         }
+    }
+
+    /// Gives a branch room among its siblings, if there is; else it is taken up when there is.
+    fn has_room(&mut self, id: LineId) -> bool {
+        let line = self.lines.get(id);
+        let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
+        let parallel_max = children_of(self.lines.get(opener.line), opener.place).parallel_max;
+        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+        if fan.active < parallel_max {
+            fan.active += 1;
+            self.lines.get_mut(id).has_room = true;
+            return true;
+        }
+        if !fan.hungry.contains(&id) {
+            fan.hungry.push_back(id);
+        }
+        false
     }
 
     fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
@@ -123,9 +146,19 @@ impl<'a, P: Program> Session<'a, P> {
     fn hold_before(&mut self, id: LineId, place: usize) -> bool {
         let line = self.lines.get_mut(id);
         let entry = line.entry(place);
-        let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_none();
-        let asked = self.options.interrupts.before.contains(&entry.step);
-        if !new || !asked || line.passed.contains(&place) {
+        if !self.options.interrupts.before.contains(&entry.step) {
+            return false;
+        }
+        // The join of a fork is about to start when its branches have ended; what is named like its own branches
+        // begins by opening them.
+        let joins = line.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
+        let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_some() == joins;
+        if !new {
+            return false;
+        }
+        if let Some(passed) = line.passed.iter().position(|passed| *passed == place) {
+            // Once: the next pass of a loop is held again.
+            line.passed.swap_remove(passed);
             return false;
         }
         let (step, at) = (entry.step.clone(), entry.at.clone());
@@ -155,7 +188,7 @@ impl<'a, P: Program> Session<'a, P> {
     async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
         let places: Vec<usize> = self.lines.get(id).fans.iter().map(|fan| fan.place).collect();
         for place in places {
-            if self.lines.get(id).entry(place).status != Status::Waiting {
+            if !self.lines.get(id).entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children) {
                 continue;
             }
             loop {
@@ -165,10 +198,18 @@ impl<'a, P: Program> Session<'a, P> {
                 if fan.stopped || fan.active >= parallel_max {
                     break;
                 }
-                if let Some(queued) = fan.queue.pop_front() {
+                if let Some(hungry) = fan.hungry.pop_front() {
+                    if self.feeds(id, place, hungry) {
+                        self.touched.insert(hungry);
+                    }
+                } else if let Some(queued) = fan.queue.pop_front() {
                     self.begin_child(id, place, queued).await?;
                 } else if fan.opened < fan.total {
                     self.open_page(id, place).await?;
+                    if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
+                        // It could not be opened, and the step has failed.
+                        return Ok(());
+                    }
                 } else {
                     break;
                 }
@@ -199,7 +240,7 @@ impl<'a, P: Program> Session<'a, P> {
         if id == MAIN || line.drafts.is_empty() || line.is_counted_out {
             return;
         }
-        if line.end.is_none() && line.position.frontier.is_empty() {
+        if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
             line.end = Some(End::Completed);
         }
         let Some(end) = line.end else {
@@ -207,33 +248,39 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         };
         line.is_counted_out = true;
-        let resting = line.is_resting;
+        let had_room = std::mem::take(&mut line.has_room);
         line.drafts.last_mut().expect("what ended was written").end = Some(end);
         let opener = line.opener.expect("a child has an opener");
         let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-        fan.active -= usize::from(!resting);
+        fan.active -= usize::from(had_room);
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
         fan.failed += u64::from(end == End::Failed);
         self.touched.insert(opener.line);
     }
 
-    /// A child that only waits makes room for its siblings; one that goes on takes it again.
+    /// A child that only waits makes room for its siblings.
     fn rest_if_waiting(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
-        let rests = line.rests();
-        if line.is_resting == rests {
+        if !line.has_room || !line.rests() {
             return;
         }
-        line.is_resting = rests;
+        line.has_room = false;
         let opener = line.opener.expect("a child has an opener");
-        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-        if rests {
-            fan.active -= 1;
-            self.touched.insert(opener.line);
-        } else {
-            fan.active += 1;
+        self.lines.get_mut(opener.line).fan_mut(opener.place).active -= 1;
+        self.touched.insert(opener.line);
+    }
+
+    /// Gives room to a branch that lacked it; says whether it still did.
+    fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
+        let Some(line) = self.lines.find(child) else { return false };
+        let ours = line.opener.is_some_and(|opener| opener.line == id && opener.place == place);
+        if !ours || line.has_room || line.rests() || line.end.is_some() {
+            return false;
         }
+        line.has_room = true;
+        self.lines.get_mut(id).fan_mut(place).active += 1;
+        true
     }
 
     fn set_timer(&mut self, id: LineId) {
@@ -360,6 +407,11 @@ impl Wanted {
 
 pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Children {
     line.shape.steps()[place].children.as_ref().expect("only a step with children fans out")
+}
+
+/// The wait of a step for the branches that it opened.
+pub(super) fn for_children() -> Wait {
+    Wait { id: String::new(), key: "children".to_owned(), on: WaitKind::Children, question: None }
 }
 
 /// A wait for a resume.

@@ -39,6 +39,8 @@ type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
 /// A step that is no longer in flight.
 pub(super) struct Landed<O> {
     pub(super) line: LineId,
+    /// The branch may be gone, and its number given to another: only this tells whose step it was.
+    pub(super) job: u64,
     pub(super) place: usize,
     /// How it ended; none if it was let go, to wait.
     pub(super) performed: Option<Performed<O>>,
@@ -125,6 +127,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) asks_anew: bool,
     /// What steps read as their configuration.
     pub(super) config: Arc<Map<String, Value>>,
+    /// Branches that end as failed once nothing below them is in flight.
+    pub(super) dying: BTreeSet<LineId>,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
@@ -174,6 +178,7 @@ impl<'a, P: Program> Session<'a, P> {
             adopt: None,
             asks_anew: false,
             config: Arc::default(),
+            dying: BTreeSet::new(),
             halted: false,
             failed: None,
             repaired: Vec::new(),
@@ -314,15 +319,18 @@ impl<'a, P: Program> Session<'a, P> {
             let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
             tokio::select! {
                 biased;
+                // First, as steps that end at once would keep it from its turn for ever.
+                _ = renewal.tick() => self.renew().await?,
                 Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
-                Some(request) = self.requests.recv() => self.hear(request).await?,
+                Some(request) = self.requests.recv() => self.hear_all(request),
                 _ = &mut stopped, if !stopping => {
                     stopping = true;
                     self.touched.insert(MAIN);
                 }
                 () = sleep_until(due, self.engine.clock.now()), if due.is_some() => self.wake(),
-                _ = renewal.tick() => self.renew().await?,
             }
+            // Steps and stores that never wait must not keep the thread from its other work, timers among it.
+            tokio::task::coop::consume_budget().await;
             if std::mem::take(&mut self.asks_anew) {
                 self.deliver_all().await?;
             }
@@ -352,11 +360,10 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     fn land(&mut self, landed: Landed<P::Output>) {
-        let Landed { line: id, place, performed, root } = landed;
+        let Landed { line: id, job, place, performed, root } = landed;
         let Some(line) = self.lines.find(id) else { return };
-        let waits = line.flights.iter_mut().find(|flight| flight.place == place);
-        let waits = waits.and_then(|flight| flight.waits.take());
-        line.remove_flight(place);
+        let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
+        let waits = line.flights.remove(at).waits;
         match (performed, waits) {
             (Some(performed), _) => self.take(id, place, performed, root),
             (None, Some(wait)) => self.suspend(id, place, wait),
@@ -364,12 +371,19 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Takes in what a step under way asks for.
-    async fn hear(&mut self, request: Request) -> Result<(), RunError> {
+    /// Takes in what a step under way asks for, and what others ask for meanwhile: it shares the commit.
+    fn hear_all(&mut self, first: Request) {
+        self.hear(first);
+        for _ in 0..REQUESTS_MAX {
+            let Ok(request) = self.requests.try_recv() else { return };
+            self.hear(request);
+        }
+    }
+
+    fn hear(&mut self, request: Request) {
         let Request { line: id, job, what } = request;
-        let line = self.lines.find(id);
-        let Some(line) = line else { return Ok(()) };
-        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return Ok(()) };
+        let Some(line) = self.lines.find(id) else { return };
+        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
         match what {
             Asked::Keep { key, value, told, kept } => {
                 let place = flight.place;
@@ -385,7 +399,6 @@ impl<'a, P: Program> Session<'a, P> {
                 flight.abort.abort();
             }
         }
-        Ok(())
     }
 
     pub(super) fn mark_dirty(&mut self, id: LineId) {
@@ -395,7 +408,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Starts what the last commit says is started, and commits and starts one by one what needs its own commit.
     async fn launch(&mut self) -> Result<(), RunError> {
-        for id in std::mem::take(&mut self.launching) {
+        while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
                 self.start(id, place);
             }
@@ -406,7 +419,7 @@ impl<'a, P: Program> Session<'a, P> {
                 let draft = line.draft(Phase::Started, reason, start.step.clone(), start.at.clone());
                 draft.started.push(start);
                 self.mark_dirty(id);
-                self.commit(None).await?;
+                self.commit_surely().await?;
                 self.start(id, place);
             }
         }
@@ -465,7 +478,7 @@ impl<'a, P: Program> Session<'a, P> {
                 Ok((performed, root)) => (Some(performed), root),
                 Err(_) => (None, None),
             };
-            Landed { line: id, place, performed, root }
+            Landed { line: id, job, place, performed, root }
         }));
     }
 

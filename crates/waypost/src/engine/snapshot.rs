@@ -62,7 +62,19 @@ impl Snapshot {
         let ended = if open.is_none() { Some(store.newest(&run, &main).await?) } else { None };
         let newest = open.or(ended.as_ref()).expect("one of the two was just read");
         let definition = Self::definition(store, &entry, newest).await?;
-        Ok(Self { entry, heads, ended, definition })
+        let mut snapshot = Self { entry, heads, ended, definition };
+        if snapshot.is_overstated() {
+            snapshot.entry.summary.status = RunStatus::Interrupted;
+        }
+        Ok(snapshot)
+    }
+
+    /// Says whether the summary tells of a run that is done, and its newest record of one that is not: the summary saves
+    /// reading records, and where the two differ, it is what was damaged.
+    pub fn is_overstated(&self) -> bool {
+        let told = self.entry.summary.summary.status;
+        let is_done = matches!(told, RunStatus::Completed | RunStatus::CompletedWithFailures);
+        is_done && self.ended.is_none() && self.entry.summary.holder.is_none()
     }
 
     async fn definition(

@@ -7,7 +7,7 @@ use crate::portable::Portable;
 use crate::record::{
     Definition, FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Settled, Status, Try,
 };
-use crate::store::{Signal, SignalKind, Signalled, StoreError};
+use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::begin::{decode_state, load_with_state};
 use super::chain::{Chain, Draft};
@@ -28,8 +28,7 @@ impl Engine {
         let waiting = self.waiting(&run).await?;
         if !waiting.iter().any(|waiting| waiting.wait.id == id && !id.is_empty()) {
             // It may have been answered, and taken in, since it was shown.
-            let probe = Signal { id: known, ..self.message(SignalKind::Stop) };
-            return match self.was_sent(&run, &probe).await? {
+            return match self.was_answered(&run, id).await? {
                 true => Err(RunError::Answered { run, id: id.to_owned() }),
                 false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
             };
@@ -74,26 +73,54 @@ impl Engine {
         Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
     }
 
-    /// Says whether a signal of that id is known, taken in or not, without leaving one.
-    async fn was_sent(&self, run: &RunId, probe: &Signal) -> Result<bool, RunError> {
-        let pending = self.store.signals(run).await?.iter().any(|signal| signal.id == probe.id);
-        if pending {
+    /// Says whether the wait `id` was answered, taken in or not, without leaving an answer. One that was withdrawn, as
+    /// its branch was cancelled, was not.
+    async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
+        let signal = format!("answer-{id}");
+        if self.store.signals(run).await?.iter().any(|pending| pending.id == signal) {
             return Ok(true);
         }
-        let wait = probe.id.trim_start_matches("answer-");
-        let mut scan = crate::store::Scan { phase: Some("waiting"), ..crate::store::Scan::of(run) };
+        let asks = |record: &Record| match &record.header().phase {
+            Phase::Waiting(waits) => waits.iter().find(|wait| wait.id == id).map(|wait| wait.key.clone()),
+            _ => None,
+        };
+        let asked = |record: Record| asks(&record).map(|key| (record.header().clone(), key));
+        let Some((asked, key)) = self.find(Scan { phase: Some("waiting"), ..Scan::of(run) }, asked).await?
+        else {
+            return Ok(false);
+        };
+        let answers = Scan {
+            branch: Some(asked.branch),
+            step: asked.step.map(|step| step.to_string()),
+            phase: Some("progress"),
+            seq_min: Some(asked.seq + 1),
+            ..Scan::of(run)
+        };
+        let (iteration, epoch) = (asked.at.iteration, asked.at.epoch);
+        let answer = |record: Record| {
+            let header = record.header();
+            let ours = header.reason == Reason::Answer
+                && (&header.at.iteration, header.at.epoch) == (&iteration, epoch)
+                && matches!(&header.phase, Phase::Progress { key: answered, .. } if *answered == key);
+            ours.then_some(())
+        };
+        Ok(self.find(answers, answer).await?.is_some())
+    }
+
+    /// Returns the first thing that `wanted` finds among the records scanned.
+    async fn find<T>(
+        &self,
+        mut scan: Scan,
+        wanted: impl Fn(Record) -> Option<T>,
+    ) -> Result<Option<T>, RunError> {
         loop {
             let page = self.store.scan(&scan).await?;
-            let asked = |record: &Record| match &record.header().phase {
-                Phase::Waiting(waits) => waits.iter().any(|asked| asked.id == wait),
-                _ => false,
-            };
-            if page.records.iter().any(asked) {
-                return Ok(true);
+            if let Some(found) = page.records.into_iter().find_map(&wanted) {
+                return Ok(Some(found));
             }
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(false),
+                None => return Ok(None),
             }
         }
     }

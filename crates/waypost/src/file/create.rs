@@ -16,9 +16,9 @@ use crate::store::{Batch, FIRST_TOKEN, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
+use super::frozen::read_run;
 use super::lease::{locked, sync_new_folder};
-use super::list::read_run;
-use super::paths::{NEWEST_FILE, RUN_FILE, RunPaths};
+use super::paths::{NEWEST_FILE, RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
 use super::write::{Writer, seal, write_sidecar};
 
@@ -66,7 +66,7 @@ impl FileStore {
 
     pub(super) fn is_there(&self, run: &RunId) -> Result<bool, StoreError> {
         let paths = self.run_paths(run);
-        for path in [paths.root.join(RUN_FILE), paths.history()] {
+        for path in [paths.root.join(RUN_FILE), paths.root.join(RUN_COPY_FILE), paths.history()] {
             match self.disk.metadata(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(read_error(&path, source)),
@@ -147,7 +147,9 @@ impl FileStore {
             remove_folder(disk, temp)?;
             disk.create_dir(temp)?;
             disk.create_dir(&paths.history())?;
-            write_synced(disk, &temp.join(RUN_FILE), &format::seal_run(run, ordinal))?;
+            for name in [RUN_FILE, RUN_COPY_FILE] {
+                write_synced(disk, &temp.join(name), &format::seal_run(run, ordinal))?;
+            }
             write_sidecar(disk, &paths, commit.number, &text);
             write_synced(disk, &paths.commit(commit.number), &text)?;
             // A convenience; a file system without hard links goes without.

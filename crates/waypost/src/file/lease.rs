@@ -248,7 +248,8 @@ impl Writer {
         }
         self.write_lease(wake_at)?;
         self.plan_rotation();
-        if let Some((_, Ok(record))) = super::list::read_run(disk.as_ref(), &self.run, &self.paths)? {
+        self.mend_run_record()?;
+        if let Some((_, Ok(record))) = super::frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
             self.heal(index)?;
         }

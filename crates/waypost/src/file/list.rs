@@ -3,36 +3,17 @@
 use std::io;
 use std::path::Path;
 
-use crate::disk::{Disk, Kind};
+use crate::disk::Kind;
 use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, RunStatus, SealedRun};
-use crate::store::{Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary};
+use crate::store::{
+    Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun,
+};
 
 use super::FileStore;
-use super::format::{self, FILE_BYTES_MAX};
-use super::paths::{RUN_FILE, RunPaths, files_in};
+use super::frozen::read_run;
+use super::paths::{RUN_FILE, files_in};
 use super::read::{RunReader, number, read_error};
-
-/// A run's ordinal, and its frozen record or why that may not be used.
-pub(super) type FoundRun = (u64, Result<SealedRun, Flaw>);
-
-/// Reads `run.json`: the run's ordinal, 0 if it cannot be told, and its frozen record, or why that may not be used.
-/// `None` if there is no such file.
-pub(super) fn read_run(
-    disk: &dyn Disk,
-    run: &RunId,
-    paths: &RunPaths,
-) -> Result<Option<FoundRun>, StoreError> {
-    let path = paths.root.join(RUN_FILE);
-    match disk.read(&path, FILE_BYTES_MAX) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(read_error(&path, source)),
-        Ok(text) => Ok(Some(match format::open_run(run, &text) {
-            Ok((ordinal, sealed)) => (ordinal, Ok(sealed)),
-            Err(flaw) => (0, Err(flaw)),
-        })),
-    }
-}
 
 impl FileStore {
     pub(super) fn entry(&self, run: &RunId) -> Result<RunEntry, StoreError> {
@@ -103,7 +84,7 @@ impl FileStore {
         }
         all.sort_unstable_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
         let after = query.cursor.as_deref().map(cursor).transpose()?;
-        let mut found = Runs { runs: Vec::new(), next: None };
+        let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
         let mut last = None;
         for (ordinal, run, record) in all {
             if after.as_ref().is_some_and(|after| (ordinal, run.as_str()) >= (after.0, after.1.as_str())) {
@@ -111,6 +92,11 @@ impl FileStore {
             }
             let summary = match self.summarise(&run, record.as_ref()) {
                 Err(StoreError::NotFound { .. }) => continue,
+                // The others are none the worse for it.
+                Err(error @ (StoreError::Version { .. } | StoreError::Damaged { .. })) => {
+                    found.damaged.push(UnreadableRun { run, why: error.to_string() });
+                    continue;
+                }
                 summary => summary?,
             };
             if query.wants(&summary) {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::disk::{Disk, Kind};
 
 pub(super) const RUN_FILE: &str = "run.json";
+pub(super) const RUN_COPY_FILE: &str = "run.copy.json";
 pub(super) const LEASE_FILE: &str = "lease.json";
 pub(super) const NEWEST_FILE: &str = "checkpoint.json";
 pub(super) const JOURNAL_FILE: &str = "journal.jsonl";

@@ -26,7 +26,7 @@ use crate::record::{Durability, Flaw};
 use crate::store::StoreError;
 
 use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small, number_at_begin};
-use super::list::read_run;
+use super::frozen::read_run;
 use super::paths::{NEWEST_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_number, commit_numbers, files_in};
 use super::read::{RunReader, read_error};
 

@@ -455,11 +455,16 @@ impl<S: State> Assembly<S> {
         let ways: Vec<Option<Way<S>>> = ids.iter().map(|id| self.ways.remove(id)).collect();
         for ((place, id), way) in places.iter().zip(&ids).zip(ways) {
             let draft = drafts[*place].take().expect("a step has one home");
+            // Where it leads belongs to what it does: nothing else tells a graph with other edges apart.
+            let mut ways_out: Vec<Vec<u8>> =
+                way.iter().flat_map(Way::targets).map(|id| id.as_str().into()).collect();
+            ways_out.sort();
             let (next, routes) = self.next(way, &find);
             let mut step = Step::new(id.clone(), Vec::new(), Digest::of_parts([]));
             step.routes = routes;
             (step.idempotent, step.retry, step.timeout) = (draft.idempotent, draft.retry, draft.timeout);
             let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
+            prints.extend(ways_out);
             let (parallel_max, on_failure) = (draft.parallel_max, draft.on_failure);
             let opens = match draft.fan {
                 None => None,

@@ -151,7 +151,7 @@ impl Context {
         question: impl Serialize,
     ) -> Result<T, StepError> {
         let question = serde_json::to_value(question).map_err(StepError::fatal)?;
-        self.await_answer(key, WaitKind::Answer, Some(question)).await
+        self.await_answer(key, WaitKind::Answer, Some(question).filter(|question| !question.is_null())).await
     }
 
     /// Waits for the next signal `name` to this run that nobody has taken, and returns its value.
@@ -159,7 +159,8 @@ impl Context {
     /// # Errors
     /// The value is no `T`.
     pub async fn signal<T: DeserializeOwned>(&self, key: &str, name: &str) -> Result<T, StepError> {
-        self.await_answer(key, WaitKind::Signal(name.to_owned()), None).await
+        // Its keys are not those of questions.
+        self.await_answer(&format!("signal/{key}"), WaitKind::Signal(name.to_owned()), None).await
     }
 
     async fn await_answer<T: DeserializeOwned>(
@@ -168,7 +169,7 @@ impl Context {
         on: WaitKind,
         question: Option<Value>,
     ) -> Result<T, StepError> {
-        match self.kept(key).await? {
+        match self.inner.attempt.answered(key).await? {
             Some(value) => decode(key, value),
             None => match self.inner.attempt.wait(key, on, question).await {},
         }

@@ -104,7 +104,7 @@ impl<S, T, R> std::fmt::Debug for Each<S, T, R> {
 }
 
 impl<S: State, T: State, R: State> Each<S, T, R> {
-    /// Lets so many items be worked on at once; [`PARALLEL_DEFAULT`] if nothing is said.
+    /// Lets so many items be worked on at once; [`PARALLEL_DEFAULT`](super::PARALLEL_DEFAULT) if nothing is said.
     pub fn max_parallel(mut self, count: usize) -> Self {
         self.parallel_max = count.max(1);
         self

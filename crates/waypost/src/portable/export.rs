@@ -1,12 +1,12 @@
 //! From a store: reading together what belongs to a checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
-use crate::record::{Position, Record};
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::record::{Fan, Position, Record};
 use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
-use super::{ExportError, PORTABLE_BYTES_MAX, Portable, size_of};
+use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
 
 impl Portable {
     /// Reads a checkpoint and all that belongs to it from a store, every byte verified.
@@ -25,23 +25,32 @@ impl Portable {
             return Err(ExportError::Absent { reference: reference.clone() });
         }
         let position = position_of(&checkpoint)?;
-        let mut export = Export { store, reference, bytes: 0, children: Vec::new(), blobs: BTreeMap::new() };
+        let mut export = Export {
+            store,
+            reference,
+            bytes: 0,
+            history: Vec::new(),
+            children: Vec::new(),
+            blobs: BTreeMap::new(),
+        };
         export.grow(size_of(&checkpoint) + entry.record.bytes().len())?;
-        let history = export.history(&position).await?;
-        let fans_out = position.frontier.iter().find(|entry| entry.fan.is_some());
-        if let Some(step) = fans_out.map(|entry| entry.step.to_string()) {
-            if newest_of(store, run, branch).await? != *seq {
+        match fan_outs(&position).next() {
+            None => export.history(&checkpoint, &position).await?,
+            Some(_) if newest_of(store, run, branch).await? == *seq => {
+                export.collect(&checkpoint).await?;
+                if newest_of(store, run, branch).await? != *seq {
+                    return Err(ExportError::Overtaken { reference: reference.clone() });
+                }
+            }
+            Some((step, _)) => {
+                let step = step.to_string();
                 return Err(ExportError::Amid { reference: reference.clone(), step });
             }
-            export.collect(&checkpoint).await?;
-            if newest_of(store, run, branch).await? != *seq {
-                return Err(ExportError::Overtaken { reference: reference.clone() });
-            }
         }
-        let Export { mut children, blobs, .. } = export;
-        children.sort_by(|a, b| a.header().branch.cmp(&b.header().branch));
-        let config = entry.record.record().config.clone();
-        Ok(Self { run: entry.record, config, checkpoint, position, history, children, blobs })
+        let Export { mut history, mut children, blobs, .. } = export;
+        history.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        children.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        Ok(Self { run: entry.record, checkpoint, position, history, children, blobs })
     }
 }
 
@@ -50,6 +59,7 @@ struct Export<'a> {
     store: &'a dyn Store,
     reference: &'a CheckpointRef,
     bytes: usize,
+    history: Vec<Record>,
     children: Vec<Record>,
     blobs: BTreeMap<String, Vec<u8>>,
 }
@@ -65,11 +75,10 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Reads the headers that the position refers to, oldest first.
-    async fn history(&mut self, position: &Position) -> Result<Vec<Record>, ExportError> {
-        let CheckpointRef { run, branch, seq } = self.reference;
-        let mut needed: BTreeSet<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
-        needed.extend(position.definition);
+    /// Reads the headers that the position of `newest` refers to.
+    async fn history(&mut self, newest: &Record, position: &Position) -> Result<(), ExportError> {
+        let CheckpointRef { run, branch, seq } = newest.header().reference();
+        let mut needed = referred_to(position);
         let since: BTreeMap<_, _> =
             position.frontier.iter().map(|entry| (&entry.step, entry.since)).collect();
         let of_frontier = |record: &Record| {
@@ -77,43 +86,49 @@ impl Export<'_> {
             let since = header.step.as_ref().and_then(|step| since.get(step));
             since.is_some_and(|since| header.seq >= *since)
         };
-        let mut history = self.store.history(run, branch, *seq).await?;
+        let mut history = self.store.history(&run, &branch, seq).await?;
         history.retain(|record| {
             let at = record.header().seq;
-            at != *seq && (needed.remove(&at) || of_frontier(record))
+            let wanted = needed.remove(&at) || of_frontier(record);
+            wanted && at != seq
         });
-        needed.remove(seq);
+        needed.remove(&seq);
         // The walk passes over what is damaged; here it is wanted by name.
         for seq in needed {
-            history.push(self.store.load(run, branch, seq).await?.without_body());
+            history.push(self.store.load(&run, &branch, seq).await?.without_body());
         }
-        history.sort_by_key(|record| record.header().seq);
         self.grow(history.iter().map(size_of).sum())?;
-        Ok(history)
+        self.history.append(&mut history);
+        Ok(())
     }
 
-    /// Reads the child branches of `parent`, and of those among them that are amid a fan-out themselves.
-    async fn collect(&mut self, parent: &Record) -> Result<(), ExportError> {
+    /// Reads the child branches of `newest`, and of those among them that are amid a fan-out themselves, with what
+    /// their positions refer to.
+    async fn collect(&mut self, newest: &Record) -> Result<(), ExportError> {
         let run = &self.reference.run;
         let mut children: BTreeMap<Option<BranchPath>, Vec<BranchPath>> = BTreeMap::new();
         for branch in self.store.branches(run).await? {
             children.entry(branch.parent()).or_default().push(branch);
         }
-        let mut open = vec![parent.clone()];
+        let mut open = vec![newest.clone()];
         while let Some(parent) = open.pop() {
             let position = position_of(&parent)?;
+            self.history(&parent, &position).await?;
             self.items(&position).await?;
-            let fans: BTreeSet<u64> = fan_outs(&position).collect();
+            let origins: BTreeMap<&str, u64> =
+                fan_outs(&position).map(|(step, fan)| (step.as_str(), fan.since)).collect();
             let branch = Some(parent.header().branch.clone());
             for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
+                let opener = child.opened_by();
+                let Some(origin) = opener.and_then(|(step, _)| origins.get(step.as_str())) else { continue };
                 let newest = newest_of(self.store, run, child).await?;
                 let record = self.store.load(run, child, newest).await?;
-                // What an earlier pass or a rollback left behind does not belong to it.
-                if position_of(&record)?.origin.is_none_or(|origin| !fans.contains(&origin)) {
-                    continue;
-                }
                 if record.body_bytes().is_none() {
                     return Err(ExportError::Absent { reference: record.header().reference() });
+                }
+                // What another fan-out of the same step left behind does not count.
+                if position_of(&record)?.origin != Some(*origin) {
+                    continue;
                 }
                 self.grow(size_of(&record))?;
                 if record.header().end.is_none() {
@@ -127,12 +142,11 @@ impl Export<'_> {
 
     /// Reads the frozen items of each fan-out.
     async fn items(&mut self, position: &Position) -> Result<(), ExportError> {
-        let fans = position.frontier.iter().filter_map(|entry| entry.fan.as_ref());
-        for items in fans.filter_map(|fan| fan.items.as_ref()) {
+        for items in fan_outs(position).filter_map(|(_, fan)| fan.items.as_ref()) {
             let mut bytes = Vec::new();
-            loop {
-                let chunk =
-                    self.store.blobs().read(&self.reference.run, &items.blob, bytes.len() as u64).await?;
+            while (bytes.len() as u64) < items.bytes {
+                let offset = bytes.len() as u64;
+                let chunk = self.store.blobs().read(&self.reference.run, &items.blob, offset).await?;
                 if chunk.is_empty() {
                     break;
                 }
@@ -149,9 +163,9 @@ impl Export<'_> {
     }
 }
 
-/// The records in which the fan-outs of a position began; their children name them as their origin.
-fn fan_outs(position: &Position) -> impl Iterator<Item = u64> {
-    position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since))
+/// The steps that have child branches open in a position.
+fn fan_outs(position: &Position) -> impl Iterator<Item = (&StepId, &Fan)> {
+    position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)))
 }
 
 fn position_of(record: &Record) -> Result<Position, StoreError> {

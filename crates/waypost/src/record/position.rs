@@ -29,6 +29,10 @@ pub struct Position {
     /// another fan-out, or none, was left behind by a rollback or a later pass of a loop, and does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
+    /// Branches that this one opens may have records already: it was taken up from an older record than its newest, or
+    /// was there before itself.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub revisited: bool,
     /// Children that ended as failed, in all fan-outs so far.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dead: u64,

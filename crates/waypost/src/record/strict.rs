@@ -32,7 +32,7 @@ mod check;
 mod key;
 
 pub use check::check_state;
-use key::Entries;
+use key::{Entries, Keys};
 
 /// Deepest nesting of objects and arrays: `serde_json` refuses to read a 128th level, so that no text can exhaust the
 /// stack.
@@ -53,7 +53,8 @@ const VERBATIM: [&str; 2] = ["$serde_json::private::RawValue", "$serde_json::pri
 ///   taken than that.
 pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
     let begin = bytes.len();
-    let mut text = Text { bytes, begin, depth: 0, scratch: String::new() };
+    let end = begin + STATE_BYTES_MAX;
+    let mut text = Text { bytes, begin, end, depth: 0, keys: Keys::default(), scratch: String::new() };
     state.serialize(Strict::new(&mut text)).map_err(|refusal| {
         let path = unfinished(&bytes[begin..]);
         bytes.truncate(begin);
@@ -72,10 +73,12 @@ enum Cause {
 }
 
 impl Refusal {
+    #[cold]
     fn new(why: impl Into<String>) -> Self {
         Self(Box::new(Cause::Field(why.into())))
     }
 
+    #[cold]
     fn too_large() -> Self {
         Self(Box::new(Cause::TooLarge))
     }
@@ -110,23 +113,29 @@ impl ser::Error for Refusal {
 /// The text so far. It is what the whole pass works on; all else is a view of it.
 struct Text<'b> {
     bytes: &'b mut Vec<u8>,
+    /// Where the state begins in `bytes`.
     begin: usize,
+    /// How long `bytes` may become.
+    end: usize,
     depth: u32,
+    keys: Keys,
     /// Where values are printed that only know `Display`; kept for its memory.
     scratch: String,
 }
 
 impl Text<'_> {
-    fn len(&self) -> usize {
-        self.bytes.len() - self.begin
-    }
-
+    #[inline]
     fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
-        if piece.len() > STATE_BYTES_MAX - self.len() {
+        if piece.len() > self.room() {
             return Err(Refusal::too_large());
         }
         self.bytes.extend_from_slice(piece);
         Ok(())
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.end - self.bytes.len()
     }
 
     /// Writes a number, a bool or a string as `serde_json` does.
@@ -166,7 +175,7 @@ impl Text<'_> {
     ) -> Result<(), Refusal> {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
-        let mut capped = Capped { text: &mut scratch, room: STATE_BYTES_MAX - self.len(), full: false };
+        let mut capped = Capped { text: &mut scratch, room: self.room(), full: false };
         let answer = match write!(capped, "{value}") {
             Ok(()) => write(self, &scratch),
             Err(_) if capped.full => Err(Refusal::too_large()),
@@ -176,6 +185,7 @@ impl Text<'_> {
         answer
     }
 
+    #[inline]
     fn open(&mut self, bracket: &[u8]) -> Result<(), Refusal> {
         if self.depth == STATE_DEPTH_MAX {
             return Err(Refusal::new(format!(
@@ -187,12 +197,14 @@ impl Text<'_> {
         Ok(())
     }
 
+    #[inline]
     fn close(&mut self, bracket: &[u8]) -> Result<(), Refusal> {
         self.depth -= 1;
         self.push(bracket)
     }
 
     /// Opens the object around the content of an enum's variant.
+    #[inline]
     fn open_variant(&mut self, variant: &str) -> Result<(), Refusal> {
         self.open(b"{")?;
         self.scalar(variant)?;
@@ -202,9 +214,15 @@ impl Text<'_> {
 
 /// What `serde_json` writes to. Its error is never shown: too large is the only one.
 impl io::Write for &mut Text<'_> {
+    #[inline]
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        self.push(piece).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        self.write_all(piece)?;
         Ok(piece.len())
+    }
+
+    #[inline]
+    fn write_all(&mut self, piece: &[u8]) -> io::Result<()> {
+        self.push(piece).map_err(|_| io::ErrorKind::FileTooLarge.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -240,10 +258,12 @@ struct Strict<'t, 'b> {
 }
 
 impl<'t, 'b> Strict<'t, 'b> {
+    #[inline]
     fn new(text: &'t mut Text<'b>) -> Self {
         Self { text, in_some: false, verbatim: false }
     }
 
+    #[inline]
     fn null(&mut self) -> Result<(), Refusal> {
         if self.in_some {
             return Err(Refusal::new("a `Some` that is written as null would come back as `None`"));

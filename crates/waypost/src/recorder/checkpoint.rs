@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use crate::evidence::Summary;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::record::{Ending, FailureKind, Header, Pack, Phase, Record, Try, Verdict};
+use crate::schema::decode;
 use crate::store::{Damage, Page, Scan, ScanOrder, Store, StoreError};
 
 use super::Error;
@@ -44,6 +45,11 @@ impl Checkpoint {
 
     fn header(&self) -> &Header {
         self.record.header()
+    }
+
+    /// Returns the record itself, for what is not shown here.
+    pub fn record(&self) -> &Record {
+        &self.record
     }
 
     /// Names it, as people write it.
@@ -129,15 +135,15 @@ impl Checkpoint {
         self.header().body.as_ref().map(|body| body.schema)
     }
 
-    /// Returns the state.
+    /// Returns the state as it was written. [`Migrations::state`](crate::schema::Migrations::state) reads an older one
+    /// from the [`record`](Self::record).
     ///
     /// # Errors
     /// - [`Error::NoState`]: retention dropped it, or the checkpoint was listed and not loaded.
     /// - [`Error::Read`]: it is not what `S` reads.
     pub fn state<S: DeserializeOwned>(&self) -> Result<S, Error> {
         let bytes = self.record.state_bytes().ok_or_else(|| Error::NoState(self.reference()))?;
-        serde_json::from_slice(bytes)
-            .map_err(|error| Error::Read { at: self.reference(), why: error.to_string() })
+        decode(bytes).map_err(|error| Error::Read { at: self.reference(), why: error.to_string() })
     }
 }
 

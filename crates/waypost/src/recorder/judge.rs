@@ -13,10 +13,12 @@ use crate::engine::chain::Draft;
 use crate::evidence::Summary;
 use crate::id::CheckpointRef;
 use crate::record::{Claim, Header, Note, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict};
+use crate::schema::decode;
 use crate::store::StoreError;
 
 use super::checkpoint::{Checkpoint, ending_of, is_judged_commit, state_of, verified_phase};
 use super::label::Label;
+use super::step::State;
 use super::write::Tip;
 use super::{Error, Recorder};
 
@@ -128,8 +130,7 @@ impl Recorder {
         // Read before anything is written: a state that this program cannot read is not gone back to.
         self.known_schema(&record)?;
         let state = state_of(&record)?;
-        let read = serde_json::from_str(state.json.get())
-            .map_err(|error| Error::Read { at: at.clone(), why: error.to_string() })?;
+        let read = self.decoded(at, &state)?;
         let mut writing = self.writing().await?;
         let mut next = writing.tip.clone();
         restore(&mut next, &record)?;
@@ -141,6 +142,18 @@ impl Recorder {
         writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;
         Ok(read)
+    }
+
+    /// Reads a state, migrated to what the program knows.
+    fn decoded<S: DeserializeOwned>(&self, at: &CheckpointRef, state: &State) -> Result<S, Error> {
+        let bytes = state.json.get().as_bytes();
+        let unreadable = |why: String| Error::Read { at: at.clone(), why };
+        match &self.options.migrations {
+            Some(migrations) => {
+                migrations.read(state.schema, bytes).map_err(|error| unreadable(chain_text(&error)))
+            }
+            None => decode(bytes).map_err(|error| unreadable(error.to_string())),
+        }
     }
 
     /// Checks the claims of a record as they stand.
@@ -257,6 +270,17 @@ impl Bound {
         });
         newer.map(|data| Note::Event { name: "evidence_bound".to_owned(), data }).collect()
     }
+}
+
+/// Returns an error with its causes, in one line.
+fn chain_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Returns one spelling for all of a path: `./a//b` is `a/b`.

@@ -8,6 +8,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::evidence::Verifier;
 use crate::id::RunId;
 use crate::record::{Definition, Durability, FORMAT, RunRecord};
+use crate::schema::Migrations;
 
 /// Settings of a recorder.
 #[derive(Debug, Clone)]
@@ -17,6 +18,7 @@ pub struct Options {
     pub(super) verifier: Verifier,
     pub(super) auto_verify: bool,
     pub(super) schema: u32,
+    pub(super) migrations: Option<Migrations>,
     pub(super) clock: Arc<dyn Clock>,
 }
 
@@ -35,6 +37,7 @@ impl Options {
             verifier: Verifier::new(),
             auto_verify: true,
             schema: 0,
+            migrations: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -64,10 +67,17 @@ impl Options {
         Self { auto_verify, ..self }
     }
 
-    /// Sets the version of the schema of the states that the program gives.
+    /// Sets the version of the schema of the states that the program gives. It reads older ones as they are.
     #[must_use]
     pub fn with_schema(self, schema: u32) -> Self {
-        Self { schema, ..self }
+        Self { schema, migrations: None, ..self }
+    }
+
+    /// Sets the version of the schema to that behind the last migration; older states are migrated when they are gone
+    /// back to.
+    #[must_use]
+    pub fn with_migrations(self, migrations: Migrations) -> Self {
+        Self { schema: migrations.current(), migrations: Some(migrations), ..self }
     }
 
     /// Uses another clock.

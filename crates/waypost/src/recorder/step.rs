@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::id::{CheckpointRef, Digest, RunId, StepId};
-use crate::record::{Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Try, Usage};
+use crate::record::{Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Try, Usage, encode};
 
 use super::Error;
 use super::label::{self, CONTENT_KEY, LABEL_KEY, Label};
@@ -29,8 +29,12 @@ pub(super) struct Given(Arc<RawValue>);
 
 impl Given {
     pub(super) fn of<S: Serialize + ?Sized>(state: &S) -> Result<Self, Flaw> {
-        let json = serde_json::value::to_raw_value(state);
-        json.map(|json| Self(json.into())).map_err(|error| Flaw::Malformed(error.to_string()))
+        let malformed = |error: &dyn std::fmt::Display| Flaw::Malformed(error.to_string());
+        let mut bytes = Vec::new();
+        encode(state, &mut bytes)?;
+        let text = String::from_utf8(bytes).map_err(|error| malformed(&error))?;
+        let json = RawValue::from_string(text).map_err(|error| malformed(&error))?;
+        Ok(Self(json.into()))
     }
 
     pub(super) fn with_schema(self, schema: u32) -> State {

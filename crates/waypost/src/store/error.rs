@@ -14,7 +14,8 @@ pub struct Damage {
     pub run: RunId,
     /// The branch, if it can be told.
     pub branch: BranchPath,
-    /// The seq, as far as it can be told: in a file store the file's number where the file is unreadable.
+    /// The seq, as far as it can be told: in a file store the file's number where the file is unreadable. 0 for the run
+    /// record.
     pub seq: u64,
     /// Where it lies: a file's name, or a table and row.
     pub place: String,
@@ -70,7 +71,7 @@ pub enum StoreError {
         why: String,
     },
     /// A record is not what was written, and is not used.
-    #[error("checkpoint {} is damaged ({}): {}", damage_ref(.damage), .damage.place, .damage.flaw)]
+    #[error("{} is damaged ({}): {}", what_of(.damage), .damage.place, .damage.flaw)]
     Damaged {
         /// Which, where and how.
         damage: Box<Damage>,
@@ -151,9 +152,13 @@ pub enum StoreError {
     Closed(String),
 }
 
-fn damage_ref(damage: &Damage) -> String {
-    let at = format!("{}@{}", damage.run, damage.seq);
-    if damage.branch.is_main() { at } else { format!("{}/{}@{}", damage.run, damage.branch, damage.seq) }
+fn what_of(damage: &Damage) -> String {
+    let Damage { run, branch, seq, .. } = damage;
+    match seq {
+        0 => format!("the run record of {run}"),
+        _ if branch.is_main() => format!("checkpoint {run}@{seq}"),
+        _ => format!("checkpoint {run}/{branch}@{seq}"),
+    }
 }
 
 impl StoreError {
@@ -175,9 +180,7 @@ impl StoreError {
     /// Tells damage from a newer format; `older` as in [`StoreError::Damaged`].
     pub fn of_damage(damage: Damage, older: Option<u64>) -> Self {
         match damage.flaw {
-            Flaw::Newer { found, supported } => {
-                Self::Version { what: format!("checkpoint {}", damage_ref(&damage)), found, supported }
-            }
+            Flaw::Newer { found, supported } => Self::Version { what: what_of(&damage), found, supported },
             _ => Self::Damaged { damage: Box::new(damage), older },
         }
     }

@@ -235,11 +235,23 @@ impl RunQuery {
     }
 }
 
+/// A run that can be named and not summarised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadableRun {
+    /// The run.
+    pub run: RunId,
+    /// What is wrong with it.
+    pub why: String,
+}
+
 /// Runs found, newest first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Runs {
     /// Their summaries.
     pub runs: Vec<RunSummary>,
+    /// Runs that are there, or were, and of which no summary can be read; whether they would have been wanted cannot be
+    /// told, but by their ids.
+    pub damaged: Vec<UnreadableRun>,
     /// Where the next page begins, if there is one.
     pub next: Option<String>,
 }

@@ -68,7 +68,11 @@ impl StoreFixture for Folder {
     async fn damage(&mut self, run: &RunId, place: &Place) {
         let folder = self.run(run);
         match place {
-            Place::Run => flip(&folder.join("run.json"), 200),
+            Place::Run => {
+                for name in ["run.json", "run.copy.json"] {
+                    flip(&folder.join(name), 200);
+                }
+            }
             Place::Header(branch, seq) => {
                 let (path, at) = find(&folder, branch, *seq);
                 flip(&path, at + 40);

@@ -1,18 +1,24 @@
 //! Tests of the library, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod branches;
 mod contract;
 mod diff;
 mod engine;
 mod events;
 mod evidence;
+mod examples;
+mod faulty;
 mod file;
 mod file_crash;
 mod file_rig;
 mod folder;
+mod frozen;
 mod graph;
+mod guide;
 mod lock;
 mod plan;
+mod play;
 mod portable;
 mod recorder;
 mod report;

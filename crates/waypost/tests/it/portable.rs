@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Notify;
 use waypost::disk::Disk;
+use waypost::engine::Engine;
 use waypost::file::FileStore;
+use waypost::graph::{Graph, ItemEnds, StepError};
 use waypost::memory::MemoryStore;
 use waypost::portable::{ExportError, LoadError, PORTABLE_BYTES_MAX, Portable, SaveError, SaveMode};
 use waypost::record::{
@@ -17,7 +21,7 @@ use waypost::record::{
     Settled, Status, StepPrint, Try,
 };
 use waypost::schema::{Migrations, SchemaError};
-use waypost::store::{Lease, Store, StoreError};
+use waypost::store::{Lease, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest};
 use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
@@ -37,13 +41,8 @@ fn definition(text: &str) -> Definition {
 }
 
 fn frozen() -> RunRecord {
-    let params = json!({"topic": "tea", "depth": {"max": 3}}).as_object().unwrap().clone();
-    RunRecord {
-        config: params.clone(),
-        params,
-        definition: definition("first"),
-        ..run_record(&run_id("r-1"))
-    }
+    let config = json!({"topic": "tea", "depth": {"max": 3}}).as_object().unwrap().clone();
+    RunRecord { config, definition: definition("first"), ..run_record(&run_id("r-1")) }
 }
 
 impl<S: Store> Story<S> {
@@ -96,34 +95,35 @@ fn main_branch() -> BranchPath {
 }
 
 fn entry(step: &str, status: Status, since: u64) -> FrontierEntry {
-    FrontierEntry {
-        step: step_id(step),
-        status,
-        at: Try { attempt: 1, ..Try::default() },
-        failures: 0,
-        since,
-        wake_at: None,
-        waits: Vec::new(),
-        memos: 0,
-        exited: None,
-        fan: None,
-    }
+    let at = Try { attempt: 1, ..Try::default() };
+    FrontierEntry { status, at, since, ..FrontierEntry::ready(step_id(step)) }
 }
 
 fn frontier(entries: Vec<FrontierEntry>) -> Position {
     Position { frontier: entries, ..Position::default() }
 }
 
-/// A position in which `step` waits for its children, in a fan-out that began at `since` over what is in a blob.
-fn fans_out(step: &str, since: u64, (blob, bytes): (&str, &[u8])) -> Position {
-    let items = FrozenItems { blob: blob.to_owned(), bytes: bytes.len() as u64, digest: Digest::of(bytes) };
-    let fan = Some(Fan { items: Some(items), total: 3, opened: 3, since });
-    frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, 1) }])
+/// A position in which `step` waits for its children since record `since`.
+fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
+    let items = items.map(|(blob, bytes)| FrozenItems {
+        blob: blob.to_owned(),
+        bytes: bytes.len() as u64,
+        digest: Digest::of(bytes),
+    });
+    let fan = Some(Fan { items, total: 3, opened: 3, since });
+    frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, since) }])
 }
 
-/// The position of a child of the fan-out that began at `since`.
-fn child_of(since: u64, position: Position) -> Position {
-    Position { origin: Some(since), ..position }
+/// The position of a child that was opened by record `origin`.
+fn opened_by(origin: u64) -> Position {
+    Position { origin: Some(origin), ..Position::default() }
+}
+
+/// Another sound one than `small`.
+async fn other() -> Portable {
+    let mut story = Story::new(MemoryStore::new());
+    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.export(&main_branch(), 1).await.unwrap()
 }
 
 fn seqs(records: &[Record]) -> Vec<u64> {
@@ -393,7 +393,7 @@ async fn a_power_cut_leaves_the_file_whole_or_what_was_before() {
     let path = Path::new("disk/a.json");
     let empty = SimDisk::with_folder("disk");
     let taken = SimDisk::with_folder("disk");
-    portable.clone().with_config(serde_json::Map::new()).save_to(&taken, path, SaveMode::New).unwrap();
+    other().await.save_to(&taken, path, SaveMode::New).unwrap();
     taken.settle();
     let old = taken.read(path, PORTABLE_BYTES_MAX).unwrap();
 
@@ -421,7 +421,7 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
     let portable = small().await;
     let path = Path::new("disk/a.json");
     let taken = SimDisk::with_folder("disk");
-    portable.clone().with_config(serde_json::Map::new()).save_to(&taken, path, SaveMode::New).unwrap();
+    other().await.save_to(&taken, path, SaveMode::New).unwrap();
     taken.settle();
     let old = taken.read(path, PORTABLE_BYTES_MAX).unwrap();
     let first = taken.call_count();
@@ -451,43 +451,50 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
 
 #[tokio::test]
 async fn children_come_along_with_their_newest_checkpoints() {
-    // Given a fan-out: one child ended, one is open, one is open amid a fan-out of its own, and one was never run.
+    const ITEMS: &[u8] = b"\"a\"\n{\"key\":\"b\"}\n";
+    const DEEP: &[u8] = b"\x00not json";
+    // Given a fan-out @2: one child ended, one is open with a memo, one is open amid a fan-out of its own.
     let mut story = Story::new(MemoryStore::new());
     let ended = |header: &mut Header| header.end = Some(End::Failed);
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.blob("items/each", br#"["a","b","c"]"#).await;
-    story.blob("items/deep", b"\x00not json").await;
-    story.add(&branch("other:x"), Position::default(), |_| ()).await;
+    story.blob("items/each", ITEMS).await;
+    story.blob("items/deep", DEEP).await;
+    story.add(&branch("other:x"), opened_by(2), |_| ()).await;
     for seq in 1..=3 {
         let edit = |header: &mut Header| {
             if seq == 3 {
                 ended(header)
             }
         };
-        story.add(&branch("each:a"), child_of(2, Position::default()), edit).await;
+        story.add(&branch("each:a"), opened_by(2), edit).await;
     }
-    let works = frontier(vec![entry("work", Status::Started, 1)]);
-    story.add(&branch("each:b"), child_of(2, works), |_| ()).await;
-    let deep = fans_out("deep", 1, ("items/deep", b"\x00not json"));
-    story.add(&branch("each:c"), child_of(2, deep), |_| ()).await;
-    story.add(&branch("each:c/deep:1"), child_of(1, Position::default()), |_| ()).await;
-    // What an ended child once opened is joined.
-    story.add(&branch("each:a/deep:1"), child_of(1, Position::default()), ended).await;
-    // What an earlier pass of a loop left behind does not count.
-    story.add(&branch("each:old"), child_of(1, Position::default()), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 2, ("items/each", br#"["a","b","c"]"#)), |_| ()).await;
+    story.add(&branch("each:b"), opened_by(2), |header| header.step = Some(step_id("ask"))).await;
+    let asks = Position { origin: Some(2), ..frontier(vec![entry("ask", Status::Started, 1)]) };
+    story.add(&branch("each:b"), asks, |_| ()).await;
+    let deep = Position { origin: Some(2), ..fans_out("deep", 1, Some(("items/deep", DEEP))) };
+    story.add(&branch("each:c"), deep, |_| ()).await;
+    story.add(&branch("each:c/deep:1"), opened_by(1), |_| ()).await;
+    // What an ended child once opened is joined, and what an earlier pass of the loop left behind does not count.
+    story.add(&branch("each:a/deep:1"), opened_by(1), ended).await;
+    story.add(&branch("each:z"), opened_by(1), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 2, Some(("items/each", ITEMS))), |_| ()).await;
 
     let exported = story.export(&main_branch(), 2).await.unwrap();
 
-    let children: Vec<String> =
-        exported.children().iter().map(|child| child.header().reference().to_string()).collect();
-    assert_eq!(children, ["r-1/each:a@3", "r-1/each:b@1", "r-1/each:c@1", "r-1/each:c/deep:1@1"]);
+    let references = |records: &[Record]| -> Vec<String> {
+        records.iter().map(|record| record.header().reference().to_string()).collect()
+    };
+    assert_eq!(
+        references(exported.children()),
+        ["r-1/each:a@3", "r-1/each:b@2", "r-1/each:c@1", "r-1/each:c/deep:1@1"]
+    );
     assert!(exported.children().iter().all(|child| child.state_bytes().is_some()));
-    assert_eq!(exported.blobs()["items/each"], br#"["a","b","c"]"#);
-    assert_eq!(exported.blobs()["items/deep"], b"\x00not json");
+    assert_eq!(references(exported.history()), ["r-1/each:b@1"]);
+    assert_eq!(exported.blobs()["items/each"], ITEMS);
+    assert_eq!(exported.blobs()["items/deep"], DEEP);
     assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
     let text: Value = serde_json::from_slice(&exported.to_text()).unwrap();
-    assert_eq!(text["blobs"]["items/each"]["json"], json!(["a", "b", "c"]));
+    assert_eq!(text["blobs"]["items/each"]["lines"], json!(["a", {"key": "b"}]));
 
     // And a child can be taken by itself.
     let child = story.export(&branch("each:c"), 1).await.unwrap();
@@ -496,13 +503,53 @@ async fn children_come_along_with_their_newest_checkpoints() {
 }
 
 #[tokio::test]
+async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() {
+    // Given a graph that dies while item 5 of 20 is worked on.
+    let store = Arc::new(MemoryStore::new());
+    let reached = Arc::new(Notify::new());
+    let told = reached.clone();
+    let graph = Graph::builder("squares")
+        .each(
+            "square",
+            |_: &u32| (0..20).collect(),
+            |n: &u32| format!("n{n}"),
+            move |n: u32, _| {
+                let told = told.clone();
+                async move {
+                    if n == 5 {
+                        told.notify_one();
+                        std::future::pending::<()>().await;
+                    }
+                    Ok::<_, StepError>(n * n)
+                }
+            },
+        )
+        .max_parallel(1)
+        .join(|sum: u32, _: ItemEnds<u32, u32>, _| async move { Ok::<_, StepError>(sum) })
+        .build()
+        .unwrap();
+    let engine = Engine::new(store.clone());
+    tokio::select! {
+        _ = engine.run(&graph, "r-1", 0).into_future() => panic!("it does not end"),
+        () = reached.notified() => {}
+    }
+    let newest = store.newest(&run_id("r-1"), &main_branch()).await.unwrap();
+
+    let exported = Portable::of(store.as_ref(), &newest.header().reference()).await.unwrap();
+
+    assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
+    let ended = exported.children().iter().filter(|child| child.header().end == Some(End::Completed));
+    assert_eq!((exported.children().len(), ended.count()), (20, 5));
+    let items = exported.blobs().values().next().unwrap();
+    assert_eq!(items.iter().filter(|byte| **byte == b'\n').count(), 20);
+}
+
+#[tokio::test]
 async fn children_of_a_fork_without_items_come_along() {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.add(&branch("fork:a"), child_of(2, Position::default()), |_| ()).await;
-    let fan = Some(Fan { items: None, total: 1, opened: 1, since: 2 });
-    let waiting = FrontierEntry { fan, ..entry("fork", Status::Waiting, 1) };
-    story.add(&main_branch(), frontier(vec![waiting]), |_| ()).await;
+    story.add(&branch("fork:a"), opened_by(2), |_| ()).await;
+    story.add(&main_branch(), fans_out("fork", 2, None), |_| ()).await;
 
     assert_eq!(story.export(&main_branch(), 2).await.unwrap().children().len(), 1);
 }
@@ -511,9 +558,8 @@ async fn children_of_a_fork_without_items_come_along() {
 async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.blob("items/each", b"[1,2,3]").await;
-    story.add(&branch("each:a"), child_of(2, Position::default()), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 2, ("items/each", b"[1,2,3]")), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(2), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 2, None), |_| ()).await;
     story.add(&main_branch(), Position::default(), |_| ()).await;
 
     let amid = story.export(&main_branch(), 2).await.unwrap_err();
@@ -528,11 +574,16 @@ async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
 }
 
 #[tokio::test]
-async fn items_that_are_gone_are_missed() {
-    let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), fans_out("each", 1, ("items/each", b"[1]")), |_| ()).await;
+async fn items_that_are_gone_or_damaged_are_missed() {
+    for found in [None, Some(&b"[2]\n"[..]), Some(b"[1]"), Some(b"[1]\n[1]\n")] {
+        let mut story = Story::new(MemoryStore::new());
+        story.add(&main_branch(), fans_out("each", 1, Some(("items/each", b"[1]\n"))), |_| ()).await;
+        if let Some(bytes) = found {
+            story.blob("items/each", bytes).await;
+        }
 
-    assert!(matches!(story.export(&main_branch(), 1).await, Err(ExportError::Items { .. })));
+        assert!(matches!(story.export(&main_branch(), 1).await, Err(ExportError::Items { .. })), "{found:?}");
+    }
 }
 
 #[tokio::test]
@@ -544,10 +595,9 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     story.add(&main_branch(), Position::default(), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::Completed(1))]);
     story.add(&main_branch(), Position { ledger, ..Position::default() }, |_| ()).await;
-    story.blob("items/each", b"[1]").await;
-    story.add(&branch("each:a"), child_of(3, Position::default()), |_| ()).await;
-    story.add(&branch("each:a"), child_of(3, Position::default()), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 3, ("items/each", b"[1]")), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
+    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
+    story.add(&main_branch(), fans_out("each", 3, None), |_| ()).await;
     let damaged = |error: Result<Portable, ExportError>| match error {
         Err(ExportError::Store(StoreError::Damaged { damage, .. })) => {
             (damage.branch.to_string(), damage.seq)
@@ -654,7 +704,7 @@ async fn parts_that_do_not_belong_together_are_refused() {
 
     assert_eq!(
         refused(text.replace(&history, "")),
-        "it cannot be read: it lacks the header of r-1@1, which its position refers to"
+        "it cannot be read: it lacks the header of r-1@1, which a position in it refers to"
     );
     assert_eq!(
         refused(text.replace(&history, &format!("{history},{history}"))),
@@ -668,7 +718,7 @@ async fn parts_that_do_not_belong_together_are_refused() {
     assert_eq!(child(&main, true), "it cannot be read: checkpoint r-1@1 is no child of it");
     assert_eq!(child(&bare, false), "it cannot be read: checkpoint r-1/each:a@1 is no child of it");
     assert_eq!(
-        refused(text.replace("\"blobs\":{}", "\"blobs\":{\"../up\":{\"json\":1}}")),
+        refused(text.replace("\"blobs\":{}", "\"blobs\":{\"../up\":{\"lines\":[1]}}")),
         "it cannot be read: `../up` is not the name of a blob"
     );
     assert!(
@@ -678,11 +728,18 @@ async fn parts_that_do_not_belong_together_are_refused() {
 }
 
 #[tokio::test]
-async fn the_config_may_be_a_later_one() {
-    let config = json!({"topic": "coffee"}).as_object().unwrap().clone();
+async fn the_config_is_the_one_in_force() {
+    let later = json!({"topic": "coffee"}).as_object().unwrap().clone();
+    let mut story = Story::new(MemoryStore::new());
+    story.add(&main_branch(), Position::default(), |_| ()).await;
+    let changed = later.clone();
+    let position = Position { config: Some(2), ..Position::default() };
+    story.add(&main_branch(), position.clone(), |header| header.config = Some(changed)).await;
+    story.add(&main_branch(), position, |_| ()).await;
 
-    let portable = small().await.with_config(config.clone());
-
-    assert_eq!(Portable::from_text(&portable.to_text()).unwrap().config(), &config);
-    assert_eq!(portable.run().record().params, frozen().params);
+    for (seq, expect) in [(1, &frozen().config), (2, &later), (3, &later)] {
+        let exported = story.export(&main_branch(), seq).await.unwrap();
+        assert_eq!(exported.config(), expect);
+        assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
+    }
 }

@@ -1,6 +1,5 @@
 //! Maps: their keys are made text, and no two may become the same text.
 
-use std::collections::HashSet;
 use std::fmt::Display;
 use std::ops::Range;
 
@@ -9,7 +8,7 @@ use serde::ser::{Impossible, Serialize, SerializeMap, Serializer};
 use super::{Refusal, Strict, Text};
 use crate::path::quoted;
 
-/// Up to this many keys each is compared with each, which takes no memory; more go through a hash set.
+/// Up to this many keys each is compared with each, which takes no memory; more are sorted.
 const KEYS_COMPARED_MAX: usize = 8;
 
 /// Writes an object whose keys are values.
@@ -18,39 +17,67 @@ const KEYS_COMPARED_MAX: usize = 8;
 /// again when the map ends.
 pub(super) struct Entries<'t, 'b> {
     text: &'t mut Text<'b>,
+    /// Where the map begins in the bytes.
     begin: usize,
-    /// Where the keys stand in the text, counted from `begin`: half the size of offsets, for maps of millions.
-    keys: Vec<Range<u32>>,
+    /// Where its keys begin among those of all maps that are open: maps within it take theirs away again.
+    first: usize,
     rising: bool,
 }
 
+/// The keys of the maps that are open, outermost first. One list for all, so that a map costs no memory of its own.
+#[derive(Default)]
+pub(super) struct Keys {
+    /// Where they stand in the bytes of the state: half the size of offsets, for maps of millions.
+    places: Vec<Range<u32>>,
+}
+
 impl<'t, 'b> Entries<'t, 'b> {
+    #[inline]
     pub(super) fn open(text: &'t mut Text<'b>) -> Result<Self, Refusal> {
-        let begin = text.bytes.len();
+        let (begin, first) = (text.bytes.len(), text.keys.places.len());
         text.open(b"{")?;
-        Ok(Self { text, begin, keys: Vec::new(), rising: true })
+        Ok(Self { text, begin, first, rising: true })
     }
 
+    fn places(&self) -> &[Range<u32>] {
+        &self.text.keys.places[self.first..]
+    }
+
+    #[inline]
     fn key(&self, place: &Range<u32>) -> &[u8] {
-        &self.text.bytes[self.begin + place.start as usize..self.begin + place.end as usize]
+        &self.text.bytes[self.text.begin + place.start as usize..self.text.begin + place.end as usize]
     }
 
+    #[inline]
     fn offset(&self) -> u32 {
-        u32::try_from(self.text.bytes.len() - self.begin).expect("no state has 4 GiB")
+        u32::try_from(self.text.bytes.len() - self.text.begin).expect("no state has 4 GiB")
     }
 
     /// A key that stands there more than once.
     fn twice(&self) -> Option<&[u8]> {
-        if self.keys.len() <= KEYS_COMPARED_MAX {
-            let mut keys = self.keys.iter().enumerate();
-            return keys.find_map(|(count, place)| {
+        let places = self.places();
+        if places.len() <= KEYS_COMPARED_MAX {
+            return places.iter().enumerate().find_map(|(count, place)| {
                 let key = self.key(place);
-                self.keys[..count].iter().any(|before| self.key(before) == key).then_some(key)
+                places[..count].iter().any(|before| self.key(before) == key).then_some(key)
             });
         }
-        let mut seen = HashSet::with_capacity(self.keys.len());
-        self.keys.iter().map(|place| self.key(place)).find(|key| !seen.insert(*key))
+        // Numbers are sorted several times as fast as texts; texts decide only where the numbers are equal.
+        let mut keys: Vec<(u64, &[u8])> =
+            places.iter().map(|place| self.key(place)).map(|key| (print(key), key)).collect();
+        keys.sort_unstable();
+        keys.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].1)
     }
+}
+
+/// Mixes a text into a number. Nothing depends on how well, but the time to sort.
+fn print(text: &[u8]) -> u64 {
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+    text.chunks(8).fold(0, |print: u64, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        (print.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(ODD)
+    })
 }
 
 impl SerializeMap for Entries<'_, '_> {
@@ -58,15 +85,15 @@ impl SerializeMap for Entries<'_, '_> {
     type Error = Refusal;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Refusal> {
-        if !self.keys.is_empty() {
+        if !self.places().is_empty() {
             self.text.push(b",")?;
         }
         let begin = self.offset();
         key.serialize(Key { text: self.text })?;
         let place = begin..self.offset();
         self.rising =
-            self.rising && self.keys.last().is_none_or(|before| self.key(before) < self.key(&place));
-        self.keys.push(place);
+            self.rising && self.places().last().is_none_or(|before| self.key(before) < self.key(&place));
+        self.text.keys.places.push(place);
         self.text.push(b":")
     }
 
@@ -82,6 +109,7 @@ impl SerializeMap for Entries<'_, '_> {
             self.text.bytes.truncate(self.begin);
             return Err(Refusal::new(format!("two of its keys are {}", quoted(&key))));
         }
+        self.text.keys.places.truncate(self.first);
         self.text.close(b"}")
     }
 }

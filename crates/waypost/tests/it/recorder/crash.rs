@@ -236,6 +236,7 @@ passed_on! {
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> ();
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Trimmed;
     async fn delete(&self, run: &RunId) -> ();
+    async fn inspect(&self, run: Option<&RunId>) -> Vec<String>;
     async fn close(&self) -> ();
 }
 

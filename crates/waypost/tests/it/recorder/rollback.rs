@@ -272,6 +272,29 @@ async fn a_state_of_a_newer_schema_is_refused_and_an_older_one_keeps_its_number(
 }
 
 #[tokio::test]
+async fn an_older_state_is_migrated_when_it_is_gone_back_to() {
+    let rig = Rig::new();
+    let recorder = rig.create().await;
+    let a = step(&rig, &recorder, "a", 1).await;
+    recorder.close().await.unwrap();
+    let change = |state: &mut Value| {
+        state["unit"] = json!("m");
+        Ok(())
+    };
+    let migrations = waypost::schema::Migrations::builder().add(0, change).build().unwrap();
+    let options = rig.options().with_migrations(migrations);
+    let recorder = Recorder::open(rig.shared(), &run(), options).await.unwrap();
+
+    let state: Value = recorder.rollback_to_checkpoint(&a.reference()).await.unwrap();
+    let begun = recorder.begin_step(begin("b").state(&state)).await.unwrap();
+
+    assert_eq!(state, json!({ "n": 1, "unit": "m" }));
+    let schema = async |at: &CheckpointRef| recorder.get(at).await.unwrap().unwrap().schema();
+    assert_eq!(schema(&at(4)).await, Some(0), "the state that was restored is as it was written");
+    assert_eq!(schema(begun.since()).await, Some(1));
+}
+
+#[tokio::test]
 async fn paths_are_resolved_against_the_run_and_not_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> =

@@ -607,6 +607,7 @@ async fn what_cannot_be_written_is_refused_before_anything_is() {
 
     let errors = [
         recorder.begin_step(begin("b").state(&no_text)).await.unwrap_err(),
+        recorder.begin_step(begin("b").state(&[f64::NAN])).await.unwrap_err(),
         recorder.begin_step(begin("b").label("type", "mine")).await.unwrap_err(),
         recorder.begin_step(begin("b").label("k", &long)).await.unwrap_err(),
         recorder.begin_step(begin("b").label("", "v")).await.unwrap_err(),

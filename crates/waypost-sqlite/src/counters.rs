@@ -1,0 +1,185 @@
+//! What is kept beside the records although they say it too: where a branch ends, how many records and branches there are.
+//!
+//! These columns save reading records, and no digest covers them. So none of them decides alone: where a branch ends,
+//! its rows decide, and what `newest` says beyond them counts only as far as rows are really missed; an append that finds
+//! its branch to end elsewhere looks again and writes the right end. Everything else is compared with the records when
+//! somebody asks for that ([`findings`]), and mended when the run is taken up ([`mend`]).
+
+use rusqlite::Connection;
+
+use crate::fault::{Failure, Fault};
+use crate::read::View;
+use crate::rows::{Branch, int, is_in_quarantine, key, seq_of};
+
+/// Most records of a run that is counted anew whenever it is taken up: some milliseconds.
+const RECOUNT_MAX: i64 = 10_000;
+/// Branches read from the table at once.
+const BRANCHES_AT_ONCE: usize = 256;
+
+/// Records of branches that are not there; looks at one record a branch.
+const ORPHANS: &str = "WITH RECURSIVE ids (id) AS (
+         SELECT min(key) >> 32 FROM records
+         UNION ALL
+         SELECT (SELECT min(key) >> 32 FROM records WHERE key > ((ids.id << 32) | 4294967295))
+         FROM ids WHERE ids.id IS NOT NULL
+     ) SELECT 1 FROM ids WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM branches)";
+
+const COUNTED: &str = "SELECT count(*), ifnull(sum(length(header) + ifnull(length(body), 0)), 0)
+     FROM branches JOIN records ON key BETWEEN (branches.id << 32) AND ((branches.id << 32) | 4294967295)
+     WHERE branches.run = ?1";
+
+/// Lowers `newest` where it is beyond all rows by more than are missed.
+///
+/// That a row is missed, the run's count of all its records tells: `newest` alone, changed by one bit, would make
+/// millions of them.
+pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Result<Branch, Failure> {
+    let newest = key(branch.id, branch.newest);
+    let there = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([newest]);
+    match there.map_err(Fault::from) {
+        Ok(true) => return Ok(branch),
+        Ok(false) if is_in_quarantine(connection, newest)? => return Ok(branch),
+        Ok(false) => {}
+        Err(fault) if fault.is_corrupt() => return Ok(branch),
+        Err(fault) => return Err(fault.into()),
+    }
+    match lowered(connection, run, branch.clone()) {
+        // Pages are damaged; what is missed on them cannot be told from what never was.
+        Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Ok(branch),
+        lowered => lowered,
+    }
+}
+
+fn lowered(connection: &Connection, run: i64, mut branch: Branch) -> Result<Branch, Failure> {
+    let mut last = 0;
+    for table in ["records", "quarantine"] {
+        let sql = format!("SELECT max(key) FROM {table} WHERE key BETWEEN ?1 AND ?2");
+        let found: Option<i64> = connection
+            .prepare_cached(&sql)?
+            .query_row([key(branch.id, 0), key(branch.id, branch.newest)], |row| row.get(0))?;
+        last = last.max(found.map_or(0, seq_of));
+    }
+    let (counted, _) = counted(connection, run)?;
+    let expected: i64 = connection
+        .prepare_cached("SELECT checkpoints FROM runs WHERE id = ?1")?
+        .query_row([run], |row| row.get(0))?;
+    let missed = u64::try_from(expected - counted).unwrap_or(0);
+    branch.newest = branch.newest.min(last + missed);
+    Ok(branch)
+}
+
+/// Counts the records of a run, and their bytes.
+fn counted(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
+    Ok(connection.prepare_cached(COUNTED)?.query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
+}
+
+/// Returns how many records a run has, and their bytes, as kept.
+fn kept(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
+    Ok(connection
+        .prepare_cached("SELECT checkpoints, bytes FROM runs WHERE id = ?1")?
+        .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
+}
+
+/// Returns how many branches a run has opened, as kept, and how many there are.
+fn branch_counts(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT branches, (SELECT count(*) FROM branches WHERE run = ?1) FROM runs WHERE id = ?1",
+        )?
+        .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
+}
+
+/// Sees that no branch of a run has vanished: fewer are found than were opened, and there are records of none.
+pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
+    let (opened, found) = branch_counts(connection, run)?;
+    if opened <= found || !connection.prepare_cached(ORPHANS)?.exists([])? {
+        return Ok(());
+    }
+    Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
+}
+
+/// Says where the columns of a run contradict its records, one sentence each.
+pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> {
+    let kept = kept(view.connection, id)?;
+    let (checkpoints, bytes) = counted(view.connection, id)?;
+    let mut found = Vec::new();
+    let mut missed = 0;
+    each_branch(view.connection, id, |branch| {
+        let settled = branch.clone().settled(view.connection, id)?;
+        if settled.newest != branch.newest {
+            let (path, kept, newest) = (&branch.path, branch.newest, settled.newest);
+            found.push(format!(
+                "table `branches` says that {path} ends at {kept}, its records end at {newest}"
+            ));
+        }
+        missed += absent(view.connection, &settled)?;
+        Ok(())
+    })?;
+    if kept.0 != checkpoints + missed {
+        found.push(format!("table `runs` counts {} checkpoints, there are {}", kept.0, checkpoints + missed));
+    } else if missed == 0 && kept.1 != bytes {
+        found.push(format!("table `runs` counts {} bytes of records, there are {bytes}", kept.1));
+    }
+    let branches = branch_counts(view.connection, id)?;
+    if branches.0 != branches.1 {
+        found.push(format!("table `runs` counts {} branches, there are {}", branches.0, branches.1));
+    }
+    Ok(found)
+}
+
+/// Makes the counts of a run what its records say, where nothing of it is missed.
+pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
+    let (opened, found) = branch_counts(connection, id)?;
+    check_branches(connection, id)?;
+    if opened != found {
+        connection.prepare_cached("UPDATE runs SET branches = ?2 WHERE id = ?1")?.execute((id, found))?;
+    }
+    let kept = kept(connection, id)?;
+    if !(0..=RECOUNT_MAX).contains(&kept.0) && most(connection, id)? > RECOUNT_MAX {
+        return Ok(());
+    }
+    let counted = counted(connection, id)?;
+    if kept == counted {
+        return Ok(());
+    }
+    let mut missed = 0;
+    each_branch(connection, id, |branch| {
+        missed += absent(connection, &branch.settled(connection, id)?)?;
+        Ok(())
+    })?;
+    if missed == 0 {
+        connection
+            .prepare_cached("UPDATE runs SET checkpoints = ?2, bytes = ?3 WHERE id = ?1")?
+            .execute((id, counted.0, counted.1))?;
+    }
+    Ok(())
+}
+
+/// Says how many records a run has at most, by the ends of its branches.
+fn most(connection: &Connection, run: i64) -> Result<i64, Failure> {
+    let sql = "SELECT ifnull(sum(newest), 0) FROM branches WHERE run = ?1";
+    Ok(connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?)
+}
+
+/// Says how many records of a branch are neither there nor in quarantine.
+fn absent(connection: &Connection, branch: &Branch) -> Result<i64, Failure> {
+    let sql = "SELECT ?3 - (SELECT count(*) FROM records WHERE key BETWEEN ?1 AND ?2)
+         - (SELECT count(DISTINCT key) FROM quarantine WHERE key BETWEEN ?1 AND ?2
+            AND key NOT IN (SELECT key FROM records WHERE key BETWEEN ?1 AND ?2))";
+    let bounds = (key(branch.id, 1), key(branch.id, branch.newest), int(branch.newest));
+    let absent: i64 = connection.prepare_cached(sql)?.query_row(bounds, |row| row.get(0))?;
+    Ok(absent.max(0))
+}
+
+fn each_branch(
+    connection: &Connection,
+    run: i64,
+    mut with: impl FnMut(Branch) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut from = 0;
+    loop {
+        let branches = Branch::list(connection, run, from, BRANCHES_AT_ONCE)?;
+        let Some(last) = branches.last() else { return Ok(()) };
+        from = last.id + 1;
+        branches.into_iter().try_for_each(&mut with)?;
+    }
+}

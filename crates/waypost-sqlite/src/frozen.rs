@@ -1,0 +1,139 @@
+//! Run records, each kept twice: all that a run is depends on one, and it is never written again.
+//!
+//! The two stand in tables of their own, so on different pages. Whichever is sound is used; who takes the run up writes
+//! the other one anew from it, and moves what was there to quarantine.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use waypost::id::{BranchPath, Digest, RunId};
+use waypost::record::{Flaw, SealedRun};
+use waypost::store::{Damage, StoreError};
+
+use crate::fault::{Failure, Fault};
+use crate::header::{self, RUN_BYTES_MAX};
+use crate::open::Place;
+use crate::read::View;
+use crate::rows::time_text;
+use crate::schema;
+
+/// The tables that hold run records.
+const TABLES: [&str; 2] = ["frozen", "frozen_copies"];
+
+/// Writes a run record down.
+pub(crate) fn insert(
+    connection: &Connection,
+    place: &Place,
+    id: i64,
+    run: &SealedRun,
+) -> Result<(), Failure> {
+    let kept = header::pack(&mut place.frames.squeezer.lend(), run.bytes());
+    for table in TABLES {
+        connection.prepare_cached(&format!("INSERT INTO {table} VALUES (?1, ?2, ?3)"))?.execute(params![
+            id,
+            run.digest().as_bytes(),
+            kept
+        ])?;
+    }
+    Ok(())
+}
+
+/// A run record as it was found in each table.
+type Found = [Result<SealedRun, Flaw>; 2];
+
+impl View<'_> {
+    /// Returns the frozen record of a run, verified.
+    pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
+        let flaw = match found_in(*self, TABLES[0], id, run)? {
+            Ok(sealed) => return Ok(sealed),
+            Err(flaw) => flaw,
+        };
+        if let [_, Ok(sealed)] = found(*self, id, run)? {
+            return Ok(sealed);
+        }
+        let place = place_of(self.place, TABLES[0], id);
+        let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
+        Err(StoreError::of_damage(damage, None).into())
+    }
+
+    /// Says which of the two is damaged where the other is sound.
+    pub(crate) fn frozen_findings(&self, id: i64, run: &RunId) -> Result<Vec<String>, Failure> {
+        if schema::version(self.connection)? < schema::FIRST_WITH_COPIES {
+            return Ok(Vec::new());
+        }
+        Ok(match found(*self, id, run)? {
+            [Err(flaw), Ok(_)] => vec![finding(self.place, TABLES[0], id, &flaw)],
+            [Ok(_), Err(flaw)] => vec![finding(self.place, TABLES[1], id, &flaw)],
+            _ => Vec::new(),
+        })
+    }
+}
+
+/// Writes the one of the two that is damaged anew from the other.
+pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -> Result<(), Failure> {
+    let View { connection, place } = view;
+    let (table, flaw, sealed) = match found(view, id, run)? {
+        [Err(flaw), Ok(sealed)] => (TABLES[0], flaw, sealed),
+        [Ok(sealed), Err(flaw)] => (TABLES[1], flaw, sealed),
+        _ => return Ok(()),
+    };
+    // No record has key 0. What is on a page that cannot be read stays there.
+    let moved = format!(
+        "INSERT INTO quarantine SELECT NULL, ?1, 0, ?2, ?3, NULL, digest, record, NULL FROM {table} WHERE run = ?1"
+    );
+    let why = format!("the run record in table `{table}`: {flaw}");
+    connection.execute(&moved, params![id, why, time_text(now)])?;
+    connection.execute(
+        &format!(
+            "INSERT INTO {table} VALUES (?1, ?2, ?3)
+             ON CONFLICT (run) DO UPDATE SET digest = excluded.digest, record = excluded.record"
+        ),
+        params![
+            id,
+            sealed.digest().as_bytes(),
+            header::pack(&mut place.frames.squeezer.lend(), sealed.bytes())
+        ],
+    )?;
+    Ok(())
+}
+
+fn place_of(place: &Place, table: &str, id: i64) -> String {
+    format!("{}, table `{table}`, row {id}", place.file.display())
+}
+
+fn finding(place: &Place, table: &str, id: i64, flaw: &Flaw) -> String {
+    format!("one of the two run records is damaged ({}): {flaw}", place_of(place, table, id))
+}
+
+fn found(view: View<'_>, id: i64, run: &RunId) -> Result<Found, Failure> {
+    let first = found_in(view, TABLES[0], id, run)?;
+    let second = if schema::version(view.connection)? < schema::FIRST_WITH_COPIES {
+        first.clone()
+    } else {
+        found_in(view, TABLES[1], id, run)?
+    };
+    Ok([first, second])
+}
+
+fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<SealedRun, Flaw>, Failure> {
+    let columns = view
+        .connection
+        .prepare_cached(&format!("SELECT digest, record FROM {table} WHERE run = ?1"))?
+        .query_row([id], |row| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, Vec<u8>>(1)?)))
+        .optional();
+    Ok(match columns.map_err(Fault::from) {
+        Ok(Some((digest, kept))) => match open(view.place, digest, kept) {
+            Ok(sealed) if sealed.record().run != *run => {
+                Err(Flaw::Malformed(format!("it is that of run {}", sealed.record().run)))
+            }
+            opened => opened,
+        },
+        Ok(None) => Err(Flaw::Malformed("it is not there any more".to_owned())),
+        Err(fault) if fault.is_corrupt() => Err(Flaw::Malformed(fault.to_string())),
+        Err(fault) => return Err(fault.into()),
+    })
+}
+
+fn open(place: &Place, digest: [u8; 32], kept: Vec<u8>) -> Result<SealedRun, Flaw> {
+    let bytes =
+        header::unpack(&mut place.frames.squeezer.lend(), kept, RUN_BYTES_MAX).map_err(Flaw::Malformed)?;
+    SealedRun::open(Digest::from_bytes(digest), bytes)
+}

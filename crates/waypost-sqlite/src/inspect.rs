@@ -1,0 +1,70 @@
+//! What is wrong with the database beside its records.
+
+use rusqlite::Connection;
+use waypost::disk::RealDisk;
+use waypost::folder::has_told;
+use waypost::id::RunId;
+
+use crate::counters;
+use crate::fault::Failure;
+use crate::open::Place;
+use crate::read::View;
+use crate::rows::RunRow;
+
+/// Most findings of SQLite that are told: a damaged page has many, and each says the same.
+const FINDINGS_MAX: u32 = 10;
+
+/// Looks over what is kept of a run beside its records.
+pub(crate) fn run(view: View<'_>, run: &RunId) -> Result<Vec<String>, Failure> {
+    let id = RunRow::get(view.connection, view.place, run)?.id;
+    let mut found = view.frozen_findings(id, run)?;
+    found.extend(view.summary_finding(id)?);
+    match counters::findings(view, id) {
+        // The records that are on the damaged pages are told one by one.
+        Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
+        counted => found.extend(counted?),
+    }
+    Ok(found)
+}
+
+/// Lets SQLite compare all its pages and indexes, and looks for runs that it does not know.
+///
+/// Reads the whole file: about a second for each GiB that is in memory.
+pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<String>, Failure> {
+    let mut found = Vec::new();
+    match integrity(connection) {
+        Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
+        checked => found.extend(checked?),
+    }
+    for run in lost(connection, told_runs(place)) {
+        found.push(format!("run {run} has left its log, and the database does not know it"));
+    }
+    Ok(found)
+}
+
+fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
+    let mut statement = connection.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
+    let rows = statement.query_map([], |row| row.get::<_, String>(0))?;
+    let found: Vec<String> = rows.collect::<Result<_, _>>()?;
+    let lines = found.iter().flat_map(|text| text.lines());
+    Ok(lines.filter(|line| *line != "ok" && !line.is_empty()).map(str::to_owned).collect())
+}
+
+/// Returns the runs that have left their logs beside the database. Those that are not in it are lost, as long as this
+/// was asked before the database was: a run has its rows before it has a log.
+pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
+    let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
+    let named = |entry: std::fs::DirEntry| {
+        let run = RunId::new(entry.file_name().to_str()?).ok()?;
+        has_told(&RealDisk, &entry.path()).then_some(run)
+    };
+    let mut runs: Vec<RunId> = entries.filter_map(named).collect();
+    runs.sort_unstable();
+    runs
+}
+
+/// Keeps those that the database does not know. What is wrong with a row that cannot be read, others say; it is there.
+pub(crate) fn lost(connection: &Connection, mut told: Vec<RunId>) -> Vec<RunId> {
+    told.retain(|run| matches!(RunRow::find(connection, run), Ok(None)));
+    told
+}

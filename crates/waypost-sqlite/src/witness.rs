@@ -1,0 +1,140 @@
+//! What was acknowledged and is not there, as the log of a run tells, which stands outside the database.
+//!
+//! SQLite cuts its own log off, without a word, at the first frame whose checksum does not fit: one changed bit in it, or
+//! the log taken away, and commits that were acknowledged are gone, while all that is left is sound. The same goes for
+//! an older copy of the database in the place of the newer one. Nothing within the database can tell; `events.jsonl`
+//! can ([`Told`] argues why it is never ahead of what was on the disk).
+//!
+//! A record that is missed so is damage like any other, [`Flaw::Missing`]: it is listed by whoever reads heads or
+//! scans, nothing goes on past it unasked, and it is noted in quarantine once somebody has decided, so that its number
+//! is not given again. Where a run has durability `async`, a power cut may do the same, and that is foreseen: then it
+//! is told as damage that a resume gets over by itself, saying so.
+//!
+//! Only the end of the log is looked at, back to the first record that is there: what is lost is always an end.
+//! Branches that the database does not know are left out: what opened them is lost too, on a branch that it knows.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rusqlite::Connection;
+use waypost::disk::RealDisk;
+use waypost::folder::{Told, has_told};
+use waypost::id::{BranchPath, RunId};
+use waypost::record::{Durability, Flaw};
+use waypost::store::{Damage, StoreError};
+
+use crate::fault::Failure;
+use crate::open::Place;
+use crate::read::View;
+use crate::rows::Branch;
+
+/// What an `async` run says of a record that is not there.
+const NOT_YET_SYNCED: &str =
+    "it is not there; a run with durability `async` may lose its last moments when the power fails";
+
+/// Returns the folder of a run, beside the database.
+pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
+    place.home.join("runs").join(run.as_str())
+}
+
+/// Reads the end of the log of a run. To be called before the transaction that is compared with it begins.
+pub(crate) fn told(place: &Place, run: &RunId) -> Told<'static> {
+    Told::newest_first(&RealDisk, &folder_of(place, run), run)
+}
+
+/// Says that the database does not know a run; that it has lost it, if the run has left its log.
+pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
+    let folder = folder_of(place, run);
+    if !has_told(&RealDisk, &folder) {
+        return StoreError::no_run(&place.name, run);
+    }
+    let newest = told(place, run).find(|(branch, _)| branch.is_main());
+    let damage = Damage {
+        run: run.clone(),
+        branch: BranchPath::main(),
+        seq: newest.map_or(0, |(_, seq)| seq),
+        place: format!("{} tells of it", shown(&folder)),
+        flaw: Flaw::Missing,
+    };
+    StoreError::of_damage(damage, None)
+}
+
+fn shown(folder: &Path) -> String {
+    folder.join("events.jsonl").display().to_string()
+}
+
+/// How records of a branch come to be missed.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    flaw: Flaw,
+    place: String,
+}
+
+/// The newest record of each branch that is missed, if any is.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    newest: BTreeMap<BranchPath, u64>,
+    gone: Option<Arc<Gone>>,
+}
+
+impl Lost {
+    /// Compares what was told with what is there; `id` is the row of the run.
+    pub(crate) fn of(view: View<'_>, run: &RunId, id: i64, mut told: Told<'_>) -> Result<Self, Failure> {
+        let mut kept: BTreeMap<BranchPath, Option<u64>> = BTreeMap::new();
+        let mut lost = Self::default();
+        for (branch, seq) in told.by_ref() {
+            let newest = match kept.get(&branch) {
+                Some(newest) => *newest,
+                None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
+            };
+            match newest {
+                Some(newest) if seq <= newest => break,
+                Some(_) => {
+                    let told = lost.newest.entry(branch).or_default();
+                    *told = seq.max(*told);
+                }
+                None => {}
+            }
+        }
+        if !lost.newest.is_empty() {
+            let durability = view.frozen(id, run).map_or(Durability::Sync, |run| run.record().durability);
+            let flaw = match durability {
+                Durability::Sync => Flaw::Missing,
+                Durability::Async => Flaw::Malformed(NOT_YET_SYNCED.to_owned()),
+            };
+            let place = format!("{} tells of it", told.path().display());
+            lost.gone = Some(Arc::new(Gone { flaw, place }));
+        }
+        Ok(lost)
+    }
+
+    /// Says whether nothing is missed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.newest.is_empty()
+    }
+
+    /// Makes a branch as long as it was told to be.
+    pub(crate) fn extend(&self, mut branch: Branch) -> Branch {
+        if let Some((told, gone)) = self.newest.get(&branch.path).zip(self.gone.as_ref())
+            && *told > branch.newest
+        {
+            branch.gone = Some((branch.newest, Arc::clone(gone)));
+            branch.newest = *told;
+        }
+        branch
+    }
+}
+
+fn newest_of(connection: &Connection, id: i64, path: &BranchPath) -> Result<Option<u64>, Failure> {
+    let Some(branch) = Branch::find(connection, id, path)? else { return Ok(None) };
+    Ok(Some(branch.settled(connection, id)?.newest))
+}
+
+impl Branch {
+    /// Says what is wrong with a record that has no row, and where one sees it, if the log tells of it.
+    pub(crate) fn gone(&self, seq: u64) -> Option<(Flaw, String)> {
+        let (above, gone) = self.gone.as_ref()?;
+        (seq > *above).then(|| (gone.flaw.clone(), gone.place.clone()))
+    }
+}

@@ -1,0 +1,98 @@
+//! `run.json`, which is kept twice: all that a run is depends on it, and it is never written again.
+//!
+//! Both files are made before the run has its name, so both are there or none is. Whichever is sound is used; who takes
+//! the run up writes the other one anew from it, and keeps what was there in quarantine.
+
+use std::io;
+
+use crate::disk::Disk;
+use crate::folder::create_temp;
+use crate::id::RunId;
+use crate::record::{Flaw, SealedRun};
+use crate::store::StoreError;
+
+use super::format::{self, FILE_BYTES_MAX};
+use super::paths::{RUN_COPY_FILE, RUN_FILE, RunPaths};
+use super::read::read_error;
+use super::write::Writer;
+
+/// A run's ordinal, and its frozen record or why that may not be used.
+pub(super) type FoundRun = (u64, Result<SealedRun, Flaw>);
+
+/// Reads the run record: the run's ordinal, 0 if it cannot be told, and its frozen record, or why that may not be used.
+/// `None` if there is no such file.
+pub(super) fn read_run(
+    disk: &dyn Disk,
+    run: &RunId,
+    paths: &RunPaths,
+) -> Result<Option<FoundRun>, StoreError> {
+    let flaw = match read(disk, run, paths, RUN_FILE)? {
+        Some(Ok((ordinal, sealed))) => return Ok(Some((ordinal, Ok(sealed)))),
+        Some(Err(flaw)) => Some(flaw),
+        None => None,
+    };
+    Ok(match (read(disk, run, paths, RUN_COPY_FILE)?, flaw) {
+        (Some(Ok((ordinal, sealed))), _) => Some((ordinal, Ok(sealed))),
+        (_, Some(flaw)) => Some((0, Err(flaw))),
+        (Some(Err(_)), None) => Some((0, Err(Flaw::Missing))),
+        (None, None) => None,
+    })
+}
+
+/// Says which of the two files is damaged where the other is sound.
+pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Vec<String>, StoreError> {
+    let said =
+        |name: &str, flaw: &Flaw| vec![format!("one of the two run records is damaged ({name}): {flaw}")];
+    Ok(match flawed(disk, run, paths)? {
+        Some((name, flaw, _)) => said(name, &flaw),
+        None => Vec::new(),
+    })
+}
+
+/// Returns the one of the two files that is not sound, why, and the text of the other.
+fn flawed(
+    disk: &dyn Disk,
+    run: &RunId,
+    paths: &RunPaths,
+) -> Result<Option<(&'static str, Flaw, Vec<u8>)>, StoreError> {
+    let found = |name| read(disk, run, paths, name).map(|found| found.unwrap_or(Err(Flaw::Missing)));
+    let text = |(ordinal, sealed): &(u64, SealedRun)| format::seal_run(sealed, *ordinal);
+    Ok(match (found(RUN_FILE)?, found(RUN_COPY_FILE)?) {
+        (Err(flaw), Ok(sound)) => Some((RUN_FILE, flaw, text(&sound))),
+        (Ok(sound), Err(flaw)) => Some((RUN_COPY_FILE, flaw, text(&sound))),
+        _ => None,
+    })
+}
+
+type Read = Result<(u64, SealedRun), Flaw>;
+
+fn read(disk: &dyn Disk, run: &RunId, paths: &RunPaths, name: &str) -> Result<Option<Read>, StoreError> {
+    let path = paths.root.join(name);
+    match disk.read(&path, FILE_BYTES_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(read_error(&path, source)),
+        Ok(text) => Ok(Some(format::open_run(run, &text))),
+    }
+}
+
+impl Writer {
+    /// Writes the one of the two files that is damaged anew from the other.
+    pub(super) fn mend_run_record(&mut self) -> Result<(), StoreError> {
+        let disk = self.disk.clone();
+        let Some((name, flaw, text)) = flawed(disk.as_ref(), &self.run, &self.paths)? else { return Ok(()) };
+        if flaw != Flaw::Missing {
+            self.copy_aside(name);
+        }
+        let (root, path) = (self.paths.root.clone(), self.paths.root.join(name));
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let (temp, mut file) = create_temp(disk.as_ref(), &root).map_err(failed)?;
+        let placed = self
+            .fill(file.as_mut(), &temp, &text, true)
+            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
+        if let Err(error) = placed {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))
+    }
+}

@@ -1,0 +1,606 @@
+//! Branches that fail, wait, are damaged or left behind: what of them is recorded, what counts, and what runs again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use waypost::engine::{RunError, StopHandle, StopLevel};
+use waypost::graph::{Builder, Fork, ItemEnds};
+use waypost::memory::Part;
+use waypost::record::{End, RunStatus};
+use waypost::store::{Signal, SignalKind, Store as _, StoreError};
+use waypost::{Context, END, Graph, Retry, StepError};
+
+use crate::faulty::{World, run_id};
+use crate::play::{Notes, Stage};
+
+/// A fork of `x` and `y` in branch `p` of a fork of `p` and `q`; the outer one collects.
+fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "x", "y", "q"]);
+    let builder = inner(builder.fork("p", ["x", "y"])).join("inner", stage.merge());
+    let builder = builder.fork("plan", ["p", "q"]).collect().join("outer", stage.merge());
+    builder.build().unwrap()
+}
+
+// A branch that ended since one below it failed was let go together with that one, which was then looked for: a panic
+// in the middle of a commit that had been acknowledged. What was in flight below was dropped without a word.
+#[tokio::test]
+async fn a_failure_in_a_fork_of_a_collecting_fork_ends_only_its_branch() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = nested(&stage, |fork| fork);
+        stage.fail("x", 1);
+        stage.hang("y");
+
+        let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+        assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+        assert_eq!(outcome.state.done, ["plan", "p=!branch `plan:p/p:x` failed: x is broken", "q=q"]);
+        assert_eq!(stage.said_sorted(), ["outer", "p", "plan", "q", "x", "y"]);
+        assert_eq!(world.end_of("plan:p/p:x").await, Some(End::Failed));
+        assert_eq!(world.end_of("plan:p/p:y").await, Some(End::Cancelled));
+        assert_eq!(world.end_of("plan:p").await, Some(End::Failed));
+        world.reopen();
+        assert!(world.engine.resume(&graph, "r").await.unwrap().idle);
+    }
+}
+
+#[tokio::test]
+async fn a_question_below_a_branch_that_failed_is_withdrawn() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "x", "q"]).step("y", stage.ask());
+    let builder = builder.fork("p", ["x", "y"]).join("inner", stage.merge());
+    let graph = builder.fork("plan", ["p", "q"]).collect().join("outer", stage.merge()).build().unwrap();
+    stage.fail("x", 1);
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+    assert!(outcome.waiting.is_empty(), "{:?}", outcome.waiting);
+    assert!(world.engine.waiting(&run_id()).await.unwrap().is_empty());
+}
+
+/// `plan`, then `a`, which asks, beside `b`; then `merge`.
+fn asks_beside(stage: &Stage) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("ask"), &["plan", "b"]).step("a", stage.ask());
+    builder.fork("plan", ["a", "b"]).join("merge", stage.merge()).build().unwrap()
+}
+
+// An answer to a question that was withdrawn was refused as if somebody had answered it before.
+#[tokio::test]
+async fn fail_fast_withdraws_a_question_and_a_resume_asks_again() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let graph = asks_beside(&stage);
+    stage.hang("b");
+    let stop = StopHandle::default();
+    let run = world.engine.run(&graph, "r", Notes::default()).stop_handle(&stop);
+    let asked = async {
+        loop {
+            match world.engine.waiting(&run_id()).await {
+                Ok(waiting) if !waiting.is_empty() => break waiting,
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let (stopped, waiting) = tokio::join!(run, async {
+        let waiting = asked.await;
+        stop.stop(StopLevel::Graceful, "test");
+        waiting
+    });
+    assert_eq!(stopped.unwrap().status, RunStatus::Interrupted);
+    stage.let_go();
+    stage.fail("b", 1);
+    let failed = world.engine.resume(&graph, "r").await.unwrap();
+    assert_eq!(failed.status, RunStatus::Failed);
+    let id = &waiting[0].wait.id;
+
+    let late = world.engine.answer("r", id, json!("yes")).await.unwrap_err();
+    assert!(matches!(late, RunError::NoSuchWait { .. }), "{late}");
+    let again = world.engine.resume(&graph, "r").await.unwrap();
+    assert_eq!((again.status, &again.waiting[0].wait.id), (RunStatus::Waiting, id));
+    world.engine.answer("r", id, json!("yes")).await.unwrap();
+    let second = world.engine.answer("r", id, json!("no")).await.unwrap_err();
+    assert!(matches!(second, RunError::Answered { .. }), "{second}");
+    let end = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(end.state.done, ["plan", "a=a:yes", "b=b"]);
+    let after = world.engine.answer("r", id, json!("no")).await.unwrap_err();
+    assert!(matches!(after, RunError::Answered { .. }), "{after}");
+}
+
+fn squares(
+    stage: &Stage,
+    count: u32,
+    set: impl Fn(waypost::graph::Each<Notes, u32, u32>) -> waypost::graph::Each<Notes, u32, u32>,
+) -> Builder<Notes> {
+    let work = stage.clone();
+    let each = Graph::builder("each").each(
+        "square",
+        move |_: &Notes| (0..count).collect(),
+        |n: &u32| format!("n{n}"),
+        move |n: u32, _| {
+            let stage = work.clone();
+            async move {
+                stage.pass(&format!("n{n}")).await?;
+                Ok::<_, StepError>(n * n)
+            }
+        },
+    );
+    let stage = stage.clone();
+    set(each).join(move |mut state: Notes, mut ends: ItemEnds<u32, u32>, _| {
+        let stage = stage.clone();
+        async move {
+            stage.pass("join").await?;
+            while let Some(end) = ends.next().await? {
+                let told =
+                    end.result.map_or_else(|failure| format!("!{}", failure.error[0]), |n| n.to_string());
+                state.done.push(told);
+            }
+            Ok::<_, StepError>(state)
+        }
+    })
+}
+
+// Only the main branch was asked about: an item that must not be repeated ran again after a crash in it.
+#[tokio::test]
+async fn an_item_that_was_cut_and_must_not_be_repeated_is_in_doubt() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = squares(&stage, 3, |each| each.max_parallel(1).not_idempotent()).build().unwrap();
+        stage
+            .crash(&mut world, "n1", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+
+        let refused = world.engine.resume(&graph, "r").await.unwrap_err();
+
+        let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+        assert_eq!((questions[0].branch.to_string(), questions.len()), ("square:n1".to_owned(), 1));
+        assert!(stage.said().is_empty());
+        // Whoever goes on from a checkpoint has decided.
+        let at = world.engine.waiting(&run_id()).await.map(|_| ());
+        at.unwrap();
+        let newest = world.records().await.iter().filter(|line| line.starts_with("main@")).count() as u64;
+        let outcome = world.engine.resume(&graph, "r").from_checkpoint(newest).await.unwrap();
+        assert_eq!(outcome.state.done, ["0", "1", "4"]);
+        assert_eq!(stage.said(), ["n1", "n2", "join"]);
+    }
+}
+
+#[tokio::test]
+async fn a_join_that_fails_is_tried_again_and_its_branches_are_not() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = squares(&stage, 2, |each| each).retry(Retry::fixed(1, Duration::ZERO)).build().unwrap();
+        stage.fail("join", 2);
+
+        let failed = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        world.reopen();
+        assert_eq!((failed.status, stage.said_sorted().len()), (RunStatus::Failed, 4));
+        stage
+            .crash(&mut world, "join", async |world| world.engine.resume(&graph, "r").into_future().await)
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["0", "1"]);
+        assert_eq!(stage.said(), ["join", "join"]);
+    }
+}
+
+// The end of a branch was lost to damage after its siblings had been joined: the join started all the same, and read a
+// branch that had not ended.
+#[tokio::test]
+async fn a_branch_whose_end_is_damaged_goes_on_before_its_join_starts_again() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    stage
+        .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+        .await;
+    stage.said();
+    world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 3, Part::Header);
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(outcome.repaired.len(), 1);
+    assert_eq!(stage.said(), ["a2", "merge", "after"]);
+    assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+}
+
+#[tokio::test]
+async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
+    for part in [Part::Header, Part::Body] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 2, part);
+
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(stage.said(), ["a", "a2", "a2", "merge", "after"], "{part:?}");
+        assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+    }
+}
+
+// The record of the main branch that opened the fork was damaged: the step before it ran again, and its branches were
+// opened as if there were none, which the store refused for good.
+#[tokio::test]
+async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
+    for seqs in [&[2][..], &[3], &[2, 3]] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        let main = world.records().await.iter().filter(|line| line.starts_with("main@")).count() as u64;
+        for seq in seqs.iter().filter(|seq| **seq <= main) {
+            world.below().damage(&run_id(), &"main".parse().unwrap(), *seq, Part::Header);
+        }
+
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"], "{seqs:?}");
+        let said = stage.said();
+        assert_eq!(said.iter().filter(|said| *said == "merge").count(), 1, "{seqs:?}: {said:?}");
+    }
+}
+
+// As above, with the record that says how many pages are open: what had ended on a later page was opened again.
+#[tokio::test]
+async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = squares(&stage, 2_100, |each| each).build().unwrap();
+    stage
+        .crash(&mut world, "n1500", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+        .await;
+    let before = stage.said();
+    let main: Vec<_> = world.records().await.into_iter().filter(|line| line.starts_with("main@")).collect();
+    assert!(main.last().unwrap().contains("progress"), "{main:?}");
+    world.below().damage(&run_id(), &"main".parse().unwrap(), main.len() as u64, Part::Header);
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    let after = stage.said();
+    let again: Vec<_> = after.iter().filter(|said| before.contains(said)).collect();
+    assert!(again.len() <= 8, "only what was cut: {again:?}");
+    assert_eq!(outcome.state.done.len(), 2_100);
+    assert_eq!(before.len() + after.len() - again.len(), 2_101);
+}
+
+#[tokio::test]
+async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_back() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    stage.crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 1, Part::Header);
+    stage.said();
+
+    let refused = world.engine.resume(&graph, "r").await.unwrap_err();
+    assert!(matches!(refused, RunError::Store(StoreError::Damaged { older: None, .. })), "{refused}");
+    assert!(refused.to_string().contains("plan:a"), "{refused}");
+    assert!(stage.said().is_empty());
+    let outcome = world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
+
+    assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+}
+
+#[tokio::test]
+async fn frozen_items_that_are_missing_or_altered_are_never_another_list() {
+    for altered in [None, Some("n2"), Some("n")] {
+        let mut world = World::folder();
+        let stage = Stage::default();
+        let graph = squares(&stage, 3, |each| each.max_parallel(1)).build().unwrap();
+        stage
+            .crash(&mut world, "n1", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        let found = find_items(world.path()).expect("the items are frozen in a file");
+        match altered {
+            None => std::fs::remove_file(&found).unwrap(),
+            Some(text) => {
+                let items = std::fs::read_to_string(&found).unwrap();
+                std::fs::write(&found, items.replacen(text, "x", 1)).unwrap();
+            }
+        }
+
+        let refused = world.engine.resume(&graph, "r").await.unwrap_err().to_string();
+
+        assert!(refused.contains("frozen items") && refused.contains("not what was frozen"), "{refused}");
+        assert!(stage.said().is_empty());
+    }
+}
+
+fn find_items(folder: &std::path::Path) -> Option<std::path::PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find_map(|path| {
+        let named = path.to_string_lossy().contains("items") && path.is_file();
+        if named { Some(path) } else { path.is_dir().then(|| find_items(&path)).flatten() }
+    })
+}
+
+#[tokio::test]
+async fn an_item_that_cannot_be_read_back_fails_before_any_of_its_page_begins() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let work = stage.clone();
+    let graph = Graph::builder("nan")
+        .each(
+            "each",
+            |_: &Notes| vec![1.0, f64::NAN],
+            |n: &f64| format!("n{n}"),
+            move |n: f64, _| {
+                work.say("work");
+                async move { Ok::<_, StepError>(n) }
+            },
+        )
+        .join(|state: Notes, _: ItemEnds<f64, f64>, _| async move { Ok::<_, StepError>(state) })
+        .build()
+        .unwrap();
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Failed);
+    assert!(outcome.failed.unwrap().1.error[0].contains("`nNaN`"));
+    assert!(stage.said().is_empty());
+    assert!(world.records().await.iter().all(|line| line.starts_with("main@")));
+    assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Failed);
+}
+
+// A second pass through a fork has branches that are there already.
+#[tokio::test]
+async fn a_fork_in_a_loop_opens_its_branches_anew_in_each_pass() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let builder = stage.steps(Graph::builder("loop"), &["plan", "a", "b"]);
+        let builder = builder.fork("plan", ["a", "b"]).join("merge", stage.merge());
+        let graph = builder
+            .route("merge", ["plan", END], |state| if state.done.len() < 9 { "plan" } else { END })
+            .build()
+            .unwrap();
+        stage
+            .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        let passes = ["plan", "a=a", "b=b"].repeat(3);
+        let mut said = stage.said();
+        for at in ["plan", "b", "merge", "a"] {
+            stage
+                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
+                .await;
+            said.extend(stage.said());
+        }
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        said.extend(stage.said());
+
+        assert_eq!(outcome.state.done, passes);
+        for (name, cut) in [("plan", 1), ("a", 1), ("b", 1), ("merge", 2)] {
+            let count = said.iter().filter(|said| *said == name).count();
+            assert_eq!(count, 3 + cut, "{name}: {said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_in_each_survives_crashes_at_both_levels() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let inner = squares(&stage, 3, |each| each.max_parallel(2)).build().unwrap();
+        let work = stage.clone();
+        let builder = Graph::builder("outer").each(
+            "file",
+            |_: &Notes| vec!["x".to_owned(), "y".to_owned()],
+            |name: &String| name.clone(),
+            move |name: String, _| {
+                let stage = work.clone();
+                async move {
+                    stage.pass(&name).await?;
+                    Ok::<_, StepError>(name)
+                }
+            },
+        );
+        let builder = builder.join(|mut state: Notes, mut ends: ItemEnds<String, String>, _| async move {
+            while let Some(end) = ends.next().await? {
+                state.done.extend(end.result.ok());
+            }
+            Ok::<_, StepError>(state)
+        });
+        let graph = builder
+            .step("split", stage.note())
+            .subgraph("one", &inner, |_| Notes::default(), |state, inner| state.done.extend(inner.done))
+            .subgraph("two", &inner, |_| Notes::default(), |state, inner| state.done.extend(inner.done))
+            .fork("split", ["one", "two"])
+            .join("merge", stage.merge())
+            .edge("file", "split")
+            .build()
+            .unwrap();
+        stage
+            .crash(&mut world, "y", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        let mut said = stage.said();
+        for at in ["n0", "join", "merge"] {
+            stage
+                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
+                .await;
+            said.extend(stage.said());
+        }
+
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["x", "y", "split", "one=0+1+4", "two=0+1+4"]);
+        said.extend(stage.said());
+        for name in ["n0", "n1", "n2"] {
+            let count = said.iter().filter(|said| *said == name).count();
+            assert!((2..=6).contains(&count), "{name} in {said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_step_limit_of_a_branch_ends_that_branch() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let builder = stage.steps(Graph::builder("limit"), &["plan", "a", "b"]);
+    let builder = builder.route("a", ["a", "merge"], |_: &Notes| "a");
+    let graph = builder.fork("plan", ["a", "b"]).collect().join("merge", stage.merge()).build().unwrap();
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).step_limit(4).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+    assert!(outcome.state.done[1].starts_with("a=!the step limit of 4 is reached"), "{:?}", outcome.state);
+    assert_eq!(stage.said().iter().filter(|said| *said == "a").count(), 4);
+}
+
+#[tokio::test]
+async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let graph = stage
+        .steps(Graph::builder("panic"), &["plan", "b"])
+        // Before it gives a future, which nothing guarded.
+        .step("a", |state: Notes, _: Context| {
+            let first = state.done[7].clone();
+            async move { Ok::<_, StepError>(state.and(first)) }
+        })
+        .step("slow", stage.note())
+        .timeout(Duration::from_millis(1))
+        .fork("plan", ["a", "slow", "b"])
+        .collect()
+        .join("merge", stage.merge())
+        .route("merge", ["plan"], |_| if true { panic!("no way") } else { "plan" })
+        .build();
+    assert!(graph.is_err(), "a loop without an end is refused");
+    let graph = stage
+        .steps(Graph::builder("panic"), &["plan", "b"])
+        .step("a", |state: Notes, _: Context| {
+            let first = state.done[7].clone();
+            async move { Ok::<_, StepError>(state.and(first)) }
+        })
+        .step("slow", stage.note())
+        .timeout(Duration::from_millis(1))
+        .fork("plan", ["a", "slow", "b"])
+        .collect()
+        .join("merge", stage.merge())
+        .route("merge", ["plan", END], |state| if state.done.len() > 2 { panic!("no way") } else { "plan" })
+        .build()
+        .unwrap();
+    stage.hang("slow");
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Failed);
+    let (step, failure) = outcome.failed.unwrap();
+    assert_eq!((step.as_str(), failure.error[0].as_str()), ("merge", "the step panicked: no way"));
+    let ends = ["plan:a", "plan:b", "plan:slow"];
+    for (branch, expect) in ends.into_iter().zip([End::Failed, End::Completed, End::Failed]) {
+        assert_eq!(world.end_of(branch).await, Some(expect), "{branch}");
+    }
+}
+
+// Answers to several waiting branches made all of them work at once.
+#[tokio::test]
+async fn branches_that_were_answered_go_on_no_more_at_once_than_allowed() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let (active, highest) = (Arc::new(std::sync::atomic::AtomicUsize::new(0)), Arc::default());
+    let (counted, most): (_, Arc<std::sync::atomic::AtomicUsize>) = (active.clone(), highest);
+    let seen = most.clone();
+    let work = move |n: u32, context: Context| {
+        let (counted, most) = (counted.clone(), most.clone());
+        async move {
+            let _: bool = context.interrupt("go", n).await?;
+            let now = counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            most.fetch_max(now, std::sync::atomic::Ordering::SeqCst);
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            counted.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+            Ok::<_, StepError>(n)
+        }
+    };
+    let graph = Graph::builder("ask")
+        .each("ask", |_: &Notes| (0..5).collect(), |n: &u32| format!("n{n}"), work)
+        .max_parallel(1)
+        .join(|state: Notes, _: ItemEnds<u32, u32>, _| async move { Ok::<_, StepError>(state.and("done")) })
+        .build()
+        .unwrap();
+    let waiting = world.engine.run(&graph, "r", Notes::default()).await.unwrap().waiting;
+    assert_eq!(waiting.len(), 5);
+    for waiting in &waiting {
+        world.engine.answer("r", &waiting.wait.id, json!(true)).await.unwrap();
+    }
+    world.reopen();
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!((outcome.status, outcome.state.done), (RunStatus::Completed, vec!["done".to_owned()]));
+    assert_eq!(seen.load(std::sync::atomic::Ordering::SeqCst), 1);
+    drop((stage, active));
+}
+
+// Steps that end at once kept the session from its other work: a stop that was asked for in the store was not seen.
+#[tokio::test]
+async fn a_loop_of_steps_that_never_wait_sees_a_request_to_stop() {
+    let world = World::memory();
+    let graph = Graph::builder("busy")
+        .step("a", |n: u64, _| async move { Ok::<_, StepError>(n + 1) })
+        .route("a", ["a", END], |_: &u64| "a")
+        .build()
+        .unwrap();
+    let stop = async {
+        while world.store.writes() < 50 {
+            tokio::task::yield_now().await;
+        }
+        let created_at = "2026-11-21T12:00:00Z".parse().unwrap();
+        let kind = SignalKind::Stop;
+        let signal =
+            Signal { id: "s".to_owned(), kind, branch: None, sender: "a person".to_owned(), created_at };
+        world.store.signal(&run_id(), &signal).await.unwrap();
+    };
+
+    let (outcome, ()) = tokio::join!(world.engine.run(&graph, "r", 0).into_future(), stop);
+
+    let outcome = outcome.unwrap();
+    assert_eq!((outcome.status, outcome.stopped_by.as_deref()), (RunStatus::Interrupted, Some("a person")));
+}
+
+#[tokio::test]
+async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    stage.crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    stage.said();
+    let names = ["plan", "a", "b", "merge", "after"];
+    let plain = stage.steps(Graph::builder("fork"), &names);
+    let plain = plain.edge("plan", "a").edge("a", "b").edge("b", "merge").edge("merge", "after");
+    let more = stage.steps(Graph::builder("fork"), &["plan", "a", "a2", "b", "c"]).edge("a", "a2");
+    let more = more.fork("plan", ["a", "b", "c"]).join("merge", stage.merge());
+    let more = more.step("after", stage.note()).edge("merge", "after");
+    let less = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
+    let less = less.fork("plan", ["a", "b"]).join("merge", stage.merge());
+    let less = less.step("after", stage.note()).edge("merge", "after");
+
+    for other in [plain, more, less] {
+        let other = other.build().unwrap();
+        let adopt = world.engine.resume(&other, "r").on_change(waypost::engine::OnChange::Adopt);
+        let refused = adopt.await.unwrap_err();
+        assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
+    }
+
+    assert!(stage.said().is_empty());
+    assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
+}

@@ -1,0 +1,119 @@
+//! A run that version 1 of the format left behind, kept for ever: whatever becomes of the code, it is read and gone on
+//! with. The files were written by the file store of the first version, from the graph below, which was killed while
+//! branch `b` ran; they are never to be changed. A new format gets a folder of its own beside this one.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use waypost::engine::Engine;
+use waypost::file::FileStore;
+use waypost::graph::Branches;
+use waypost::record::RunStatus;
+use waypost::store::{Scan, Store as _};
+use waypost::{Context, Graph, RunId, StepError};
+
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+struct Trip {
+    places: Vec<String>,
+    budget: Option<f64>,
+}
+
+fn graph() -> Graph<Trip> {
+    let visit = |mut state: Trip, context: Context| async move {
+        let place: String =
+            context.once("where", async { Ok::<_, StepError>(format!("{}!", context.step())) }).await?;
+        context.emit("visited", json!({ "place": place }));
+        state.places.push(place);
+        Ok::<_, StepError>(state)
+    };
+    Graph::builder("trip")
+        .step("plan", |mut state: Trip, context: Context| async move {
+            context.report("A plan was made.");
+            state.budget = Some(0.1);
+            Ok::<_, StepError>(state)
+        })
+        .step("a", visit)
+        .step("b", visit)
+        .fork("plan", ["a", "b"])
+        .join("home", |mut state: Trip, branches: Branches<Trip>, _| async move {
+            for branch in branches {
+                state.places.extend(branch.result.map(|trip| trip.places).unwrap_or_default());
+            }
+            Ok::<_, StepError>(state)
+        })
+        .build()
+        .unwrap()
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), &target).unwrap();
+        }
+    }
+}
+
+fn fixture() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/format-1")
+}
+
+#[tokio::test]
+async fn a_run_of_format_1_is_read_to_the_byte_and_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixture(), folder.path());
+    let store = Arc::new(FileStore::open(folder.path()).unwrap());
+    let run = RunId::new("frozen").unwrap();
+
+    let records = store.scan(&Scan::of(&run)).await.unwrap();
+    let listed: Vec<_> = records
+        .records
+        .iter()
+        .map(|r| format!("{} {} {}", r.header().reference(), r.header().phase.name(), r.digest()))
+        .collect();
+    let outcome = Engine::new(store).resume(&graph(), "frozen").await.unwrap();
+
+    assert!(records.damaged.is_empty());
+    insta::assert_snapshot!(listed.join("\n"));
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(outcome.state, Trip { places: vec!["a!".into(), "b!".into()], budget: Some(0.1) });
+}
+
+#[tokio::test]
+async fn generate_me() {
+    let folder = Path::new("/tmp/frozen-gen");
+    let _ = fs::remove_dir_all(folder);
+    let store = Arc::new(FileStore::open(folder).unwrap());
+    let hang = |state: Trip, context: Context| async move {
+        let _: String =
+            context.once("where", async { Ok::<_, StepError>(format!("{}!", context.step())) }).await?;
+        if context.step().as_str() == "b" {
+            std::future::pending::<()>().await;
+        }
+        let mut state = state;
+        state.places.push("a!".into());
+        Ok::<_, StepError>(state)
+    };
+    let g = Graph::builder("trip")
+        .step("plan", |mut state: Trip, context: Context| async move {
+            context.report("A plan was made.");
+            state.budget = Some(0.1);
+            Ok::<_, StepError>(state)
+        })
+        .step("a", hang)
+        .step("b", hang)
+        .fork("plan", ["a", "b"])
+        .join("home", |state: Trip, _: Branches<Trip>, _| async move { Ok::<_, StepError>(state) })
+        .build()
+        .unwrap();
+    let engine = Engine::new(store.clone());
+    let run = async { engine.run(&g, "frozen", Trip::default()).label("kind", "fixture").await };
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(2), run).await;
+}

@@ -1,0 +1,81 @@
+//! The code of docs/guide/asking-a-person.md.
+
+use std::sync::Arc;
+
+use waypost::memory::MemoryStore;
+use waypost::{Context, Engine};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use waypost::record::RunStatus;
+use waypost::{Graph, RunError, RunId, StepError};
+
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Letter {
+    text: String,
+    sent: bool,
+}
+
+async fn draft(mut letter: Letter, _: Context) -> Result<Letter, StepError> {
+    letter.text = "Dear all".to_owned();
+    Ok(letter)
+}
+
+async fn send(mut letter: Letter, context: Context) -> Result<Letter, StepError> {
+    let may: bool = context.interrupt("may-send", json!({ "text": letter.text })).await?;
+    letter.sent = may;
+    Ok(letter)
+}
+
+fn letter() -> Graph<Letter> {
+    Graph::<Letter>::builder("letter")
+        .step("draft", draft)
+        .step("send", send)
+        .edge("draft", "send")
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_question_waits_for_its_answer() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+
+    let outcome = engine.run(&letter(), "r", Letter::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Waiting);
+    let question = &outcome.waiting[0];
+    assert_eq!(question.step.as_str(), "send");
+    assert_eq!(question.wait.question, Some(json!({ "text": "Dear all" })));
+
+    let run = RunId::new("r").unwrap();
+    let question = engine.waiting(&run).await.unwrap().remove(0);
+    engine.answer("r", &question.wait.id, json!(true)).await.unwrap();
+
+    let outcome = engine.resume(&letter(), "r").await.unwrap();
+    assert!(outcome.state.sent);
+
+    let again = engine.answer("r", &question.wait.id, json!(false)).await;
+    assert!(matches!(again, Err(RunError::Answered { .. })));
+    let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
+    assert_eq!(nobody.to_string(), "run r does not wait for an answer `c0ffee`; it waits for nothing");
+}
+
+#[tokio::test]
+async fn a_run_can_be_held_around_any_step() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let graph = Graph::<Letter>::builder("letter")
+        .step("draft", draft)
+        .step("post", |letter: Letter, _| async move { Ok::<_, StepError>(letter) })
+        .edge("draft", "post")
+        .build()
+        .unwrap();
+
+    let outcome = engine.run(&graph, "r", Letter::default()).interrupt_before(["post"]).await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Interrupted);
+
+    // Somebody reads the draft, and mends it. `post` is not held a second time.
+    let resume = engine.resume(&graph, "r").edit_state(|letter| letter.text += ",\nit is done.");
+    let outcome = resume.await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(outcome.state.text, "Dear all,\nit is done.");
+}

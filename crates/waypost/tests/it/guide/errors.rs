@@ -1,0 +1,95 @@
+//! The code of docs/guide/errors.md.
+
+use std::sync::Arc;
+
+use waypost::memory::MemoryStore;
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waypost::record::{FailureKind, RunStatus};
+use waypost::{Context, Engine, Graph, Retry, StepError};
+
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Fetch {
+    url: String,
+    body: String,
+}
+
+/// Any error becomes a `StepError` with `?`, and may be tried again. `fatal` says that this makes no sense.
+async fn fetch(mut state: Fetch, context: Context) -> Result<Fetch, StepError> {
+    if state.url.is_empty() {
+        return Err(StepError::fatal("there is no url"));
+    }
+    state.body = get(&state.url, context.attempt())?;
+    Ok(state)
+}
+
+fn fetch_graph() -> Graph<Fetch> {
+    Graph::<Fetch>::builder("fetch")
+        .step("fetch", fetch)
+        .retry(Retry::exponential(4).starting_at(Duration::from_millis(200)))
+        .timeout(Duration::from_secs(30))
+        .build()
+        .unwrap()
+}
+
+/// A server that is busy twice.
+fn get(url: &str, attempt: u32) -> io::Result<String> {
+    if attempt <= 2 { Err(io::Error::other("busy")) } else { Ok(format!("what {url} says")) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_is_tried_again_until_it_succeeds() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+
+    let begin = Fetch { url: "http://localhost".to_owned(), ..Fetch::default() };
+    let outcome = engine.run(&fetch_graph(), "r", begin).await.unwrap();
+    assert_eq!(outcome.state.body, "what http://localhost says");
+
+    let outcome = engine.run(&fetch_graph(), "no-url", Fetch::default()).await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Failed);
+    let (step, failure) = outcome.failed.unwrap();
+    assert_eq!((step.as_str(), failure.kind), ("fetch", FailureKind::Fatal));
+    assert_eq!(failure.error, ["there is no url"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_told_apart_by_type() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+
+    let graph = Graph::<Fetch>::builder("fetch")
+        .step("fetch", |_: Fetch, _| async {
+            let missing = io::Error::new(io::ErrorKind::NotFound, "no such page");
+            Err::<Fetch, _>(missing)
+        })
+        .retry(Retry::fixed(3, Duration::from_secs(1)))
+        .retry_when(|error| match error.downcast_ref::<io::Error>() {
+            Some(error) => error.kind() != io::ErrorKind::NotFound,
+            None => true,
+        })
+        .build()
+        .unwrap();
+
+    let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
+
+    assert_eq!(outcome.failed.unwrap().1.error, ["no such page"]);
+}
+
+#[tokio::test]
+async fn a_failed_run_is_resumed_at_the_step_that_failed() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let graph = fetch_graph();
+
+    let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Failed);
+
+    // Mend what was wrong, here in the state, and go on.
+    let outcome = engine
+        .resume(&graph, "r")
+        .edit_state(|state| state.url = "http://localhost".to_owned())
+        .await
+        .unwrap();
+    assert_eq!(outcome.status, RunStatus::Completed);
+}

@@ -1,0 +1,90 @@
+//! The code of docs/guide/first-graph.md.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use waypost::memory::MemoryStore;
+use waypost::record::RunStatus;
+use waypost::{Context, Engine, Graph, GraphError, StepError};
+
+/// What the work has produced so far. It is kept after every step.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Trip {
+    city: String,
+    degrees: Option<f64>,
+    advice: String,
+}
+
+async fn measure(mut trip: Trip, _: Context) -> Result<Trip, StepError> {
+    trip.degrees = Some(if trip.city == "Oslo" { -4.5 } else { 19.0 });
+    Ok(trip)
+}
+
+async fn advise(mut trip: Trip, _: Context) -> Result<Trip, StepError> {
+    let degrees = trip.degrees.ok_or_else(|| StepError::fatal("nothing was measured"))?;
+    trip.advice = if degrees < 5.0 { "Take a coat." } else { "No coat needed." }.to_owned();
+    Ok(trip)
+}
+
+fn trip() -> Result<Graph<Trip>, GraphError> {
+    Graph::<Trip>::builder("trip")
+        .step("measure", measure)
+        .step("advise", advise)
+        .edge("measure", "advise")
+        .build()
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let begin = Trip { city: "Oslo".to_owned(), ..Trip::default() };
+
+    let outcome = engine.run(&trip()?, "trip-1", begin).await?;
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(outcome.state.advice, "Take a coat.");
+    Ok(())
+}
+
+#[test]
+fn the_first_program_runs() {
+    main().unwrap();
+}
+
+#[tokio::test]
+async fn a_graph_is_refused_by_the_name_of_what_is_wrong() {
+    let refused = Graph::<Trip>::builder("trip")
+        .step("measure", measure)
+        .step("advise", advise)
+        .edge("measure", "advice")
+        .build()
+        .unwrap_err();
+
+    assert_eq!(
+        refused.to_string(),
+        "the edge from `measure` to `advice` names `advice`, which the graph does not have"
+    );
+}
+
+#[tokio::test]
+async fn every_step_leaves_a_checkpoint() {
+    use waypost::RunId;
+    use waypost::store::{Scan, Store};
+
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    let begin = Trip { city: "Rome".to_owned(), ..Trip::default() };
+    engine.run(&trip().unwrap(), "trip-2", begin).await.unwrap();
+
+    let run = RunId::new("trip-2").unwrap();
+    let records = store.scan(&Scan::of(&run)).await.unwrap().records;
+    let told: Vec<String> = records.iter().map(|record| record.header().reference().to_string()).collect();
+    assert_eq!(told, ["trip-2@1", "trip-2@2", "trip-2@3"]);
+}
+
+#[test]
+fn the_picture_is_the_one_of_the_page() {
+    let graph = trip().unwrap();
+
+    super::page_says("first-graph.md", &graph.mermaid());
+}
