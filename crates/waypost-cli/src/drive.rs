@@ -16,7 +16,7 @@ use crate::commands::{Context, now};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::ladder;
-use crate::output::actions::{Level, annotation, summarise};
+use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
 use crate::view::VERSION;
@@ -172,7 +172,7 @@ impl<'a> Session<'a> {
         }
         let tail = failure.ending.log.as_ref().map_or("", |log| log.tail.as_str());
         for line in tail.lines() {
-            text.push_str(&format!("\n  {} {}", paint.dim("|"), shown(line)));
+            text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&shown(line))));
         }
         let line = told.lines.iter().find(|(id, _)| id == step).map(|(_, line)| line);
         if let Some((file, line)) = told.file.as_ref().zip(line) {

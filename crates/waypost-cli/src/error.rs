@@ -246,6 +246,7 @@ impl Error {
         if let Self::File(error) = self {
             let place = |problem: &ProblemView| {
                 let ProblemView { line, column, message, hint, help } = problem;
+                let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
                 let more = hint.iter().chain(help).map(|text| format!(" ({text})")).collect::<String>();
                 format!("{}:{line}:{column}: {message}{more}", error.path().display())
             };

@@ -304,12 +304,13 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
 fn columns() -> Option<usize> {
     let given =
         std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
-    let asked = || {
-        let stdout = io::stdout();
-        let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
-        size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
-    };
-    given.or_else(asked)
+    given.or_else(|| columns_of(&io::stdout()))
+}
+
+/// Returns the columns of a stream, if it is a terminal that tells.
+fn columns_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<usize> {
+    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten();
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Shows text on one line, without control characters and without marks that turn the direction of writing.

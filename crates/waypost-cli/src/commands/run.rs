@@ -223,7 +223,10 @@ fn differences(
     let mut differs = Vec::new();
     let here = |path: &Path| relative(store, path);
     let there = |path: &Option<String>| match path {
-        Some(path) => near_here(&place::from_home(store.home(), path)).display().to_string(),
+        Some(path) => match near_here(&place::from_home(store.home(), path)) {
+            here if here.as_os_str().is_empty() => "this folder".to_owned(),
+            path => path.display().to_string(),
+        },
         None => "a place that is not known".to_owned(),
     };
     if here(&args.file) != made.path {

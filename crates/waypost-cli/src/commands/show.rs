@@ -1,6 +1,6 @@
 //! `waypost show`: how a run stands, or stood at a checkpoint. Read from one position and the effective history.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -10,9 +10,11 @@ use waypost::engine::Snapshot;
 use waypost::record::{
     Ending, Failure, Flaw, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
 };
-use waypost::store::{Store, StoreExt as _};
+use waypost::shape::{Shape, Unfinished};
+use waypost::store::{Progress, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
+use waypost_workflow::program::shape_of;
 
 use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
@@ -22,6 +24,7 @@ use crate::output::{Output, shown, shown_lines};
 use crate::place;
 use crate::reference::{Default, Reference, find};
 use crate::standing;
+use crate::surroundings;
 use crate::time;
 use crate::view::{ClaimView, FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
@@ -116,23 +119,44 @@ impl Shown {
         self.at.is_none() && !missing && self.lost.is_none() && self.snapshot.status().is_resumable()
     }
 
-    /// Names the steps that must not be repeated blindly, as far as the run's copy of the workflow tells.
-    fn not_idempotent(&self) -> HashSet<StepId> {
-        let text = self.snapshot.definition.text.as_deref().unwrap_or_default();
-        let Ok(workflow) = Workflow::parse(text, Path::new("the run's copy")) else { return HashSet::new() };
-        let steps = workflow.steps().iter().filter(|step| !step.idempotent);
-        steps.filter_map(|step| StepId::new(&step.id).ok()).collect()
+    /// Returns the shape of the run's copy of the workflow, where it has one.
+    fn shape(&self) -> Option<Shape> {
+        let text = self.snapshot.definition.text.as_deref()?;
+        let workflow = Workflow::parse(text, Path::new("the run's copy")).ok()?;
+        shape_of(&workflow, surroundings::cores()).ok()
+    }
+
+    /// Returns how the run stands, or stood at the checkpoint that was asked for, as if it had ended there.
+    fn status(&self) -> RunStatus {
+        match &self.at {
+            Some(record) => record.header().status.unwrap_or(RunStatus::Interrupted),
+            None => self.snapshot.status(),
+        }
+    }
+
+    /// Returns how far the run is, or was at the checkpoint that was asked for.
+    fn progress(&self) -> Progress {
+        let position = self.at.as_ref().filter(|record| record.header().branch.is_main());
+        let position = position.and_then(|record| record.position().ok());
+        match self.shape().zip(position) {
+            Some((shape, position)) => {
+                let open = Unfinished::of(&shape, &position).count() as u64;
+                let total = shape.steps().len() as u64;
+                Progress { done: total - open, total }
+            }
+            None => self.snapshot.entry.summary.summary.progress,
+        }
     }
 
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
         let frozen = self.snapshot.entry.record.record();
         let live = self.at.is_none() && self.snapshot.status() == RunStatus::Running;
-        let doubtful = self.not_idempotent();
+        let shape = self.shape();
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
         for branch in &self.branches {
             let known: &[_] = if branch.name.is_main() { &self.snapshot.definition.steps } else { &[] };
-            steps.extend(branch.steps(known.iter().map(|print| &print.id), live, &doubtful));
+            steps.extend(branch.steps(known.iter().map(|print| &print.id), live, shape.as_ref()));
             let position = branch.position().unwrap_or_default();
             let name = branch.name.to_string();
             waiting.extend(
@@ -157,7 +181,7 @@ impl Shown {
             checkpoint,
             workflow: frozen.workflow.clone(),
             path: frozen.path.as_ref().map(|path| place::from_home(store.home(), path).display().to_string()),
-            status: self.snapshot.status(),
+            status: self.status(),
             params: frozen.params.clone(),
             usage: sum(steps.iter().filter_map(|step| step.usage.as_ref())),
             failed_step: failed.map(|step| step.id.clone()),
@@ -185,9 +209,18 @@ impl Branch {
         &'a self,
         known: impl Iterator<Item = &'a StepId>,
         live: bool,
-        doubtful: &HashSet<StepId>,
+        shape: Option<&Shape>,
     ) -> Vec<StepView> {
         let position = self.position();
+        let shape = shape.filter(|_| self.name.is_main());
+        let unfinished =
+            shape.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
+        let is_open = |step: &str| {
+            let place = shape.and_then(|shape| shape.place(step));
+            unfinished.as_ref().zip(place).is_some_and(|(unfinished, place)| unfinished.has(place))
+        };
+        let is_doubtful =
+            |step: &str| shape.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
         let frontier = position.iter().flat_map(|position| &position.frontier);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
@@ -211,13 +244,19 @@ impl Branch {
         let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
         let view = |step: &StepId| {
             let id = step.as_str();
+            let entry = entries.get(id).copied();
+            // What is to be done again stands as if it had not been done.
+            let counts = |epoch: u32| match entry {
+                Some(entry) => epoch >= entry.at.epoch,
+                None => !is_open(id),
+            };
             StepFacts {
-                entry: entries.get(id).copied(),
-                end: ends.get(id).copied(),
-                start: starts.get(id).copied(),
-                state: state.as_ref(),
+                entry,
+                end: ends.get(id).copied().filter(|header| counts(header.at.epoch)),
+                start: starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
+                state: state.as_ref().filter(|_| entry.is_some() || !is_open(id)),
                 live,
-                doubtful: doubtful.contains(step),
+                doubtful: is_doubtful(id),
             }
             .view(step, &self.name)
         };
@@ -321,7 +360,8 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let output = &context.output;
     let entry = &facts.snapshot.entry;
     let frozen = entry.record.record();
-    let progress = entry.summary.summary.progress;
+    let progress = facts.progress();
+    let changed = facts.at.as_ref().map_or(entry.summary.updated_at, |record| record.header().created_at);
     let mut text = format!("{}  {}\n", output.paint.bold(&view.run), painted(output, view.status));
     let mut fact = |name: &str, value: &str| {
         if !value.is_empty() {
@@ -335,7 +375,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     fact("file", view.path.as_deref().unwrap_or_default());
     fact("steps", &format!("{} of {} done", progress.done, progress.total));
     fact("started", &time::utc(frozen.created_at));
-    fact("changed", &time::utc(entry.summary.updated_at));
+    fact("changed", &time::utc(changed));
     fact("checkpoints", &format!("{} ({} bytes)", entry.summary.checkpoints, entry.summary.bytes));
     if let Some(holder) = &entry.summary.holder {
         fact("held by", &holder.to_string());

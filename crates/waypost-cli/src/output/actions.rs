@@ -50,9 +50,13 @@ pub(super) fn group(title: &str, header: &Header) -> Option<String> {
         _ => return None,
     };
     let tail = &ending.log.as_ref()?.tail;
-    // GitHub still reads an older form of its commands anywhere in a line.
-    let lines = tail.lines().map(|line| format!("  | {}\n", shown(line).replace("##[", "## [")));
+    let lines = tail.lines().map(|line| format!("  | {}\n", harmless(&shown(line))));
     Some(format!("::group::{}\n{}::endgroup::", data(title), lines.collect::<String>()))
+}
+
+/// Makes a line behind a mark one that is no command: GitHub still reads an older form of them anywhere in a line.
+pub(crate) fn harmless(line: &str) -> String {
+    line.replace("##[", "## [")
 }
 
 /// Appends the report of a run to the summary of the job.

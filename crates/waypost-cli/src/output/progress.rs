@@ -22,6 +22,11 @@ const TICK: Duration = Duration::from_millis(120);
 /// Most steps under way that have a line of their own in the live region; it must fit a small terminal.
 const LINES_MAX: usize = 8;
 
+/// What a terminal shows of a Ctrl-C, `^C`, and one more, so that it does not end its line.
+const ECHO_COLUMNS: usize = 3;
+/// The width of a terminal that does not tell its own.
+const COLUMNS_ASSUMED: usize = 80;
+
 /// Shows a run under way.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -63,7 +68,7 @@ impl Progress {
             tokio::time::sleep(Duration::from_secs(1)).await;
             let mut seen = self.seen();
             if let Some(live) = &self.live {
-                live.status.set_message(seen.status());
+                live.tell(&seen);
             } else if !self.output.json
                 && let Some(text) = seen.heartbeat(Instant::now())
             {
@@ -82,7 +87,7 @@ impl Progress {
             StopLevel::Kill => format!("{by}: killing the steps under way; Ctrl-C leaves without waiting"),
         };
         match &self.live {
-            Some(live) => live.status.set_message(seen.status()),
+            Some(live) => live.tell(&seen),
             None if !self.output.json => self.output.note(&text),
             None => {}
         }
@@ -219,7 +224,7 @@ impl Seen {
 impl Live {
     fn new() -> Self {
         let region = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        let status = region.add(ProgressBar::new_spinner().with_style(style("{wide_msg}")));
+        let status = region.add(ProgressBar::new_spinner().with_style(style("{msg}")));
         Self { region, status, steps: Mutex::default() }
     }
 
@@ -255,6 +260,15 @@ impl Live {
         let _ = self.region.println(text);
     }
 
+    /// Says how the run is, in one line that leaves room at its end: what a terminal echoes of a Ctrl-C stands there, and
+    /// would otherwise begin a line that nobody takes away.
+    fn tell(&self, seen: &Seen) {
+        let columns = super::columns_of(&std::io::stderr()).unwrap_or(COLUMNS_ASSUMED);
+        let status = seen.status();
+        self.status
+            .set_message(status.chars().take(columns.saturating_sub(ECHO_COLUMNS)).collect::<String>());
+    }
+
     /// Makes the region say what is under way now.
     fn follow(&self, seen: &Seen) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,7 +288,7 @@ impl Live {
                 steps.insert(step.clone(), bar);
             }
         }
-        self.status.set_message(seen.status());
+        self.tell(seen);
     }
 }
 

@@ -148,6 +148,11 @@ fn a_change_of_what_is_finished_is_adopted_when_it_is_named() {
     // Why: a position could not be carried over where something finished had to run again.
     // What stops it now: what changed runs again, with everything after it, in a new epoch.
     let rig = Rig::failed();
+    rig.write("flow.yaml", &FLOW.replace("echo hello", "test -e again"));
+    assert_eq!(rig.call(&["resume", "--with", "flow.yaml"]).status.code(), Some(1), "step one fails now");
+    check("changed_redo_fails_show", &rig.waypost(&["show"]));
+
+    let rig = Rig::failed();
     rig.write("ok", "");
     rig.write("flow.yaml", &FLOW.replace("echo hello", "echo other"));
 

@@ -373,3 +373,26 @@ fn hostile_files_are_refused_soon() {
         assert!(error_of(&text).problems().len() <= 100);
     }
 }
+
+#[test]
+fn what_no_command_can_take_is_found_before_it_is_run() {
+    // What happened: a NUL in `env` or `dir` passed the check, failed the step, and was tried again.
+    // Why: nothing looked for it before the process was to be started.
+    // What stops it now: it is a mistake of the file.
+    for key in ["run: \"a\\0b\"", "run: a\n    env: { X: \"a\\0b\" }", "run: a\n    dir: \"a\\0b\""] {
+        let error = error_of(&format!("steps:\n  - {key}\n"));
+
+        assert_eq!(error.problems().len(), 1, "{}", error.render());
+        assert!(error.problems()[0].message.contains("holds a NUL"), "{}", error.render());
+    }
+}
+
+#[test]
+fn what_asks_about_a_failure_of_the_run_is_refused_in_a_file() {
+    let text = "steps:\n  - run: a\n  - run: b\n    if: failure()\n  - run: echo ${{ run.failed_step }}\n";
+
+    let messages: Vec<_> = error_of(text).problems().iter().map(|problem| problem.message.clone()).collect();
+
+    let refused = |what: &str| format!("`{what}` is not supported by this version");
+    assert_eq!(messages, [refused("failure()"), refused("run.failed_step")]);
+}
