@@ -7,6 +7,7 @@
 
 mod append;
 mod command;
+mod economy;
 mod engine;
 mod hash;
 mod measure;
@@ -66,6 +67,9 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     rename::topic,
     hash::topic,
     engine::topic,
+    economy::topic,
+    economy::large_topic,
+    economy::results_topic,
     recovery::topic,
     spawn::topic,
     command::topic,

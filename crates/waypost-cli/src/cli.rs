@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Delete runs with everything that belongs to them
     Delete(DeleteArgs),
+    /// Drop old states, and delete old runs that are finished
+    Prune(PruneArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
     /// Keep the processes of one run; started by `run` and `resume`
@@ -285,6 +287,30 @@ pub(crate) struct DeleteArgs {
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<String>,
     /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
+pub(crate) struct PruneArgs {
+    /// Drop states of this run only: a run, `@` for the newest, or the beginning of its name [default: all runs]
+    #[arg(conflicts_with_all = ["keep_runs", "older_than"])]
+    pub(crate) run: Option<String>,
+    /// Keep the newest states of each branch, this many, at least 2, and drop those before; what happened stays
+    #[arg(long, value_name = "COUNT", group = "what", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) keep: Option<u32>,
+    /// Keep the newest finished runs, this many, and delete those before; what can be resumed always stays
+    #[arg(long, value_name = "COUNT", group = "what")]
+    pub(crate) keep_runs: Option<usize>,
+    /// Delete finished runs that have not changed since: an age such as `30d`, or a time such as
+    /// `2026-11-20T08:00:00Z`; with --keep-runs, only those that both let go
+    #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
+    pub(crate) older_than: Option<Since>,
+    /// Show what would go, and how many bytes that frees
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask before runs are deleted
     #[arg(short, long)]
     pub(crate) yes: bool,
 }

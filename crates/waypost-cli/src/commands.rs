@@ -20,6 +20,7 @@ mod events;
 mod list;
 mod logs;
 mod plan;
+mod prune;
 mod resume;
 mod run;
 mod show;
@@ -55,6 +56,12 @@ impl Context {
 
     /// Opens the store; `near` is the workflow file that it belongs to.
     pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+        if access == Access::Create
+            && let Some(lost @ Error::LostStore { empty: false, .. }) =
+                place::lost(self.store.as_deref(), near)
+        {
+            self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
+        }
         place::open(self.store.as_deref(), near, access)
     }
 
@@ -82,6 +89,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Logs(args) => logs::logs(context, args).await,
         Command::Verify(args) => verify::verify(context, args).await,
         Command::Delete(args) => delete::delete(context, args).await,
+        Command::Prune(args) => prune::prune(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

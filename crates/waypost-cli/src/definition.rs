@@ -54,6 +54,11 @@ impl Chosen {
         own_copy(store, record, &record.definition)
     }
 
+    /// Goes on with what is in force by the newest sound record.
+    pub(crate) fn in_force(store: &dyn Store, snapshot: &Snapshot) -> Result<Self, Error> {
+        own_copy(store, snapshot.entry.record.record(), &snapshot.definition)
+    }
+
     /// Returns what a resume with it would do.
     pub(crate) async fn plan(
         &self,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use waypost::engine::RunError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
-use waypost::{InvalidName, RunId};
+use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
 use waypost_workflow::program::ProgramError;
 
@@ -43,12 +43,51 @@ pub(crate) enum Error {
         from: PathBuf,
     },
     /// The run was here, and the store has lost it.
-    #[error("run {run} has left its log in {}, but the store does not know it: its database is gone or was replaced", folder.display())]
+    #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
     Lost {
         /// The run.
-        run: String,
+        run: RunId,
         /// What it left.
         folder: PathBuf,
+    },
+    /// There is a place for a store, and no run was ever made in it.
+    #[error("{} {}", database.display(), if *made { "has no runs yet" } else { "is not there, so there are no runs" })]
+    NoRuns {
+        /// The database.
+        database: PathBuf,
+        /// It is there.
+        made: bool,
+    },
+    /// The database is gone or empty, and runs have left their logs beside it.
+    #[error("{} {}, but {}", database.display(), if *empty { "is empty" } else { "is gone" }, left_by(runs))]
+    LostStore {
+        /// The database.
+        database: PathBuf,
+        /// It is there, with nothing in it.
+        empty: bool,
+        /// The runs.
+        runs: Vec<RunId>,
+    },
+    /// A file is there in the place of a database.
+    #[error("{} is damaged: it is not an SQLite database", .0.display())]
+    NoSqlite(PathBuf),
+    /// A run could not be made, and nothing of it is there.
+    #[error("cannot create {what}")]
+    NotMade {
+        /// The run, or the store for it.
+        what: String,
+        /// Why.
+        source: StoreError,
+    },
+    /// The log of a run tells of checkpoints that its store does not have.
+    #[error("the log of run {} tells of checkpoint {told}, but its newest is {newest}: checkpoints are lost", told.run)]
+    Behind {
+        /// The last checkpoint that the log tells of.
+        told: CheckpointRef,
+        /// The newest in the store.
+        newest: CheckpointRef,
+        /// The log.
+        log: PathBuf,
     },
     /// There is no such thing.
     #[error("there is no {what}")]
@@ -152,6 +191,18 @@ impl From<ReadError> for Error {
     }
 }
 
+/// Says which runs have left their logs.
+fn left_by(runs: &[RunId]) -> String {
+    /// A person knows by a few which runs they were.
+    const NAMED_MAX: usize = 5;
+    let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match runs.len() {
+        0 | 1 => format!("run {names} has left its log beside it"),
+        count if count > NAMED_MAX => format!("runs {names} and others have left their logs beside it"),
+        _ => format!("runs {names} have left their logs beside it"),
+    }
+}
+
 fn first_problem(error: &FileError) -> String {
     let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
     let more = match error.problems().len() - 1 {
@@ -211,8 +262,36 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
-            Self::Lost { .. } => {
-                ("lost", Exit::Damaged, hint("put the database back, or move that folder away to begin anew"))
+            Self::NoRuns { .. } => (
+                "no_store",
+                Exit::NotFound,
+                hint("name one with `--store`, or begin with `waypost run FILE`"),
+            ),
+            Self::Lost { run, .. } => (
+                "lost",
+                Exit::Damaged,
+                Some(format!("put the store's files back; `waypost delete {run}` removes what is left")),
+            ),
+            Self::LostStore { .. } => {
+                ("lost", Exit::Damaged, hint("put the database back; to begin anew, move what is left away"))
+            }
+            Self::Behind { told, newest, log } => (
+                "lost",
+                Exit::Damaged,
+                Some(format!(
+                    "put the store's files back; to go on from {newest} all the same, move {} away; `waypost resume {} --restart` starts over",
+                    log.display(),
+                    told.run
+                )),
+            ),
+            Self::NoSqlite(_) => (
+                "damaged",
+                Exit::Damaged,
+                hint("keep a copy of it and put a sound one back, or name another store with `--store`"),
+            ),
+            Self::NotMade { source, .. } => {
+                let (code, _, hint) = of_store(source);
+                (code, Exit::CannotCreate, hint)
             }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
             Self::File(_) => {
@@ -276,12 +355,33 @@ impl Error {
                     "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
                 ),
             ),
-            Self::Run(RunError::InvalidStep(_)) => {
+            Self::Run(RunError::NoSuchWait { run, .. }) => {
+                ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
+            }
+            Self::Run(RunError::Answered { .. }) => ("answered", Exit::Usage, None),
+            Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
+            Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
+            }
+            Self::Run(RunError::Begin(error)) if is_full(error) => {
+                ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
             }
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
+}
+
+/// Says whether an error comes from a disk without room.
+fn is_full(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The store's part of the one `match`.
@@ -303,6 +403,14 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         }
         StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
         StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
+        StoreError::Damaged { older: Some(_), damage } if damage.flaw == Flaw::Missing => (
+            "damaged",
+            Exit::Damaged,
+            Some(format!(
+                "`waypost verify {0}` shows what is missing: put it back; `waypost resume {0} --restart` starts over",
+                damage.run
+            )),
+        ),
         StoreError::Damaged { older: Some(_), damage } => (
             "damaged",
             Exit::Damaged,
@@ -338,6 +446,12 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             Exit::Damaged,
             hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
         ),
+        StoreError::Io { source, .. }
+            if matches!(source.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) =>
+        {
+            ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
+        }
+        StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
+use waypost_workflow::program::LOSS;
 
 use crate::exit::Exit;
 use crate::output::progress::Progress;
@@ -46,9 +47,11 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
     Ok(())
 }
 
-/// Returns the exit code of a run that was stopped by this signal, or from afar.
+/// Returns the exit code of a run that was stopped by this: a signal, its timeout, somebody from afar, or the loss of what
+/// ran a step, which nobody asked for.
 pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
+        by if by.starts_with(LOSS) => Exit::StepFailed,
         "SIGTERM" => Exit::Terminate,
         "SIGHUP" => Exit::Hangup,
         TIMEOUT => Exit::Timeout,

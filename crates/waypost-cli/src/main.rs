@@ -22,9 +22,21 @@ mod ladder;
 mod output;
 mod place;
 mod reference;
+mod size;
+mod standing;
 mod surroundings;
 mod time;
 mod view;
+
+/// Makes a write beyond the size that files may have here (`ulimit -f`) an error, which is told, and not a signal, which
+/// ends the program without a word. Steps are not touched: the supervisor gives them every signal as it comes.
+fn hear_of_limits() {
+    #[expect(unsafe_code, reason = "neither std nor rustix ignores a signal")]
+    // SAFETY: it sets how this process takes one signal, before there is a second thread; no handler is called.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -35,6 +47,7 @@ fn main() -> ExitCode {
         // Before there is a thread: the supervisor forks.
         return waypost_workflow::supervisor::main();
     }
+    hear_of_limits();
     let context = Context::new(&cli);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime

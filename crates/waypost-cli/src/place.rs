@@ -1,14 +1,15 @@
 //! Where runs are kept: the flag, the environment, the nearest `.waypost`, in this order.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use waypost::RunId;
 use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
-use waypost::store::Store;
+use waypost::store::{Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use crate::error::Error;
@@ -79,7 +80,9 @@ const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 /// Opens the store that is meant; `near` is the workflow file that it belongs to, if one is given.
 ///
 /// # Errors
-/// [`Error::NoStore`] if there is none and none may be made; nothing was made.
+/// - [`Error::NoStore`], [`Error::NoRuns`]: there is none and none may be made; nothing was made.
+/// - [`Error::LostStore`]: its database is gone or empty, and runs have left their logs beside it.
+/// - [`Error::NoSqlite`]: what should be its database is something else.
 pub(crate) fn open(
     given: Option<&str>,
     near: Option<&Path>,
@@ -87,6 +90,9 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
+        if let StoreUrl::Sqlite(file) = &url {
+            refuse_ruin(file, access)?;
+        }
         if access != Access::Create && !url.is_there() {
             return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
         }
@@ -98,13 +104,86 @@ pub(crate) fn open(
         None if access == Access::Create => from.join(FOLDER),
         None => return Err(Error::NoStore { from }),
     };
-    let url = StoreUrl::Sqlite(folder.join(DATABASE));
+    let database = folder.join(DATABASE);
+    refuse_ruin(&database, access)?;
     if access == Access::Create {
         make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
-    } else if !url.is_there() {
-        return Err(Error::NoStore { from });
+    } else if !database.exists() {
+        return Err(Error::NoRuns { database, made: false });
     }
-    open_url(&url, access)
+    open_url(&StoreUrl::Sqlite(database), access)
+}
+
+/// Refuses a database that is there in name only, before anything is made in its place.
+fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
+    let mut header = Vec::new();
+    let read = fs::File::open(database).and_then(|file| file.take(100).read_to_end(&mut header));
+    let empty = match read {
+        // What else is the matter with it, opening it says better.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Ok(()),
+        Err(_) if access == Access::Create => return Ok(()),
+        Err(_) => false,
+        Ok(0) => true,
+        // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
+        Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => return Ok(()),
+        Ok(_) => return Err(Error::NoSqlite(database.to_owned())),
+    };
+    let runs = remains(database);
+    if runs.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::LostStore { database: database.to_owned(), empty, runs })
+    }
+}
+
+/// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
+///
+/// # Source
+/// <https://www.sqlite.org/fileformat2.html>, section 1.3.
+fn begins_sqlite(header: &[u8]) -> bool {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    // Behind the magic: page size, two versions, and fractions of the payload that have one value only.
+    header.len() == 100 && header.starts_with(MAGIC) && header[19] <= 2 && header[21..24] == [64, 32, 32] && {
+        let page_bytes = u16::from_be_bytes([header[16], header[17]]);
+        page_bytes == 1 || (page_bytes >= 512 && page_bytes.is_power_of_two())
+    }
+}
+
+fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Returns the runs that have left a log beside a database.
+fn remains(database: &Path) -> Vec<RunId> {
+    let runs = database.parent().unwrap_or(Path::new("")).join("runs");
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    let names =
+        entries.filter_map(|entry| RunId::new(entry.file_name().to_str()?).ok().zip(Some(entry.path())));
+    let mut runs: Vec<RunId> = names.filter(|(_, folder)| has_told(folder)).map(|(run, _)| run).collect();
+    runs.sort_unstable();
+    runs
+}
+
+/// Says whether a run has left its log in this folder.
+pub(crate) fn has_told(folder: &Path) -> bool {
+    fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.is_file() && file.len() > 0)
+}
+
+/// Says what a run is begun beside where the database is gone, if it is and had runs.
+pub(crate) fn lost(given: Option<&str>, near: Option<&Path>) -> Option<Error> {
+    let database = match given.map(StoreUrl::parse) {
+        Some(Ok(StoreUrl::Sqlite(file))) => file,
+        Some(_) => return None,
+        None => nearest(&start_of_search(near).ok()?)?.join(DATABASE),
+    };
+    refuse_ruin(&database, Access::Read).err()
+}
+
+/// Says whether the folder of a run holds its records too. A store's name begins with its kind.
+pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
+    store.to_string().starts_with("file:")
 }
 
 /// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
@@ -171,7 +250,10 @@ fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
                 Access::Read => SqliteStore::open_read_only(path, options),
                 Access::Write | Access::Create => SqliteStore::open(path, options),
             };
-            Ok(Arc::new(opened?))
+            match opened {
+                Err(StoreError::NotFound { .. }) => Err(Error::NoRuns { database: path.clone(), made: true }),
+                opened => Ok(Arc::new(opened?)),
+            }
         }
         StoreUrl::File(folder) => {
             let opened = match access {

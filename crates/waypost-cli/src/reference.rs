@@ -7,6 +7,7 @@ use waypost::store::{RunQuery, Store, StoreError};
 use waypost::{BranchPath, RunId};
 
 use crate::error::Error;
+use crate::place;
 
 /// How many runs an ambiguous beginning lists.
 const CANDIDATES_MAX: usize = 10;
@@ -82,7 +83,7 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     let query = RunQuery { prefix: Some(text.to_owned()), limit: CANDIDATES_MAX + 1, ..RunQuery::default() };
     let mut found: Vec<RunId> = store.runs(&query).await?.runs.into_iter().map(|run| run.run).collect();
     match found.len() {
-        0 => Err(no_run(text)),
+        0 => Err(lost(store, text).unwrap_or_else(|| no_run(text))),
         1 => Ok(found.remove(0)),
         count => {
             let candidates = found.iter().take(CANDIDATES_MAX).map(ToString::to_string).collect();
@@ -103,6 +104,13 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     };
     let run = found.runs.into_iter().next();
     run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: waypost run FILE"))
+}
+
+/// Says that a run was there, if it has left its log beside a store that does not know it.
+pub(crate) fn lost(store: &dyn Store, name: &str) -> Option<Error> {
+    let run = RunId::new(name).ok()?;
+    let folder = store.folder(&run)?;
+    place::has_told(&folder).then_some(Error::Lost { run, folder })
 }
 
 /// Says that a run is not there.

@@ -57,6 +57,9 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
+    /// Newer checkpoints that are damaged or missing and were passed over, newest first, where there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) damaged: Vec<String>,
 }
 
 /// How a step stands.
@@ -293,6 +296,36 @@ pub(crate) struct ProblemView {
 pub(crate) struct DeletedView {
     pub(crate) v: u32,
     pub(crate) deleted: Vec<String>,
+}
+
+/// The answer of `prune`.
+#[derive(Debug, Serialize)]
+pub(crate) struct PruneView {
+    pub(crate) v: u32,
+    /// Nothing was done; this is what would be.
+    pub(crate) dry_run: bool,
+    pub(crate) deleted: Vec<PrunedView>,
+    /// Runs that lost states.
+    pub(crate) trimmed: Vec<PrunedView>,
+    /// Runs that could not be looked at, since somebody is working on them.
+    pub(crate) kept: Vec<KeptView>,
+    /// All that is freed.
+    pub(crate) bytes: u64,
+}
+
+/// A run of which something goes.
+#[derive(Debug, Serialize)]
+pub(crate) struct PrunedView {
+    pub(crate) run: String,
+    pub(crate) checkpoints: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A run that stays as it is.
+#[derive(Debug, Serialize)]
+pub(crate) struct KeptView {
+    pub(crate) run: String,
+    pub(crate) why: String,
 }
 
 /// The answer of `stop`.

@@ -10,18 +10,21 @@ use waypost::record::{Reason, Record, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
 
 use crate::fault::{Failure, Fault};
+use crate::header;
 use crate::open::Place;
+use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
-    BRANCH_ID_MAX, Branch, CODEC_PLAIN, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
+    BRANCH_ID_MAX, Branch, CODEC_DELTA, CODEC_FULL, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
 };
 
-/// Makes a run with its first batch; its lease has [`FIRST_TOKEN`].
+/// Makes a run with its first batch; its lease has [`FIRST_TOKEN`]. Says whether all was kept as it was packed.
 pub(crate) fn create(
     connection: &Connection,
     place: &Place,
     run: &SealedRun,
     first: &Batch,
-) -> Result<(), Failure> {
+    packed: &[Packed],
+) -> Result<bool, Failure> {
     let record = run.record();
     first.check(&record.run, FIRST_TOKEN)?;
     if RunRow::find(connection, &record.run)?.is_some() {
@@ -51,28 +54,29 @@ pub(crate) fn create(
     connection.prepare_cached("INSERT INTO frozen VALUES (?1, ?2, ?3)")?.execute(params![
         id,
         run.digest().as_bytes(),
-        run.bytes().as_slice()
+        header::pack(&mut place.frames.squeezer.lend(), run.bytes())
     ])?;
-    write(connection, id, first, chains)
+    write(connection, place, id, first, packed, chains)
 }
 
-/// Appends a batch under the lease with `token`.
+/// Appends a batch, packed before, under the lease with `token`. Says whether all was kept as it was packed.
 pub(crate) fn append(
     connection: &Connection,
     place: &Place,
     run: &RunId,
     token: u64,
     batch: &Batch,
-) -> Result<Appended, Failure> {
+    packed: &[Packed],
+) -> Result<(Appended, bool), Failure> {
     let row = RunRow::get(connection, place, run)?;
     if batch.id.token == row.batch.0 && batch.id.count <= row.batch.1 {
-        return answered_before(connection, row.id, batch);
+        return answered_before(connection, row.id, batch).map(|answer| (answer, false));
     }
     row.fence(run, token)?;
     batch.check(run, token)?;
     let chains = Chains::of(connection, place, Some(row.id), &batch.records)?;
-    write(connection, row.id, batch, chains)?;
-    Ok(Appended::Now)
+    let as_packed = write(connection, place, row.id, batch, packed, chains)?;
+    Ok((Appended::Now, as_packed))
 }
 
 /// Answers a repeated batch, once it is certain that it is the same one: a number alone could be damaged.
@@ -226,7 +230,14 @@ fn newest_row(connection: &Connection, branch: &Branch) -> Result<Option<(u64, D
     Ok(Some((row.get::<_, i64>(0)? as u64 & SEQ_MAX, Digest::from_bytes(row.get(1)?))))
 }
 
-fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -> Result<(), Failure> {
+fn write(
+    connection: &Connection,
+    place: &Place,
+    run: i64,
+    batch: &Batch,
+    packed: &[Packed],
+    mut chains: Chains,
+) -> Result<bool, Failure> {
     let mut opened = 0;
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
@@ -248,24 +259,48 @@ fn write(connection: &Connection, run: i64, batch: &Batch, mut chains: Chains) -
             opened += 1;
         }
     }
-    let mut bytes = 0;
-    for record in &batch.records {
+    let (mut bytes, mut as_packed) = (0, true);
+    for (record, packed) in batch.records.iter().zip(packed) {
         let id = chains.by_path[&record.header().branch].id.expect("every branch has an id by now");
-        bytes += write_record(connection, id, record)?;
+        if is_base_there(connection, id, &packed.body)? {
+            bytes += write_record(connection, id, record, packed, &packed.body)?;
+        } else {
+            bytes += write_record(connection, id, record, packed, &pack_alone(&place.frames, record))?;
+            as_packed = false;
+        }
     }
     for signal in &batch.consumed {
         connection
             .prepare_cached("UPDATE signals SET consumed = 1 WHERE run = ?1 AND name = ?2")?
             .execute((run, signal))?;
     }
-    summarise(connection, run, batch, bytes, opened)
+    summarise(connection, run, batch, bytes, opened)?;
+    Ok(as_packed)
 }
 
-/// Writes a record and returns its size in bytes.
-fn write_record(connection: &Connection, branch: i64, record: &Record) -> Result<usize, Failure> {
+/// Says whether the record that a delta needs is still kept in a frame, and is the one that was meant: it may have been
+/// moved to quarantine since, or the run deleted and made anew.
+fn is_base_there(connection: &Connection, branch: i64, body: &Kept) -> Result<bool, Failure> {
+    let Kept::Delta(_, base, digest) = body else { return Ok(true) };
+    let found = connection
+        .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND codec IN (?3, ?4)")?
+        .exists(params![key(branch, *base), digest.as_bytes(), CODEC_FULL, CODEC_DELTA]);
+    match found.map_err(Fault::from) {
+        Err(fault) if !fault.is_corrupt() => Err(fault.into()),
+        found => Ok(found.unwrap_or(false)),
+    }
+}
+
+/// Writes a record and returns how many bytes it takes.
+fn write_record(
+    connection: &Connection,
+    branch: i64,
+    record: &Record,
+    packed: &Packed,
+    body: &Kept,
+) -> Result<usize, Failure> {
     let header = record.header();
-    let body = record.body_bytes().map(|body| body.as_slice());
-    let codec = header.body.as_ref().map(|_| CODEC_PLAIN);
+    let (codec, body) = body.columns(record.body_bytes().map(|body| body.as_slice()));
     connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(
         params![
             key(branch, header.seq),
@@ -273,11 +308,11 @@ fn write_record(connection: &Connection, branch: i64, record: &Record) -> Result
             header.about.map(int),
             codec,
             record.digest().as_bytes(),
-            record.header_bytes().as_slice(),
+            packed.header,
             body,
         ],
     )?;
-    Ok(record.header_bytes().len() + body.map_or(0, <[u8]>::len))
+    Ok(packed.header.len() + body.map_or(0, <[u8]>::len))
 }
 
 fn summarise(

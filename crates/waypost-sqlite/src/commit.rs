@@ -117,8 +117,30 @@ impl Writer {
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     {
+        self.queue(durability, Writes::Rows, work).await
+    }
+
+    /// As [`write`](Self::write), not waiting for the disk, for work that moves pages and leaves every row as it is.
+    pub(crate) async fn move_pages<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
+    {
+        self.queue(Durability::Async, Writes::Pages, work).await
+    }
+
+    async fn queue<T, F>(
+        self: &Arc<Self>,
+        durability: Durability,
+        writes: Writes,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
+    {
         let (to, answer) = oneshot::channel();
-        let job = Box::new(Work { work, durability, outcome: None, to });
+        let job = Box::new(Work { work, durability, writes, outcome: None, to });
         let first = {
             let mut queue = lock(&self.queue);
             queue.push(job);
@@ -238,14 +260,16 @@ impl Writer {
             return execute(connection, "ROLLBACK").map_err(failed);
         }
         let begun = connection.total_changes();
+        let mut moved = false;
         for job in jobs {
             let before = connection.total_changes();
             let done = job.apply(connection, &self.place);
+            moved |= done && job.writes() == Writes::Pages;
             if !done && (connection.total_changes() != before || connection.is_autocommit()) {
                 return Err(Undone::Spoilt);
             }
         }
-        if connection.total_changes() == begun {
+        if connection.total_changes() == begun && !moved {
             return execute(connection, "ROLLBACK").map_err(failed);
         }
         execute(connection, "COMMIT").map_err(failed)?;
@@ -290,9 +314,19 @@ fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
     connection.prepare_cached(sql)?.execute([]).map(drop)
 }
 
+/// What a piece of work changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    /// Rows, which SQLite counts.
+    Rows,
+    /// The places of pages in the file.
+    Pages,
+}
+
 /// A piece of work in the queue.
 trait Job: Send {
     fn durability(&self) -> Durability;
+    fn writes(&self) -> Writes;
     /// Does it; `false` if it failed, which it keeps to itself until it answers.
     fn apply(&mut self, connection: &Connection, place: &Place) -> bool;
     /// Makes `error` its outcome.
@@ -308,6 +342,7 @@ trait Job: Send {
 struct Work<T, F> {
     work: F,
     durability: Durability,
+    writes: Writes,
     outcome: Option<(Result<T, StoreError>, bool)>,
     to: oneshot::Sender<Result<T, StoreError>>,
 }
@@ -319,6 +354,10 @@ where
 {
     fn durability(&self) -> Durability {
         self.durability
+    }
+
+    fn writes(&self) -> Writes {
+        self.writes
     }
 
     fn apply(&mut self, connection: &Connection, place: &Place) -> bool {

@@ -12,7 +12,9 @@
 //!
 //! - `open`, `schema`: how the file is opened, made, checked and upgraded.
 //! - `commit`: the one path by which anything is written, and how tasks share a sync.
-//! - `append`, `lease`, `tidy`: what is written, each in one transaction.
+//! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
+//! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
+//!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
 //! - `rows`, `read`, `runs`: how it is read back, verified.
 //! - `fault`: what SQLite's errors mean to a caller.
 //!
@@ -21,15 +23,24 @@
 mod append;
 mod commit;
 mod fault;
+mod frame;
+mod header;
 mod heal;
+mod hunks;
 mod lease;
 mod open;
+mod pack;
 mod read;
 mod rows;
 mod runs;
 mod schema;
+mod shrink;
+mod squeeze;
 mod store;
 mod tidy;
+mod tips;
+mod trim;
+mod unpack;
 
 pub use open::SqliteOptions;
 pub use store::SqliteStore;

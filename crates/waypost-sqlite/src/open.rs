@@ -16,6 +16,7 @@ use waypost::{Clock, SystemClock};
 
 use crate::fault::Fault;
 use crate::schema;
+use crate::tips::Frames;
 
 /// How long a call waits for other processes that are writing. SQLite lets nobody queue: with hundreds of runs at once one
 /// of them may be unlucky for many seconds, and giving up would stop a run whose disk is sound.
@@ -46,7 +47,7 @@ impl Default for SqliteOptions {
     }
 }
 
-/// Where a store is.
+/// Where a store is, and what its reads and writes share.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Its URL, as given.
@@ -55,13 +56,15 @@ pub(crate) struct Place {
     pub(crate) file: PathBuf,
     /// The folder that holds it.
     pub(crate) home: PathBuf,
+    /// How bodies become frames and frames bodies.
+    pub(crate) frames: Frames,
 }
 
 impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
-        Ok(Self { name: name(path), file, home })
+        Ok(Self { name: name(path), file, home, frames: Frames::default() })
     }
 
     /// Returns the path of a file that SQLite keeps beside the database.
@@ -142,6 +145,7 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
     }
     schema::ensure(&mut connection, place, options)?;
     settle(&connection, place, options)?;
+    schema::make_shrinkable(&connection);
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;

@@ -6,11 +6,14 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::{BranchPath, Digest, RunId};
-use waypost::record::{Flaw, Record};
+use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
+use crate::tips::Tip;
+use crate::unpack::{self, Unpacked};
+use crate::{header, pack};
 
 /// Bits of a key that hold the seq.
 const SEQ_BITS: u32 = 32;
@@ -20,6 +23,10 @@ pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 pub(crate) const BRANCH_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
 /// The body's bytes are kept as they are.
 pub(crate) const CODEC_PLAIN: i64 = 0;
+/// The body is kept in a frame that stands alone.
+pub(crate) const CODEC_FULL: i64 = 1;
+/// The body is kept in a frame that tells how it differs from that of an earlier record of the branch.
+pub(crate) const CODEC_DELTA: i64 = 2;
 /// The body was dropped by retention.
 pub(crate) const CODEC_TRIMMED: i64 = -1;
 
@@ -245,7 +252,7 @@ pub(crate) fn fetch(
 ) -> Result<Found, Failure> {
     let key = key(branch.id, seq);
     let flaw = match columns(connection, key, want) {
-        Ok(Some(columns)) => match columns.open(run, branch, seq, want) {
+        Ok(Some(columns)) => match columns.open(connection, place, run, branch, seq)? {
             Ok(record) => return Ok(Found::Sound(Box::new(record))),
             Err(flaw) => flaw,
         },
@@ -294,24 +301,66 @@ fn columns(connection: &Connection, key: i64, want: Want) -> Result<Option<Colum
 }
 
 impl Columns {
-    fn open(self, run: &RunId, branch: &Branch, seq: u64, want: Want) -> Result<Record, Flaw> {
-        let record = Record::open(Digest::from_bytes(self.digest), self.header, self.body)?;
-        let header = record.header();
-        if header.run != *run || header.branch != branch.path || header.seq != seq {
-            let found = header.reference();
-            return Err(Flaw::Malformed(format!("it says that it is {found}")));
+    /// Makes the record, with its body if that was read.
+    ///
+    /// # Errors
+    /// The inner one says what is wrong with it.
+    fn open(
+        self,
+        connection: &Connection,
+        place: &Place,
+        run: &RunId,
+        branch: &Branch,
+        seq: u64,
+    ) -> Result<Result<Record, Flaw>, Failure> {
+        let digest = Digest::from_bytes(self.digest);
+        let header = match header::unpack(&mut place.frames.squeezer.lend(), self.header, HEADER_BYTES_MAX) {
+            Ok(header) => header,
+            Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
+        };
+        let frame_kind = self.codec.and_then(unpack::kind);
+        let (body, made) = match (frame_kind, self.body) {
+            (Some(kind), Some(bytes)) => {
+                match unpack::unpack(connection, place, run, branch, seq, (kind, bytes))? {
+                    Ok(Unpacked { body, chain, check }) => (Some(body), Some((chain, check))),
+                    // What the header says of itself goes before.
+                    Err(why) => {
+                        let header = Record::open(digest, header, None);
+                        return Ok(Err(header.err().unwrap_or(Flaw::Malformed(why))));
+                    }
+                }
+            }
+            (_, body) => (body, None),
+        };
+        let record = match Record::open(digest, header, body) {
+            Ok(record) => record,
+            Err(flaw) => return Ok(Err(flaw)),
+        };
+        if let Some(why) = misplaced(&record, run, branch, seq) {
+            return Ok(Err(Flaw::Malformed(why)));
         }
         let fits = match self.codec {
-            None => header.body.is_none() && !self.has_body,
-            Some(CODEC_PLAIN) => header.body.is_some() && self.has_body,
-            Some(CODEC_TRIMMED) => header.body.is_some() && !self.has_body,
+            None => record.header().body.is_none() && !self.has_body,
+            Some(CODEC_PLAIN | CODEC_FULL | CODEC_DELTA) => record.header().body.is_some() && self.has_body,
+            Some(CODEC_TRIMMED) => record.header().body.is_some() && !self.has_body,
             Some(_) => false,
         };
         if !fits {
             let codec = self.codec;
-            return Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body")));
+            return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body"))));
         }
-        debug_assert!(want == Want::Header || record.body_bytes().is_some() == self.has_body);
-        Ok(record)
+        if let Some(((chain, check), body)) = made.zip(record.body_bytes()) {
+            let position_bytes = pack::position_bytes(&record);
+            let (record, body) = (record.digest(), body.clone());
+            place.frames.read(run, &branch.path, Tip { seq, record, check, body, position_bytes, chain });
+        }
+        Ok(Ok(record))
     }
+}
+
+/// Says that a record stands in the place of another, if it does.
+fn misplaced(record: &Record, run: &RunId, branch: &Branch, seq: u64) -> Option<String> {
+    let header = record.header();
+    let is_here = header.run == *run && header.branch == branch.path && header.seq == seq;
+    (!is_here).then(|| format!("it says that it is {}", header.reference()))
 }

@@ -6,7 +6,9 @@ use waypost::record::{Flaw, RunStatus, SealedRun};
 use waypost::store::{Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary};
 
 use crate::fault::{Failure, Fault};
+use crate::header::{self, RUN_BYTES_MAX};
 use crate::lease;
+use crate::open::Place;
 use crate::read::{View, unknown_cursor};
 use crate::rows::{RunRow, count, time_of, time_text};
 
@@ -36,7 +38,7 @@ impl View<'_> {
     /// Returns the frozen record of a run, verified.
     pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
         let flaw = match frozen_columns(self.connection, id) {
-            Ok(Some((digest, bytes))) => match SealedRun::open(Digest::from_bytes(digest), bytes) {
+            Ok(Some((digest, kept))) => match open(self.place, digest, kept) {
                 Ok(sealed) if sealed.record().run == *run => return Ok(sealed),
                 Ok(sealed) => Flaw::Malformed(format!("it is that of run {}", sealed.record().run)),
                 Err(flaw) => flaw,
@@ -114,7 +116,13 @@ fn kept_statuses(query: &RunQuery) -> Vec<&'static str> {
     names
 }
 
-/// The digest and the bytes of a run record.
+fn open(place: &Place, digest: [u8; 32], kept: Vec<u8>) -> Result<SealedRun, Flaw> {
+    let bytes =
+        header::unpack(&mut place.frames.squeezer.lend(), kept, RUN_BYTES_MAX).map_err(Flaw::Malformed)?;
+    SealedRun::open(Digest::from_bytes(digest), bytes)
+}
+
+/// The digest of a run record, and its bytes as they are kept.
 type Frozen = ([u8; 32], Vec<u8>);
 
 fn frozen_columns(connection: &Connection, id: i64) -> Result<Option<Frozen>, Failure> {

@@ -16,12 +16,16 @@ use crate::fault::Fault;
 use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
-/// The version that this crate reads and writes.
-pub(crate) const VERSION: u32 = 1;
+/// The version that this crate writes.
+pub(crate) const VERSION: u32 = 2;
+/// The oldest version that this crate reads.
+const VERSION_MIN: u32 = 1;
 /// Marks a database as ours: `WYPT`.
 pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
 /// A record of some KiB fits a page, and a large state needs half the pages of the default.
 const PAGE_BYTES: u32 = 8192;
+/// SQLite's number for an `auto_vacuum` that waits to be asked.
+const INCREMENTAL: u32 = 2;
 /// Back-ups that are kept apart before an upgrade is refused: nobody upgrades the same version that often.
 const BACKUPS_MAX: u32 = 100;
 
@@ -119,7 +123,16 @@ struct Migration {
 }
 
 /// All of them, by rising version; version 1 is made, not migrated to.
-const MIGRATIONS: &[Migration] = &[];
+const MIGRATIONS: &[Migration] = &[
+    // The tables stay, with all that is in them. What is new are codecs and packed headers in new rows, which a program
+    // of version 1 would take for damage.
+    Migration { to: 2, sql: "" },
+];
+
+/// Says whether this crate reads what has that version.
+pub(crate) fn is_readable(version: u32) -> bool {
+    (VERSION_MIN..=VERSION).contains(&version)
+}
 
 /// Reads the version of the schema.
 pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
@@ -158,7 +171,7 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
         Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
     }
     match version(connection).map_err(failed)? {
-        VERSION => Ok(()),
+        found if is_readable(found) => Ok(()),
         found => Err(version_error(place, found)),
     }
 }
@@ -169,8 +182,23 @@ pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, Stor
     if !matches!(kind(connection).map_err(failed)?, Kind::Empty) {
         return Ok(false);
     }
-    connection.pragma_update(None, "page_size", PAGE_BYTES).map_err(|error| failed(error.into()))?;
+    let set = |name, value: u32| connection.pragma_update(None, name, value);
+    set("page_size", PAGE_BYTES)
+        .and_then(|()| set("auto_vacuum", INCREMENTAL))
+        .map_err(|error| failed(error.into()))?;
     Ok(true)
+}
+
+/// Lets a database of an older version give free pages back from now on, for which it has to be written anew once.
+///
+/// Where that is not possible now, since there is no space for it, say, the database is as good as it was, and whoever
+/// opens it next tries again.
+pub(crate) fn make_shrinkable(connection: &Connection) {
+    let mode = connection.query_row("PRAGMA auto_vacuum", [], |row| row.get::<_, u32>(0));
+    if mode.is_ok_and(|mode| mode != INCREMENTAL) {
+        let set = connection.pragma_update(None, "auto_vacuum", INCREMENTAL);
+        let _ = set.and_then(|()| connection.execute_batch("VACUUM"));
+    }
 }
 
 /// Makes the tables, or upgrades them, or leaves them as they are.
@@ -187,15 +215,9 @@ pub(crate) fn ensure(
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
-        found if found > VERSION => Err(version_error(place, found)),
-        _ => {
-            upgrade(connection, place, options, MIGRATIONS)?;
-            match version(connection).map_err(failed)? {
-                VERSION => Ok(()),
-                // There never was such a version.
-                found => Err(version_error(place, found)),
-            }
-        }
+        found if is_readable(found) => upgrade(connection, place, options, MIGRATIONS),
+        // A newer one, or one that never was.
+        found => Err(version_error(place, found)),
     }
 }
 
@@ -298,7 +320,7 @@ mod tests {
     use crate::open;
 
     const ADD_A_COLUMN: &[Migration] =
-        &[Migration { to: 2, sql: "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0" }];
+        &[Migration { to: VERSION + 1, sql: "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0" }];
 
     fn site() -> (tempfile::TempDir, Place, SqliteOptions, Connection) {
         let folder = tempfile::tempdir().unwrap();
@@ -318,39 +340,39 @@ mod tests {
 
         upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
 
-        assert_eq!(version(&connection).unwrap(), 2);
+        assert_eq!(version(&connection).unwrap(), VERSION + 1);
         connection.execute("UPDATE runs SET cost = 1", []).unwrap();
         let noted: i64 =
             connection.query_row("SELECT max(version) FROM migrations", [], |row| row.get(0)).unwrap();
-        assert_eq!(noted, 2);
-        let back_up = place.beside(".v1-1.backup");
-        assert_eq!(version_of(&back_up), 1);
+        assert_eq!(noted, i64::from(VERSION) + 1);
+        let back_up = place.beside(".v2-1.backup");
+        assert_eq!(version_of(&back_up), VERSION);
         let mode = std::os::unix::fs::PermissionsExt::mode(&back_up.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
 
         upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
-        assert!(!place.beside(".v1-2.backup").exists(), "nothing is left to do");
+        assert!(!place.beside(".v2-2.backup").exists(), "nothing is left to do");
     }
 
     #[test]
     fn an_upgrade_that_fails_changes_nothing_and_overwrites_no_back_up() {
         let (_folder, place, options, mut connection) = site();
         let broken = [
-            Migration { to: 2, sql: "CREATE TABLE more (x) STRICT" },
-            Migration { to: 3, sql: "CREATE TABLE more (x INTEGER) STRICT" },
+            Migration { to: VERSION + 1, sql: "CREATE TABLE more (x) STRICT" },
+            Migration { to: VERSION + 2, sql: "CREATE TABLE more (x INTEGER) STRICT" },
         ];
 
         for _ in 0..2 {
             upgrade(&mut connection, &place, &options, &broken).unwrap_err();
         }
 
-        assert_eq!(version(&connection).unwrap(), 1);
+        assert_eq!(version(&connection).unwrap(), VERSION);
         let tables: i64 = connection
             .query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'more'", [], |row| row.get(0))
             .unwrap();
         assert_eq!(tables, 0);
-        assert_eq!(version_of(&place.beside(".v1-1.backup")), 1);
-        assert_eq!(version_of(&place.beside(".v1-2.backup")), 1);
+        assert_eq!(version_of(&place.beside(".v2-1.backup")), VERSION);
+        assert_eq!(version_of(&place.beside(".v2-2.backup")), VERSION);
     }
 
     #[test]

@@ -25,7 +25,11 @@ use crate::heal::NewestFirst;
 use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
 use crate::rows::RunRow;
-use crate::{append, lease, schema, tidy};
+use crate::shrink::{self, Shrink};
+use crate::{append, lease, pack, schema, tidy, trim};
+
+/// How often a trim is planned anew since something came in between.
+const TRIM_TRIES_MAX: u32 = 3;
 
 /// Keeps runs in an SQLite database, and beside it what is for people.
 ///
@@ -45,6 +49,8 @@ pub struct SqliteStore {
     disk: Arc<dyn Disk>,
     held: Mutex<HashMap<RunId, Held>>,
     closed: AtomicBool,
+    /// Bodies were dropped, and pages may be left that nothing is on.
+    trimmed: AtomicBool,
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
     writer: Option<Arc<Writer>>,
@@ -100,6 +106,7 @@ impl SqliteStore {
             disk: Arc::new(RealDisk),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
+            trimmed: AtomicBool::new(false),
             reader: Mutex::new(Some(reader)),
             writer,
         })
@@ -153,7 +160,7 @@ impl SqliteStore {
         self.with_reader(|connection| {
             let transaction = connection.unchecked_transaction()?;
             let version = schema::version(connection)?;
-            if version != schema::VERSION {
+            if !schema::is_readable(version) {
                 return Err(schema::version_error(&self.place, version).into());
             }
             let answer = work(View { connection, place: &self.place });
@@ -180,7 +187,15 @@ impl SqliteStore {
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
             held.remove(lease.run());
+            self.place.frames.forget_run(lease.run());
         }
+    }
+
+    /// Gives free pages back to the file system, in slices between which others write. What is not given back now, since
+    /// others write all the time or there is no space to move pages, is used for what comes next.
+    async fn shrink(&self, shrink: Shrink) {
+        let Ok(writer) = self.writer() else { return };
+        while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
     /// Writes down for people what was committed.
@@ -244,10 +259,11 @@ impl Store for SqliteStore {
         }
         let kernel_lock = self.take_lock(&id, holder)?;
         let first = Arc::new(first);
+        let (packed, learned) = pack::pack(&self.place.frames, &first.records);
         let job = (run.clone(), Arc::clone(&first));
         let made = self
             .write(Durability::Sync, move |connection, place| {
-                append::create(connection, place, &job.0, &job.1)
+                append::create(connection, place, &job.0, &job.1, &packed)
             })
             .await;
         if let Err(error) = made {
@@ -257,6 +273,7 @@ impl Store for SqliteStore {
             }
             return Err(error);
         }
+        learned.keep(&self.place.frames, &first.records);
         // What a deletion left that was cut short. The run is made all the same if that cannot be removed.
         let _ = lease::remove_folder(&self.folder_of(&id));
         let mut folder = self.run_folder(run.record());
@@ -315,12 +332,21 @@ impl Store for SqliteStore {
             Some(held) if held.token == lease.token() && !batch.release => held.durability,
             _ => Durability::Sync,
         };
+        self.writer()?;
+        let (packed, learned) = pack::pack(&self.place.frames, &batch.records);
         let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
         let job = Arc::clone(&batch);
-        let answer = self
-            .write(durability, move |connection, place| append::append(connection, place, &run, token, &job))
+        let (answer, as_packed) = self
+            .write(durability, move |connection, place| {
+                append::append(connection, place, &run, token, &job, &packed)
+            })
             .await?;
         if answer == Appended::Now {
+            if as_packed {
+                learned.keep(&self.place.frames, &batch.records);
+            } else {
+                self.place.frames.forget_run(lease.run());
+            }
             self.tell(lease, &batch.records);
         }
         if batch.release {
@@ -371,15 +397,29 @@ impl Store for SqliteStore {
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
-        let (run, token) = (lease.run().clone(), lease.token());
-        if mode == TrimMode::DryRun {
-            return self.read(|view| tidy::trim(view.connection, view.place, &run, token, keep, mode));
+        self.check_open()?;
+        let (run, token) = (lease.run(), lease.token());
+        for _ in 0..TRIM_TRIES_MAX {
+            let plan = self.read(|view| trim::plan(view, run, token, keep))?;
+            let trimmed = plan.trimmed();
+            if mode == TrimMode::DryRun || plan.is_empty() {
+                return Ok(trimmed);
+            }
+            let of = run.clone();
+            // What is lost of it by a power cut is trimmed again.
+            let done = self
+                .write(Durability::Async, move |connection, place| {
+                    trim::apply(connection, place, &of, token, &plan)
+                })
+                .await?;
+            if done {
+                self.trimmed.store(true, Ordering::Relaxed);
+                self.shrink(Shrink::IfMany).await;
+                return Ok(trimmed);
+            }
         }
-        // What is lost of it by a power cut is trimmed again.
-        self.write(Durability::Async, move |connection, place| {
-            tidy::trim(connection, place, &run, token, keep, mode)
-        })
-        .await
+        let why = format!("the records of run {run} were moved or dropped all the while");
+        Err(StoreError::Invalid(format!("cannot trim: {why}")))
     }
 
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
@@ -401,7 +441,10 @@ impl Store for SqliteStore {
         self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
         // In this order: what a crash leaves is found and removed by the next deletion or by a new run of that name.
         lease::remove_folder(&folder)?;
-        lease::remove_lock(kernel_lock)
+        lease::remove_lock(kernel_lock)?;
+        self.place.frames.forget_run(run);
+        self.shrink(Shrink::All).await;
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -412,6 +455,9 @@ impl Store for SqliteStore {
             for (run, Held { token, .. }) in held {
                 let job = move |connection: &Connection| lease::abandon(connection, &run, token);
                 result = result.and(writer.write(Durability::Async, job).await);
+            }
+            if self.trimmed.load(Ordering::Relaxed) {
+                self.shrink(Shrink::All).await;
             }
         }
         self.closed.store(true, Ordering::Release);

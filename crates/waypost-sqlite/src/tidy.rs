@@ -1,17 +1,13 @@
-//! What is moved aside, dropped and deleted.
+//! What is moved aside and deleted; what is dropped, `trim` knows.
 
 use rusqlite::{Connection, params};
 use waypost::id::RunId;
-use waypost::store::{Damage, StoreError, TrimMode, Trimmed};
+use waypost::store::{Damage, StoreError};
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
-use crate::rows::{
-    Branch, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of, time_text,
-};
-
-/// Fewest checkpoints that keep their body: the newest, and one to fall back to.
-const KEEP_MIN: u32 = 2;
+use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, key, time_text};
+use crate::trim::{Freed, add_bytes, bases};
 
 /// Moves a damaged record aside, byte for byte.
 ///
@@ -48,7 +44,10 @@ pub(crate) fn quarantine(
         .execute(params![key, run, why, now])
         .map_err(Fault::from);
     match moved {
-        Ok(1) => remove(connection, run, &branch, key),
+        Ok(1) => {
+            free_dependants(connection, place, &damage.run, run, &branch, damage.seq)?;
+            remove(connection, run, &branch, key)
+        }
         Err(fault) if !fault.is_corrupt() => Err(fault.into()),
         _ => {
             connection
@@ -59,6 +58,29 @@ pub(crate) fn quarantine(
             Ok(())
         }
     }
+}
+
+/// Gives full frames to the bodies that are made from that of record `seq`, which goes: they are sound as long as its
+/// frame is.
+fn free_dependants(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    run_row: i64,
+    branch: &Branch,
+    seq: u64,
+) -> Result<(), Failure> {
+    for (above, base) in bases(connection, branch, seq)? {
+        if base != seq {
+            continue;
+        }
+        if let Found::Sound(record) = fetch(connection, place, run, branch, above, Want::Whole)? {
+            let freed = Freed::of(place, &record);
+            let grown = freed.write(connection, branch)?;
+            add_bytes(connection, run_row, grown)?;
+        }
+    }
+    Ok(())
 }
 
 fn remove(connection: &Connection, run: i64, branch: &Branch, key: i64) -> Result<(), Failure> {
@@ -77,85 +99,6 @@ fn remove(connection: &Connection, run: i64, branch: &Branch, key: i64) -> Resul
         )?
         .execute((run, bytes))?;
     Ok(())
-}
-
-/// Drops the bodies of all but the newest `keep` sound checkpoints of each branch.
-///
-/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before.
-pub(crate) fn trim(
-    connection: &Connection,
-    place: &Place,
-    run: &RunId,
-    token: u64,
-    keep: u32,
-    mode: TrimMode,
-) -> Result<Trimmed, Failure> {
-    let id = RunRow::leased(connection, place, run, token)?.id;
-    let keep = keep.max(KEEP_MIN);
-    let mut trimmed = Trimmed::default();
-    for branch in full_branches(connection, id, keep)? {
-        let mut kept = 0;
-        let mut dropped = 0;
-        for (seq, bytes) in bodies(connection, &branch)? {
-            // Damaged ones are neither counted nor touched: quarantine is for them.
-            let Found::Sound(_) = fetch(connection, place, run, &branch, seq, Want::Whole)? else { continue };
-            if kept < keep {
-                kept += 1;
-                continue;
-            }
-            dropped += 1;
-            trimmed.bytes += bytes;
-            if mode == TrimMode::Apply {
-                connection
-                    .prepare_cached("UPDATE records SET body = NULL, codec = ?2 WHERE key = ?1")?
-                    .execute((key(branch.id, seq), CODEC_TRIMMED))?;
-            }
-        }
-        trimmed.checkpoints += dropped;
-        if mode == TrimMode::Apply && dropped > 0 {
-            connection
-                .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
-                .execute((branch.id, int(dropped)))?;
-        }
-    }
-    if mode == TrimMode::Apply && trimmed.bytes > 0 {
-        connection
-            .prepare_cached("UPDATE runs SET bytes = max(bytes - ?2, 0) WHERE id = ?1")?
-            .execute((id, int(trimmed.bytes)))?;
-    }
-    Ok(trimmed)
-}
-
-/// Returns the branches with more bodies than are to be kept.
-fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<Branch>, Failure> {
-    let mut statement =
-        connection.prepare_cached("SELECT id FROM branches WHERE run = ?1 AND bodies > ?2 ORDER BY id")?;
-    let ids = statement.query_map((run, keep), |row| row.get::<_, i64>(0))?;
-    let ids = ids.collect::<Result<Vec<_>, _>>()?;
-    let mut branches = Vec::with_capacity(ids.len());
-    for id in ids {
-        branches.extend(Branch::list(connection, run, id, 1)?);
-    }
-    Ok(branches)
-}
-
-/// Returns seq and size of the bodies of a branch, newest first, down to the first that was dropped.
-fn bodies(connection: &Connection, branch: &Branch) -> Result<Vec<(u64, u64)>, Failure> {
-    let mut statement = connection.prepare_cached(
-        "SELECT key, codec, length(body) FROM records
-         WHERE key > ?1 AND key <= ?2 AND codec IS NOT NULL ORDER BY key DESC",
-    )?;
-    let mut rows = statement.query([key(branch.id, 0), key(branch.id, SEQ_MAX)])?;
-    let mut bodies = Vec::new();
-    while let Some(row) = rows.next()? {
-        if row.get::<_, i64>(1)? == CODEC_TRIMMED {
-            break;
-        }
-        if let Some(bytes) = row.get::<_, Option<i64>>(2)? {
-            bodies.push((seq_of(row.get(0)?), count(bytes)?));
-        }
-    }
-    Ok(bodies)
 }
 
 /// Deletes all rows of a run; says whether there was one.

@@ -22,7 +22,7 @@ mod advance;
 mod attempt;
 mod begin;
 mod branches;
-mod chain;
+pub(crate) mod chain;
 mod commit;
 mod fall;
 mod fan;
@@ -50,6 +50,7 @@ pub use program::{
 };
 pub use snapshot::Snapshot;
 pub use stop::{Stop, StopHandle, StopLevel};
+pub use travel::StartOptions;
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

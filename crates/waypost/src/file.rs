@@ -55,6 +55,7 @@ mod read;
 mod replay;
 mod retain;
 mod signals;
+mod witness;
 mod write;
 
 use lease::{Locking, Seats, locked};

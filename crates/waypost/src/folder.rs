@@ -6,6 +6,7 @@
 //!   report.md          a head, then a section a step
 //!   logs/...           blobs named `logs/...`: what steps printed
 //!   blobs/...          all other blobs
+//!   scratch/...        what steps under way hand over; there only while somebody works on the run
 //! ```
 //!
 //! Events and report are derived from records after their commit and never read back to decide anything. So a failure
@@ -20,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, write_whole};
+use crate::disk::{Disk, DiskFile, Kind, write_whole};
 use crate::record::{Record, RunRecord};
 
 mod blobs;
@@ -31,6 +32,13 @@ pub use blobs::{append_blob, read_blob, sync_blob};
 
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";
+
+/// The folder, in that of a run, for files that steps under way write to and the engine reads. A kill leaves it behind;
+/// the next who takes the run up removes it, with whatever secrets steps may have put there.
+pub const SCRATCH: &str = "scratch";
+
+/// Deepest folder in a run's folder that is removed with it: blobs lie in folders of their own.
+const DEPTH_MAX: u32 = 64;
 
 /// How many names for an unfinished file are tried. Each one that is taken is a leftover of a process with our number.
 const TEMP_NAMES_MAX: u32 = 1_000;
@@ -88,15 +96,17 @@ impl RunFolder {
 
     /// Mends what a crash left behind, when the run is taken up by a new writer and before it appends.
     ///
-    /// Takes away unfinished files and the torn last line of `events.jsonl`, and adds what is missing. `newest_first`
-    /// gives the records of all branches against the order of their commits, and is asked only until it gives one
-    /// that was written down before, or [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
+    /// Takes away unfinished files, what steps handed over, and the torn last line of `events.jsonl`, and adds what is
+    /// missing. `newest_first` gives the records of all branches against the order of their commits, and is asked only until
+    /// it gives one that was written down before, or [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
     ///
     /// # Errors
     /// Those of `newest_first`. Troubles of the files themselves are remembered as for
     /// [`committed`](Self::committed).
     pub fn heal<E>(&mut self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
-        if let Err(source) = remove_leftovers(self.disk.as_ref(), &self.path) {
+        let removed = remove_leftovers(self.disk.as_ref(), &self.path)
+            .and_then(|()| remove_folder(self.disk.as_ref(), &self.path.join(SCRATCH)));
+        if let Err(source) = removed {
             self.trouble = Some(Trouble { path: self.path.clone(), source });
             return Ok(());
         }
@@ -187,11 +197,38 @@ pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     };
     for entry in entries {
         let unfinished = entry.name.to_str().is_some_and(|name| name.starts_with(TEMP_PREFIX));
-        if unfinished && entry.kind == crate::disk::Kind::File {
+        if unfinished && entry.kind == Kind::File {
             disk.remove(&folder.join(&entry.name))?;
         }
     }
     Ok(())
+}
+
+/// Removes a folder with all that is in it; links are removed and not followed. Nothing happens if it is not there.
+///
+/// # Errors
+/// As [`Disk::list`] and [`Disk::remove`]: then some of it may be left. One that is nested deeper than any of ours is
+/// refused.
+pub fn remove_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    remove_folder_at(disk, path, 0)
+}
+
+fn remove_folder_at(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(io::Error::other(format!("`{}` is nested too deep", path.display())));
+    }
+    let entries = match disk.list(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = path.join(&entry.name);
+        match entry.kind {
+            Kind::Folder => remove_folder_at(disk, &path, depth + 1)?,
+            Kind::File | Kind::Other => disk.remove(&path)?,
+        }
+    }
+    disk.remove_dir(path)
 }
 
 /// Makes the folder of a run, and the one around it.

@@ -56,6 +56,7 @@ mod fork;
 mod homes;
 mod join;
 mod level;
+mod origin;
 mod run;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
@@ -64,7 +65,8 @@ pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
-pub use run::{Forked, Inspected, Resume, Run, RunStream, Update};
+pub use origin::{Forked, Inspected};
+pub use run::{Resume, Run, RunStream, Update};
 
 use level::{Held, Level};
 

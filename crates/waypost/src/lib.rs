@@ -21,19 +21,25 @@
 
 pub mod change;
 pub mod clock;
+pub mod diff;
 pub mod disk;
 pub mod engine;
 pub mod events;
+pub mod evidence;
 pub mod file;
 pub mod folder;
-
 pub mod graph;
 pub mod id;
 pub mod lock;
 pub mod memory;
+pub mod path;
 pub mod plan;
+pub mod portable;
 pub mod record;
+pub mod recorder;
 pub mod report;
+pub mod schema;
+mod sealed;
 pub mod shape;
 pub mod store;
 

@@ -17,11 +17,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::id::Digest;
+use crate::path::FieldPath;
 
 mod evidence;
 mod header;
 mod position;
 mod run;
+mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
@@ -30,6 +32,7 @@ pub use header::{
 };
 pub use position::{Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;
@@ -82,11 +85,24 @@ pub enum Flaw {
     /// The digest may be right, but it is not a record.
     #[error("it cannot be read: {0}")]
     Malformed(String),
+    /// It was there once, as something else tells, and is not there any more.
+    #[error("it is missing")]
+    Missing,
     /// It was written by a newer version.
-    #[error("it has format {found}, this version reads up to {FORMAT}")]
+    #[error("it has format {found}, this version reads up to {supported}")]
     Newer {
         /// The format found.
         found: u32,
+        /// The newest format of its kind that this version reads.
+        supported: u32,
+    },
+    /// A field of a state would not come back as it is, when written.
+    #[error("{path}: {why}")]
+    Unkept {
+        /// The field.
+        path: FieldPath,
+        /// What is wrong with it.
+        why: String,
     },
     /// A size or a field beyond its limit, when written.
     #[error("{0}")]
@@ -106,24 +122,23 @@ impl Body {
     /// Encodes a position and a state that is serialised as JSON.
     ///
     /// # Errors
-    /// [`Flaw::Malformed`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large.
+    /// [`Flaw::Unkept`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large,
+    /// noticed while it is written. See [`encode`].
     pub fn json<S: Serialize>(position: &Position, state: &S, schema: u32) -> Result<Self, Flaw> {
-        Self::with(position, schema, |bytes| {
-            serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
-        })
+        Self::with(position, schema, |bytes| encode(state, bytes))
     }
 
-    /// Encodes a position and a state that `encode` writes as JSON behind what is there.
+    /// Encodes a position and a state that `write` puts as JSON behind what is there.
     ///
     /// # Errors
-    /// Those of `encode`; [`Flaw::Limit`] when it is too large.
+    /// Those of `write`; [`Flaw::Limit`] when it is too large.
     pub fn with(
         position: &Position,
         schema: u32,
-        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
     ) -> Result<Self, Flaw> {
         let mut body = Self::begin(position, "json", schema)?;
-        encode(&mut body.bytes)?;
+        write(&mut body.bytes)?;
         body.check()
     }
 
@@ -139,7 +154,7 @@ impl Body {
 
     fn begin(position: &Position, codec: &str, schema: u32) -> Result<Self, Flaw> {
         let mut bytes = Vec::with_capacity(256);
-        serde_json::to_writer(&mut bytes, position).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        encode(position, &mut bytes)?;
         let position_bytes = bytes.len();
         bytes.push(b'\n');
         Ok(Self { bytes, position_bytes, codec: codec.to_owned(), schema })
@@ -162,7 +177,8 @@ impl Record {
     /// `header.body` is filled in here.
     ///
     /// # Errors
-    /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`].
+    /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`]; [`Flaw::Unkept`] names the field of it that
+    /// would not come back as it is, such as a value that is nested too deep.
     pub fn seal(mut header: Header, body: Option<Body>) -> Result<Self, Flaw> {
         header.body = body.as_ref().map(|body| BodyRef {
             digest: Digest::of(&body.bytes),
@@ -172,7 +188,7 @@ impl Record {
             schema: body.schema,
         });
         let mut bytes = Vec::with_capacity(640);
-        serde_json::to_writer(&mut bytes, &header).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        encode(&header, &mut bytes)?;
         if bytes.len() > HEADER_BYTES_MAX {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
@@ -258,7 +274,8 @@ impl SealedRun {
     /// # Errors
     /// [`Flaw`] if it cannot be written.
     pub fn seal(record: RunRecord) -> Result<Self, Flaw> {
-        let bytes = serde_json::to_vec(&record).map_err(|error| Flaw::Malformed(error.to_string()))?;
+        let mut bytes = Vec::new();
+        encode(&record, &mut bytes)?;
         Ok(Self { record, digest: Digest::of(&bytes), bytes: Arc::new(bytes) })
     }
 
@@ -301,7 +318,7 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
     let malformed = |error: serde_json::Error| Flaw::Malformed(error.to_string());
     match serde_json::from_slice::<Versioned>(bytes).map_err(malformed)?.v {
         FORMAT => serde_json::from_slice(bytes).map_err(malformed),
-        found if found > FORMAT => Err(Flaw::Newer { found }),
+        found if found > FORMAT => Err(Flaw::Newer { found, supported: FORMAT }),
         found => Err(Flaw::Malformed(format!("there is no format {found}"))),
     }
 }

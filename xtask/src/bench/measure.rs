@@ -63,6 +63,8 @@ pub(super) enum Unit {
     CpuMicroseconds,
     /// So many for one; less is better.
     Count,
+    /// Bytes on the disk; less is better.
+    Bytes,
 }
 
 impl fmt::Display for Unit {
@@ -73,6 +75,7 @@ impl fmt::Display for Unit {
             Self::Milliseconds => "ms",
             Self::CpuMicroseconds => "us CPU",
             Self::Count => "each",
+            Self::Bytes => "bytes",
         })
     }
 }
@@ -223,8 +226,12 @@ fn ratio(ours: &[f64], limit: &[f64]) -> Option<f64> {
 
 /// `count` different bytes that do not compress, the same in every run.
 pub(super) fn noise(count: usize) -> Vec<u8> {
+    noise_from(1, count)
+}
+
+/// As [`noise`], and others for each `state` that it begins with.
+pub(super) fn noise_from(mut state: u64, count: usize) -> Vec<u8> {
     // A multiplicative congruential generator with Knuth's constants for MMIX; the high byte is good enough.
-    let mut state: u64 = 1;
     std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state.to_be_bytes()[0]

@@ -1,10 +1,12 @@
 //! Programs for the engine whose steps do nothing: what is left is the cost of a step.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use async_trait::async_trait;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, Follow, Item, Joined, OnFailure, Performed, Program,
@@ -29,28 +31,59 @@ pub(super) struct State {
     text: String,
 }
 
-/// Steps in a row, each of which replaces the text in the state and does nothing else.
-#[derive(Debug)]
-pub(super) struct Row {
+/// Steps in a row, each of which changes the state and does nothing else.
+pub(super) struct Row<S> {
     shape: Shape,
-    noise: String,
-    text_bytes: usize,
+    begin: S,
+    change: Box<dyn Fn(&mut S) + Send + Sync>,
 }
 
-impl Row {
-    /// `count` steps over a state of about `state_bytes`.
+impl<S: fmt::Debug> fmt::Debug for Row<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Row").field("begin", &self.begin).finish_non_exhaustive()
+    }
+}
+
+impl Row<State> {
+    /// `count` steps over a state of about `state_bytes`, each of which replaces the text in it.
     pub(super) fn new(count: u32, state_bytes: usize) -> Self {
         let text_bytes = state_bytes - STATE_FRAME_BYTES;
         assert!(state_bytes < STATE_BYTES_WARN, "a state of {state_bytes} bytes is no usual one");
         let letter = |byte: u8| char::from(b'a' + byte % 26);
         // Twice as long, so that each step finds another text in it.
-        let noise = measure::noise(2 * text_bytes).into_iter().map(letter).collect();
+        let noise: String = measure::noise(2 * text_bytes).into_iter().map(letter).collect();
+        let begin = State { steps: 0, text: noise[..text_bytes].to_owned() };
+        Self::of(count, begin, move |state: &mut State| {
+            let begin = state.steps as usize % text_bytes;
+            state.text.clear();
+            state.text.push_str(&noise[begin..begin + text_bytes]);
+            state.steps += 1;
+        })
+    }
+
+    /// Reads back what run `name` left: every step must be in its newest state, and each must have its record.
+    ///
+    /// # Errors
+    /// When that is not so.
+    pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
+        let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
+        let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
+        let (expect, seq) = (self.shape.steps().len() as u64, newest.header().seq);
+        ensure!(state.steps == expect, "the newest state has {} steps of {expect}", state.steps);
+        ensure!(seq > expect, "{expect} steps left {seq} records");
+        Ok(())
+    }
+}
+
+impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Row<S> {
+    /// `count` steps over a state that is `begin` at first.
+    pub(super) fn of(count: u32, begin: S, change: impl Fn(&mut S) + Send + Sync + 'static) -> Self {
         let steps = (1..=count).map(|number| {
             let needs = (number > 1).then(|| id(number - 1)).into_iter().collect();
             Step::new(id(number), needs, Digest::of(&number.to_le_bytes()))
         });
         let shape = Shape::new(steps.collect(), 1).expect("steps in a row are a graph");
-        Self { shape, noise, text_bytes }
+        Self { shape, begin, change: Box::new(change) }
     }
 
     /// Runs all of it in `store`, as run `name`.
@@ -64,22 +97,9 @@ impl Row {
         durability: Durability,
     ) -> anyhow::Result<()> {
         let record = run_record(&self.shape, name, durability)?;
-        let state = State { steps: 0, text: self.noise[..self.text_bytes].to_owned() };
-        let outcome = Engine::new(store).run_program(self, record, state, SessionOptions::default()).await?;
+        let engine = Engine::new(store);
+        let outcome = engine.run_program(self, record, self.begin.clone(), SessionOptions::default()).await?;
         ensure!(outcome.status == RunStatus::Completed, "run {name} ended as {:?}", outcome.status);
-        Ok(())
-    }
-
-    /// Reads back what run `name` left: every step must be in its newest state, and each must have its record.
-    ///
-    /// # Errors
-    /// When that is not so.
-    pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
-        let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
-        let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
-        let (expect, seq) = (self.shape.steps().len() as u64, newest.header().seq);
-        ensure!(state.steps == expect, "the newest state has {} steps of {expect}", state.steps);
-        ensure!(seq > expect, "{expect} steps left {seq} records");
         Ok(())
     }
 }
@@ -111,8 +131,8 @@ fn run_record(shape: &Shape, name: &str, durability: Durability) -> anyhow::Resu
 }
 
 #[async_trait]
-impl Program for Row {
-    type State = State;
+impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
+    type State = S;
     type Job = ();
     type Output = ();
 
@@ -124,27 +144,27 @@ impl Program for Row {
         1
     }
 
-    fn encode(&self, _: usize, state: &State, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+    fn encode(&self, _: usize, state: &S, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
         serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
     }
 
-    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<State, StateError> {
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<S, StateError> {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, _: Spot<'_>, _: &State) -> Result<Vec<Item>, Failure> {
+    fn open(&self, _: Spot<'_>, _: &S) -> Result<Vec<Item>, Failure> {
         Ok(Vec::new())
     }
 
-    fn child(&self, _: Spot<'_>, state: &State, _: &Item) -> Result<State, Failure> {
+    fn child(&self, _: Spot<'_>, state: &S, _: &Item) -> Result<S, Failure> {
         Ok(state.clone())
     }
 
-    fn admit(&self, _: Spot<'_>, _: &State) -> Result<Admission, Failure> {
+    fn admit(&self, _: Spot<'_>, _: &S) -> Result<Admission, Failure> {
         Ok(Admission::Run)
     }
 
-    fn prepare(&self, _: Spot<'_>, _: &State, _: Option<Joined>) -> Result<(), Failure> {
+    fn prepare(&self, _: Spot<'_>, _: &S, _: Option<Joined>) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -156,11 +176,8 @@ impl Program for Row {
         OnFailure { retry: false, tolerate: false }
     }
 
-    fn apply(&self, state: &mut State, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
-        let begin = state.steps as usize % self.text_bytes;
-        state.text.clear();
-        state.text.push_str(&self.noise[begin..begin + self.text_bytes]);
-        state.steps += 1;
+    fn apply(&self, state: &mut S, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
+        (self.change)(state);
         Ok(Follow::Needs)
     }
 

@@ -159,7 +159,7 @@ fn shown(figure: Option<f64>, unit: Unit) -> String {
     match (figure, unit) {
         (None, _) => "-".to_owned(),
         (Some(figure), Unit::BytesPerSecond) => format!("{:.0}", figure / 1e6),
-        (Some(figure), Unit::PerSecond) => format!("{figure:.0}"),
+        (Some(figure), Unit::PerSecond | Unit::Bytes) => format!("{figure:.0}"),
         (Some(figure), Unit::Milliseconds | Unit::CpuMicroseconds) => format!("{figure:.2}"),
         (Some(figure), Unit::Count) => format!("{figure:.3}"),
     }

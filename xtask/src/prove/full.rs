@@ -18,8 +18,10 @@ pub(super) const MOUNTED: &str = "disk";
 /// Room for everything.
 const ROOM_KIB: u64 = 16 << 10;
 
-/// Exit codes of a store that cannot be made, and of one that cannot be written.
-const NO_ROOM: [i32; 2] = [73, 74];
+/// Exit code of a run that cannot be made.
+const CANNOT_CREATE: i32 = 73;
+/// Exit code of a run of which a checkpoint cannot be written.
+const CANNOT_WRITE: i32 = 74;
 
 /// How the runs on disks of all sizes ended.
 #[derive(Debug, Default)]
@@ -85,9 +87,6 @@ fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> a
     fs::write(folder.path().join(WORKFLOW), &workflow.text)?;
     let mut stage = Stage { subject, folder: folder.path(), starts: Vec::new() };
     let (code, stdout, stderr) = stage.run(&stage.next_command())?;
-    if code != Some(0) && !code.is_some_and(|code| NO_ROOM.contains(&code)) {
-        bail!("it ends with {code:?}: {stdout} {stderr}");
-    }
     // What was there is readable on the full disk already.
     let full = stage.answer("checkpoints");
     mounted.make_room()?;
@@ -98,8 +97,12 @@ fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> a
     }
     match (code, start.acknowledged.is_empty()) {
         (Some(0), _) => tally.roomy += 1,
-        (_, true) => tally.refused_at_once += 1,
-        (_, false) => tally.refused_later += 1,
+        (Some(CANNOT_CREATE), true) => tally.refused_at_once += 1,
+        (Some(CANNOT_WRITE), false) => tally.refused_later += 1,
+        (_, is_empty) => {
+            let told = if is_empty { "nothing" } else { "some of it" };
+            bail!("it ends with {code:?} after {told} was acknowledged: {stdout} {stderr}")
+        }
     }
     stage.finish()?;
     let mut found = broken(&workflow.steps, &stage.starts);

@@ -15,7 +15,11 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     let store = context.store(None, Access::Write)?;
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
-        let run = find(store.as_ref(), Some(name), Default::Newest).await?;
+        let run = match find(store.as_ref(), Some(name), Default::Newest).await {
+            // What is left of it, goes.
+            Err(Error::Lost { run, .. }) => run,
+            found => found?,
+        };
         if !runs.contains(&run) {
             runs.push(run);
         }
@@ -49,13 +53,17 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
         Ok(entry) if entry.summary.holder.is_some() => {
             Err(StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into())
         }
-        // A damaged run can be deleted too.
-        Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Version { .. }) => Ok(()),
+        // A damaged run can be deleted too, and one of which only its log is left.
+        Ok(_)
+        | Err(StoreError::Damaged { .. } | StoreError::Version { .. } | StoreError::NotFound { .. }) => {
+            Ok(())
+        }
         Err(error) => Err(error.into()),
     }
 }
 
-fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
+/// Asks whether runs are to be deleted, where there is somebody to ask.
+pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
     if !context.output.can_ask() {
         return Err(Error::usage(
             format!("cannot ask whether to delete {}: there is no terminal", names.join(", ")),

@@ -1,4 +1,4 @@
-//! `waypost list`: the runs of the store, newest first. Opens no record.
+//! `waypost list`: the runs of the store, newest first. Opens the newest record of each, and no other.
 
 use std::collections::BTreeSet;
 
@@ -11,17 +11,31 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
+use crate::size;
+use crate::standing;
 use crate::time;
 use crate::view::{ListView, RunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
     let store = match context.store(None, Access::Read) {
         Ok(store) => store,
-        Err(error @ Error::NoStore { .. }) => return nothing(context, &error.to_string()),
+        Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. })) => {
+            return nothing(context, &error.to_string());
+        }
         Err(error) => return Err(error),
     };
     let query = query(context, store.as_ref(), &args);
-    let found = store.runs(&query).await?;
+    let mut found = store.runs(&query).await?;
+    for run in &mut found.runs {
+        if standing::correct(store.as_ref(), run).await? {
+            context.output.warn(&format!(
+                "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
+                run.run
+            ));
+        }
+    }
+    // One that is not as was asked for after all.
+    found.runs.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
     let home = store.home();
     let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
     if context.output.json {
@@ -99,11 +113,12 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             format!("{}/{}", run.progress.done, run.progress.total),
             run.step.clone().unwrap_or_default(),
             time::ago(run.updated_at, now),
+            size::shown(run.bytes),
             run.workflow.clone(),
         ]
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "WORKFLOW"], &rows)
+    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"], &rows)
 }
 
 impl From<StatusName> for RunStatus {

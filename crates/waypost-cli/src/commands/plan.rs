@@ -2,6 +2,7 @@
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision, Plan, Verdicts};
+use waypost::record::Flaw;
 use waypost::store::{Store, StoreExt as _};
 
 use super::{Context, checkpoints};
@@ -9,6 +10,7 @@ use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
@@ -85,7 +87,15 @@ async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> R
     chosen.tell(context);
     for damage in snapshot.damaged() {
         let at = checkpoints::reference_of(&damage.run, damage);
-        context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
+        context.output.warn(&match damage.flaw {
+            Flaw::Missing => format!("checkpoint {at} is missing; a resume stops until it is back"),
+            _ => format!("checkpoint {at} is damaged; a resume goes on from the one before"),
+        });
+    }
+    if let Some(told) = standing::told_and_lost(store, snapshot) {
+        context.output.warn(&format!(
+            "the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back"
+        ));
     }
     if let Some(holder) = &snapshot.entry.summary.holder {
         context

@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
 use crate::reference::{Default as Meant, find};
+use crate::standing;
 use crate::surroundings::{self, Local};
 
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
@@ -148,7 +149,12 @@ impl Prepared {
         }
         let frozen = entry.record.record().clone();
         let chosen = match Snapshot::read(store.as_ref(), run).await {
-            Ok(snapshot) => choose(store.as_ref(), &snapshot, &Choice::of(args))?,
+            Ok(snapshot) => {
+                if !args.restart {
+                    refuse_behind(store.as_ref(), &snapshot)?;
+                }
+                choose(store.as_ref(), &snapshot, &Choice::of(args))?
+            }
             // Nothing sound is left to go on from; starting over needs only the frozen record.
             Err(StoreError::Damaged { .. }) if args.restart => Chosen::frozen(store.as_ref(), &frozen)?,
             Err(error) => return Err(error.into()),
@@ -196,6 +202,13 @@ impl Prepared {
         let outcome = session.watch(engine.resume_program(&program, &run, options)).await?;
         session.conclude(&outcome, &told)
     }
+}
+
+/// Refuses to go on from less than the run has told: what was finished since would be done again unasked.
+fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
+    let Some(told) = standing::told_and_lost(store, snapshot) else { return Ok(()) };
+    let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
+    Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
 }
 
 /// Names declared variables whose values differ from when the run was made.

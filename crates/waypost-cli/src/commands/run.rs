@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use waypost::RunId;
-use waypost::engine::SessionOptions;
+use waypost::engine::{RunError, SessionOptions};
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
 use waypost::store::{RunQuery, Store, StoreError};
@@ -19,7 +19,7 @@ use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
-use crate::reference::resumable_statuses;
+use crate::reference::{self, resumable_statuses};
 use crate::surroundings::{self, Local};
 
 /// How often another random end is tried when the id is taken: each collides once in a million runs of one name.
@@ -41,14 +41,15 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if args.dry_run {
         return dry_run(context, &workflow, id.as_ref());
     }
-    let store = context.store(Some(&args.file), Access::Create)?;
+    let store = context.store(Some(&args.file), Access::Create).map_err(not_made)?;
     if let Some(id) = &id
         && is_there(store.as_ref(), id).await?
     {
         return beside_existing(context, store, id, &args).await;
     }
-    if let Some(id) = &id {
-        refuse_lost(store.as_ref(), id)?;
+    // What looks like a resume would do finished work again.
+    if let Some(lost) = id.as_ref().and_then(|id| reference::lost(store.as_ref(), id.as_str())) {
+        return Err(lost);
     }
     if !workflow.warnings().is_empty() {
         context.output.detail(&workflow.render_warnings());
@@ -98,9 +99,50 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
-    let engine = session.engine(store);
-    let outcome = session.watch(engine.run_program(&program, record, state, options)).await?;
-    session.conclude(&outcome, &told)
+    let engine = session.engine(Arc::clone(&store));
+    match session.watch(engine.run_program(&program, record, state, options)).await {
+        Ok(outcome) => session.conclude(&outcome, &told),
+        Err(error) => Err(match store.run(&told.run).await {
+            Err(StoreError::NotFound { .. }) => run_not_made(&told.run, error),
+            _ => error,
+        }),
+    }
+}
+
+/// Says of an error that nothing of the run is there, if that is what it means.
+fn run_not_made(run: &RunId, error: Error) -> Error {
+    let what = || format!("run {run}");
+    match error {
+        Error::Run(RunError::Store(source)) if is_of_medium(&source) => {
+            Error::NotMade { what: what(), source }
+        }
+        // That of a later one means that the run is gone again.
+        Error::Run(RunError::Checkpoint { at, source })
+            if at == format!("{run}@1") && is_of_medium(&source) =>
+        {
+            Error::NotMade { what: what(), source }
+        }
+        error => error,
+    }
+}
+
+/// Says of an error that there is no store to make a run in, if that is what it means.
+fn not_made(error: Error) -> Error {
+    match error {
+        Error::Store(source) if is_of_medium(&source) => {
+            Error::NotMade { what: "a store".to_owned(), source }
+        }
+        error => error,
+    }
+}
+
+/// Says whether a write failed because of the disk.
+fn is_of_medium(error: &StoreError) -> bool {
+    match error {
+        StoreError::Full { .. } | StoreError::Poisoned { .. } => true,
+        StoreError::Io { action, .. } => !matches!(*action, "read" | "open"),
+        _ => false,
+    }
 }
 
 /// Says what would run, in which order.
@@ -134,14 +176,6 @@ async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
         Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Refuses to begin a run anew that has left its log beside a store that does not know it: the store was lost, and
-/// what looks like a resume would do finished work again.
-fn refuse_lost(store: &dyn Store, run: &RunId) -> Result<(), Error> {
-    let Some(folder) = store.folder(run) else { return Ok(()) };
-    let said_something = std::fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.len() > 0);
-    if said_something { Err(Error::Lost { run: run.to_string(), folder }) } else { Ok(()) }
 }
 
 async fn beside_existing(
@@ -247,20 +281,4 @@ async fn hint_to_resume(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use waypost::RunId;
-
-    use super::{random_end, slug};
-
-    #[test]
-    fn a_made_id_is_always_a_run_id() {
-        for name in ["nightly report", "../x", "--", "", "grün", "a..b", &"x".repeat(500), "1 %&/ 2"] {
-            let id = format!("{}-{}", slug(name), random_end());
-            assert!(RunId::new(&id).is_ok(), "{name}: {id}");
-        }
-        assert_eq!(slug("nightly report!"), "nightly-report");
-    }
 }

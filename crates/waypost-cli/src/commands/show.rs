@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::record::{
-    Ending, Failure, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
+    Ending, Failure, Flaw, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
 };
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use super::{Context, checkpoints};
@@ -21,6 +21,7 @@ use crate::exit::Exit;
 use crate::output::{Output, shown, shown_lines};
 use crate::place;
 use crate::reference::{Default, Reference, find};
+use crate::standing;
 use crate::time;
 use crate::view::{ClaimView, FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
@@ -53,8 +54,14 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
+        let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         context.output.warn(&format!(
-            "checkpoint {at} is damaged and was passed over; `waypost verify {run}` says more"
+            "checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more"
+        ));
+    }
+    if let Some(told) = &shown.lost {
+        context.output.warn(&format!(
+            "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
         ));
     }
     Ok(Exit::Done)
@@ -66,6 +73,8 @@ struct Shown {
     branches: Vec<Branch>,
     /// The checkpoint asked for; none for how the run stands now.
     at: Option<Record>,
+    /// The last checkpoint that the log tells of, if the store has lost it.
+    lost: Option<CheckpointRef>,
 }
 
 struct Branch {
@@ -78,7 +87,8 @@ struct Branch {
 
 impl Shown {
     async fn read(store: &dyn Store, run: &RunId, at: Option<(BranchPath, u64)>) -> Result<Self, Error> {
-        let snapshot = Snapshot::read(store, run).await?;
+        let mut snapshot = Snapshot::read(store, run).await?;
+        standing::correct_snapshot(store, &mut snapshot);
         let mut records = Vec::new();
         let mut asked = None;
         match at {
@@ -96,7 +106,14 @@ impl Shown {
             let history = store.history(run, &name, record.header().seq).await?;
             branches.push(Branch { name, record, history });
         }
-        Ok(Self { snapshot, branches, at: asked })
+        let lost = standing::told_and_lost(store, &snapshot);
+        Ok(Self { snapshot, branches, at: asked, lost })
+    }
+
+    /// Says whether a resume would go on with the run.
+    fn goes_on(&self) -> bool {
+        let missing = self.snapshot.damaged().any(|damage| damage.flaw == Flaw::Missing);
+        self.at.is_none() && !missing && self.lost.is_none() && self.snapshot.status().is_resumable()
     }
 
     /// Names the steps that must not be repeated blindly, as far as the run's copy of the workflow tells.
@@ -131,7 +148,7 @@ impl Shown {
         };
         let failed = steps.iter().find(|step| step.status == StepStatus::Failed);
         let parent = frozen.parent.as_ref().map(|parent| {
-            waypost::CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
+            CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
                 .to_string()
         });
         Ok(ShowView {
@@ -148,6 +165,11 @@ impl Shown {
             steps,
             parent,
             waiting,
+            damaged: self
+                .snapshot
+                .damaged()
+                .map(|damage| checkpoints::reference_of(&damage.run, damage).to_string())
+                .collect(),
         })
     }
 }
@@ -338,7 +360,7 @@ fn summary(output: &Output, view: &ShowView, facts: &Shown) -> String {
     }
     if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}\n", view.run);
-    } else if view.status.is_resumable() && view.checkpoint.is_none() {
+    } else if facts.goes_on() {
         let _ = write!(text, "\nGo on with: waypost resume {}\n", view.run);
     }
     text

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use waypost::record::{Claim, Reason, Record, Verdict};
+use waypost::engine::Snapshot;
+use waypost::record::{Claim, Flaw, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
@@ -13,12 +14,17 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Access;
 use crate::reference::{Default, Reference, find};
+use crate::standing;
 use crate::view::{
     ClaimView, EvidenceSummary, VERSION, VerifiedRunView, VerifiedView, VerifyAllView, VerifyView,
 };
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Read)?;
+    let opened = context.store(None, Access::Read);
+    if args.all && matches!(opened, Err(Error::NoRuns { made: true, .. })) {
+        return all_told(context, Vec::new());
+    }
+    let store = opened?;
     if args.all {
         return verify_all(context, store.as_ref()).await;
     }
@@ -55,6 +61,10 @@ async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error>
             None => break,
         }
     }
+    all_told(context, runs)
+}
+
+fn all_told(context: &Context, runs: Vec<VerifiedRunView>) -> Result<Exit, Error> {
     let sound = runs.iter().all(|run| run.sound);
     if runs.is_empty() {
         context.output.note("Nothing to verify, because the store has no runs.");
@@ -105,6 +115,12 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
             None => break,
         }
     }
+    // What more is wrong with it, was found above.
+    if let Ok(snapshot) = Snapshot::read(store, run).await
+        && let Some(told) = standing::told_and_lost(store, &snapshot)
+    {
+        errors.push(format!("its log tells of checkpoint {told}, which is not there"));
+    }
     if branches.values().all(|chain| chain.checkpoints.is_empty()) {
         errors.push("it has no checkpoints".to_owned());
     }
@@ -143,7 +159,8 @@ impl Link {
 fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
     let mut links: Vec<Link> = records.into_iter().map(|record| Link::Record(Box::new(record))).collect();
     for damage in damaged {
-        let before = |link: &Link| *link.branch() == damage.branch && link.seq() < damage.seq;
+        // Behind a record that is there all the same, in a second place.
+        let before = |link: &Link| *link.branch() == damage.branch && link.seq() <= damage.seq;
         let first = |link: &Link| *link.branch() == damage.branch;
         let place = links.iter().rposition(before).map(|place| place + 1);
         let place = place.or_else(|| links.iter().position(first)).unwrap_or(links.len());
@@ -170,7 +187,14 @@ impl Chain {
             Link::Damage(damage) => {
                 let at = checkpoints::reference_of(&damage.run, &damage);
                 self.broken = true;
-                self.checkpoints.push(verified(at, Some(damage.flaw.to_string()), &[]));
+                let error = match damage.flaw {
+                    // What is missing between others, nothing names.
+                    Flaw::Missing if damage.place.contains('/') => {
+                        format!("{}: {}", damage.flaw, damage.place)
+                    }
+                    flaw => flaw.to_string(),
+                };
+                self.checkpoints.push(verified(at, Some(error), &[]));
             }
             Link::Record(record) => {
                 let error = match self.misplaced(root, &record) {

@@ -54,15 +54,7 @@ impl Progress {
     /// Chooses how to show it.
     pub(crate) fn new(output: &Output) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
-        let seen = Seen {
-            running: BTreeMap::new(),
-            progress: store::Progress::default(),
-            checkpoint: None,
-            last_line: Instant::now(),
-            stopping: None,
-            deaf: false,
-        };
-        Self { output: output.clone(), live, seen: Mutex::new(seen) }
+        Self { output: output.clone(), live, seen: Mutex::new(Seen::from(Instant::now())) }
     }
 
     /// Says now and then that the run is alive, for as long as it is polled.
@@ -72,12 +64,11 @@ impl Progress {
             let mut seen = self.seen();
             if let Some(live) = &self.live {
                 live.status.set_message(seen.status());
-            } else if !self.output.json && seen.last_line.elapsed() >= HEARTBEAT {
-                seen.last_line = Instant::now();
-                let text =
-                    format!("{}  still working: {}", time::utc(crate::commands::now()), seen.under_way());
+            } else if !self.output.json
+                && let Some(text) = seen.heartbeat(Instant::now())
+            {
                 drop(seen);
-                self.output.note(&text);
+                self.output.note(&format!("{}  {text}", time::utc(crate::commands::now())));
             }
         }
     }
@@ -156,6 +147,27 @@ impl Observer for Progress {
 }
 
 impl Seen {
+    /// Has seen nothing since `now`.
+    fn from(now: Instant) -> Self {
+        Self {
+            running: BTreeMap::new(),
+            progress: store::Progress::default(),
+            checkpoint: None,
+            last_line: now,
+            stopping: None,
+            deaf: false,
+        }
+    }
+
+    /// Says that the run is alive, if it was silent for so long by `now`; then the next silence begins.
+    fn heartbeat(&mut self, now: Instant) -> Option<String> {
+        if now.saturating_duration_since(self.last_line) < HEARTBEAT {
+            return None;
+        }
+        self.last_line = now;
+        Some(format!("still working: {}", self.under_way(now)))
+    }
+
     fn take(&mut self, event: &Event) {
         let Some(step) = &event.step else { return };
         match event.what {
@@ -169,15 +181,15 @@ impl Seen {
         }
     }
 
-    fn under_way(&self) -> String {
-        let step =
-            |(step, since): (&StepId, &Instant)| format!("{step} for {}", time::lasted(since.elapsed()));
+    fn under_way(&self, now: Instant) -> String {
+        let lasted = |since: &Instant| time::lasted(now.saturating_duration_since(*since));
+        let step = |(step, since): (&StepId, &Instant)| format!("{step} for {}", lasted(since));
         let steps: Vec<String> = self.running.iter().map(step).collect();
         let steps =
             if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
         let checkpoint = self.checkpoint.as_ref();
         let checkpoint = checkpoint
-            .map(|(at, since)| format!("; checkpoint {at} {} ago", time::lasted(since.elapsed())))
+            .map(|(at, since)| format!("; checkpoint {at} {} ago", lasted(since)))
             .unwrap_or_default();
         format!("{steps}{checkpoint}")
     }
@@ -261,4 +273,39 @@ impl Live {
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the template is well-formed").tick_chars("|/-\\ ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{HEARTBEAT, Seen};
+
+    #[test]
+    fn each_minute_of_silence_has_a_line() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut seen = Seen::from(begin);
+        seen.running.insert("build".parse().expect("a step id"), at(10));
+        seen.checkpoint = Some(("@2".to_owned(), at(10)));
+
+        let lines: Vec<(u64, String)> =
+            (1..=185).filter_map(|second| seen.heartbeat(at(second)).map(|line| (second, line))).collect();
+
+        assert_eq!(HEARTBEAT, Duration::from_secs(60));
+        let line = |minutes: &str| format!("still working: build for {minutes}; checkpoint @2 {minutes} ago");
+        assert_eq!(lines, [(60, line("50.0s")), (120, line("1m50s")), (180, line("2m50s"))]);
+    }
+
+    #[test]
+    fn a_line_begins_the_silence_anew() {
+        let begin = Instant::now();
+        let mut seen = Seen::from(begin);
+
+        seen.last_line = begin + Duration::from_secs(59);
+
+        assert_eq!(seen.heartbeat(begin + Duration::from_secs(118)), None);
+        let line = seen.heartbeat(begin + Duration::from_secs(119));
+        assert_eq!(line.as_deref(), Some("still working: waiting for the next attempt"));
+    }
 }

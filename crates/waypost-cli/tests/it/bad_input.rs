@@ -152,3 +152,27 @@ fn a_step_that_fails_with_control_characters_does_not_move_the_cursor() {
     let rig = Rig::with("version: 1\nsteps:\n  - id: bad\n    run: printf 'a\\033[2Jb\\rc\\n' >&2; exit 1\n");
     check("control_characters", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
 }
+
+#[test]
+fn a_limit_on_the_size_of_files_is_told() {
+    // What happened: beyond `ulimit -f` the command ended without a word, by a signal. Why: that is what SIGXFSZ does
+    // unless it is ignored. What stops it: it is, for the command and not for its steps; the write fails and is told.
+    let flow = "version: 1\nsteps:\n  - run: echo \"x=$(head -c 2500 /dev/zero | tr '\\0' x)\" >> \"$WAYPOST_OUTPUT\"\n";
+    for (url, code, words) in [
+        ("sqlite:kept/waypost.db", 73, "cannot create a store"),
+        ("file:kept", 74, "cannot write checkpoint r-1@2"),
+    ] {
+        let rig = Rig::with(flow).at(url);
+        let mut shell = std::process::Command::new("sh");
+        // Blocks of 512 bytes: room for what the step writes, and not for a checkpoint with that in it.
+        shell.args(["-c", "ulimit -f 6; exec \"$0\" --store \"$1\" run flow.yaml --id r-1"]);
+        let output =
+            shell.args([env!("CARGO_BIN_EXE_waypost"), url]).current_dir(rig.path("")).output().unwrap();
+
+        assert_eq!(output.status.code(), Some(code), "{}", rig.told(&output));
+        assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{}", rig.told(&output));
+        if code == 74 {
+            assert_eq!(rig.call(&["resume", "r-1"]).status.code(), Some(0));
+        }
+    }
+}

@@ -23,6 +23,7 @@ fn every_command_has_help() {
         "verify",
         "check",
         "delete",
+        "prune",
         "stop",
     ];
     let texts: Vec<String> = commands.iter().map(|command| rig.waypost(&[command, "--help"])).collect();

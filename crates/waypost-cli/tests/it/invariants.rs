@@ -3,14 +3,14 @@
 //! The other promises of the same list have their tests where they can be shown best: `finished_is_not_repeated`,
 //! `unfinished_is_not_skipped`, `cut_is_known`, `damage_is_seen`, `no_silent_fresh_start` with the engine
 //! (crates/waypost/tests/it/engine.rs), `verdicts_are_earned` with the plan (crates/waypost/tests/it/plan.rs),
-//! `nothing_outlives_its_run` in resuming.rs.
+//! `nothing_outlives_its_run` in resuming.rs, `checks_change_nothing` in looking.rs.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
+use crate::looking::picture;
 use crate::rig::{Rig, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
@@ -143,52 +143,6 @@ fn newer_is_refused() {
 }
 
 #[test]
-fn checks_change_nothing() {
-    on_each_store(FLOW, |rig| {
-        kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
-        wait_until("the lock to be let go", || {
-            rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
-        });
-        let before = picture(&rig.path("kept"));
-
-        for args in [
-            &["list"][..],
-            &["show", "r"],
-            &["show", "r@1"],
-            &["checkpoints", "r"],
-            &["events", "r"],
-            &["logs", "r"],
-            &["plan", "r"],
-            &["why", "r"],
-            &["verify", "r"],
-            &["resume", "r", "--dry-run"],
-        ] {
-            let read = rig.call(args);
-            assert_eq!(read.status.code(), Some(0), "{args:?}: {}", rig.told(&read));
-        }
-
-        assert_eq!(picture(&rig.path("kept")), before);
-    });
-}
-
-/// Every file with its bytes; SQLite's shared memory excepted, which readers may touch.
-fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if !path.to_string_lossy().ends_with("-shm") {
-                files.insert(path.to_string_lossy().into_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    files
-}
-
-#[test]
 fn loading_runs_nothing() {
     let flow = r#"
 name: $(touch pwned)
@@ -229,6 +183,49 @@ fn a_lost_database_is_no_fresh_start() {
 
     assert_eq!(again.status.code(), Some(7), "{}", rig.told(&again));
     assert_eq!(rig.read("trace"), "one\ntwo\n");
+}
+
+#[test]
+fn what_steps_hand_over_is_not_left_behind() {
+    // What happened: after `kill -9`, files with outputs of steps, and secrets in them, stayed in the system's folder for
+    // temporary files. Why: nobody knew of them. What stops it: they are in the run's folder, where the next one looks.
+    let flow = r#"
+steps:
+  - id: one
+    run: |
+      echo "token=not to be left" > "$WAYPOST_OUTPUT"
+      mkdir "$WAYPOST_OUTPUT.d"
+      echo "$WAYPOST_OUTPUT" >> trace
+      while ! test -e go; do sleep 0.02; done
+"#;
+    on_each_store(flow, |rig| {
+        fs::create_dir(rig.path("tmp")).unwrap();
+        let command = |args: &[&str]| {
+            let mut command = rig.command(args);
+            command.env("TMPDIR", rig.path("tmp"));
+            command
+        };
+        let mut running = command(&["run", "flow.yaml", "--id", "r"]).spawn().unwrap();
+        rig.wait_for("trace", |text| text.lines().count() == 1);
+        running.kill().unwrap();
+        running.wait().unwrap();
+        let scratch = rig.path("kept/runs/r/scratch");
+        let told = fs::canonicalize(rig.read("trace").trim()).unwrap();
+        assert!(told.starts_with(scratch.canonicalize().unwrap()), "{told:?}");
+        assert_eq!(fs::metadata(&scratch).unwrap().permissions().mode() & 0o777, 0o700);
+
+        rig.write("go", "");
+        let resumed = command(&["resume", "r"]).output().unwrap();
+
+        assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+        assert!(!scratch.exists());
+        assert_eq!(fs::read_dir(rig.path("tmp")).unwrap().count(), 0);
+        // A kill after the last checkpoint leaves it, too.
+        fs::create_dir(&scratch).unwrap();
+        fs::write(scratch.join("one.1.output"), "secret").unwrap();
+        assert_eq!(rig.call(&["resume", "r"]).status.code(), Some(0));
+        assert!(!scratch.exists());
+    });
 }
 
 #[test]

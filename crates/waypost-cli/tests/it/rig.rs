@@ -136,12 +136,26 @@ impl Running {
     }
 
     pub(crate) fn signal(&self, number: libc::c_int) {
-        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
-        let signal = rustix::process::Signal::from_named_raw(number).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
+        send(self.pid(), number);
     }
 
-    /// Waits for its end.
+    /// Waits until it has said this on stderr; takes that away from what [`Running::end`] gives.
+    pub(crate) fn wait_for_line(&mut self, words: &str) {
+        let stderr = self.0.stderr.as_mut().unwrap();
+        let mut said = Vec::new();
+        while !String::from_utf8_lossy(&said).contains(words) || said.last() != Some(&b'\n') {
+            let mut byte = [0];
+            assert_eq!(stderr.read(&mut byte).unwrap(), 1, "it ended: {}", String::from_utf8_lossy(&said));
+            said.extend(byte);
+        }
+    }
+
+    /// Waits until it has ended, whoever else still has its streams, and gives its exit code.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+
+    /// Waits for its end, and that of all who have its streams.
     pub(crate) fn end(mut self) -> Output {
         let mut stdout = self.0.stdout.take().unwrap();
         let mut stderr = self.0.stderr.take().unwrap();
@@ -163,6 +177,13 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Sends a signal to a process.
+pub(crate) fn send(pid: i32, number: libc::c_int) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let signal = rustix::process::Signal::from_named_raw(number).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 /// Waits until something is true, far longer than it takes.
@@ -191,6 +212,7 @@ pub(crate) fn check(name: &str, text: &str) {
         (r"\bbytes=\d+", "bytes=[BYTES]"),
         (r"\n  bytes \d+\n", "\n  bytes [BYTES]\n"),
         (r"\(\d+ bytes\)", "([BYTES] bytes)"),
+        (r"\b\d+(\.\d)? (B|KiB|MiB|GiB)\b", "[SIZE]"),
         (r"\d+ +(sound|DAMAGED)\n", "[BYTES]  $1\n"),
         (r"\b(flow|demo)-[0-9a-z]{4}\b", "$1-[ID]"),
         (r"(\d+[smhd] ago|\bnow\b)", "[AGO]"),

@@ -1,6 +1,6 @@
 //! Stopping a run: Ctrl-C, SIGTERM, SIGHUP, twice, and from afar. A checkpoint comes before the end.
 
-use crate::rig::{Rig, check, lives, wait_until};
+use crate::rig::{Rig, check, lives, send, wait_until};
 
 /// A step that ends when it is asked to, and one that does not; both have a child in a session of its own.
 const PATIENT: &str = r#"version: 1
@@ -66,6 +66,78 @@ fn a_second_ctrl_c_kills_at_once() {
 
     check("sigint_twice", &rig.told(&output));
     assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+}
+
+#[test]
+fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
+    let rig = Rig::with(STUBBORN);
+    let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 1);
+    // Those who would kill the step do not answer: two signals cannot end the run.
+    let keepers = below(running.pid());
+    assert!(keepers.len() >= 2, "a supervisor and a reaper: {keepers:?}");
+    for pid in &keepers {
+        send(*pid, libc::SIGSTOP);
+    }
+
+    running.signal(libc::SIGINT);
+    running.wait_for_line("ending the steps under way");
+    running.signal(libc::SIGINT);
+    running.wait_for_line("killing the steps under way");
+    running.signal(libc::SIGINT);
+    assert_eq!(running.code(), Some(130));
+    // The kernel wakes a group that has nobody outside any more, which may have ended all of them by now.
+    for pid in keepers.iter().filter(|pid| lives(&pid.to_string())) {
+        let pid = rustix::process::Pid::from_raw(*pid).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+    }
+    wait_until("the step's end", || !rig.read("pids").lines().any(lives));
+    wait_until("the lock to be let go", || {
+        rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
+    });
+    assert!(keepers.iter().all(|pid| !lives(&pid.to_string())), "nothing is left");
+}
+
+/// Returns the supervisor of an engine, then its reapers.
+fn below(engine: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut parents = vec![engine];
+    while let Some(parent) = parents.pop() {
+        let children = std::fs::read_dir(format!("/proc/{parent}/task")).unwrap().flat_map(|task| {
+            std::fs::read_to_string(task.unwrap().path().join("children"))
+                .unwrap_or_default()
+                .split_whitespace()
+                .map(|pid| pid.parse::<i32>().unwrap())
+                .collect::<Vec<_>>()
+        });
+        for child in children.collect::<Vec<_>>() {
+            let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+            if name.starts_with("wp-") {
+                found.push(child);
+                parents.push(child);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_lost_supervisor_ends_the_session_and_the_run_goes_on() {
+    for (name, place) in [("its supervisor", 0), ("the reaper of a step", 1)] {
+        let rig = Rig::with(PATIENT);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+        rig.wait_for("pids", |text| text.lines().count() == 2);
+        let keepers = below(running.pid());
+
+        send(keepers[place], libc::SIGKILL);
+        let output = running.end();
+
+        let told = rig.told(&output);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("Run r-1 was stopped by the loss of {name}: 1 of 2")), "{told}");
+        assert!(rig.read("pids").lines().all(|pid| !lives(pid)), "nothing is left");
+        assert_eq!(rig.json(&["list", "--json"])["runs"][0]["resumable"], true);
+    }
 }
 
 #[test]

@@ -12,16 +12,32 @@ use waypost_testing::{store_contract, store_differential};
 
 use crate::support::Site;
 
-struct Sqlite {
+pub(crate) struct Sqlite {
     site: Site,
     store: Option<Arc<SqliteStore>>,
 }
 
 impl Sqlite {
-    fn fresh() -> Self {
+    pub(crate) fn fresh() -> Self {
         let site = Site::new();
         let store = Some(site.open());
         Self { site, store }
+    }
+
+    /// Sees that what is counted as records come and go is what is there.
+    pub(crate) fn check_counters(&self) {
+        let wrong: i64 = self
+            .site
+            .tables()
+            .query_row(
+                "SELECT count(*) FROM runs WHERE bytes <> (
+                     SELECT sum(length(header) + ifnull(length(body), 0)) FROM records
+                     JOIN branches ON branches.id = key >> 32 WHERE run = runs.id)",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(wrong, 0, "the bytes of a run are those of its records");
     }
 
     fn flip(&self, table: &str, column: &str, row: &str) {

@@ -4,7 +4,9 @@
 mod contract;
 mod crash;
 mod damage;
+mod economy;
 mod group;
+mod old;
 mod opening;
 mod processes;
 mod support;

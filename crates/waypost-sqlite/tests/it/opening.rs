@@ -52,9 +52,10 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
     let text = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, rusqlite::types::Value>(0)).unwrap();
     assert_eq!(text("PRAGMA page_size"), 8192.into());
     assert_eq!(text("PRAGMA journal_mode"), "wal".to_owned().into());
-    assert_eq!(text("PRAGMA user_version"), 1.into());
+    assert_eq!(text("PRAGMA user_version"), 2.into());
+    assert_eq!(text("PRAGMA auto_vacuum"), 2.into());
     assert_eq!(text("PRAGMA application_id"), 0x5759_5054.into());
-    assert_eq!(text("SELECT version FROM migrations"), 1.into());
+    assert_eq!(text("SELECT version FROM migrations"), 2.into());
 }
 
 #[test]
@@ -160,9 +161,9 @@ async fn newer_is_refused() {
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
 
     // Another program upgrades it while this one has it open.
-    site.tables().pragma_update(None, "user_version", 2).unwrap();
+    site.tables().pragma_update(None, "user_version", 3).unwrap();
 
-    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 2, supported: 1, .. });
+    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 3, supported: 2, .. });
     assert!(newer(writing.step().await.unwrap_err()));
     assert!(newer(store.run(writing.lease.run()).await.unwrap_err()));
     assert!(newer(store.heads(writing.lease.run(), &Page::default()).await.unwrap_err()));

@@ -17,8 +17,9 @@ use waypost::store::Store;
 use crate::expr::{ExprError, Scope, StepView, Template};
 use crate::file::{OutputSource, Step};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
+use crate::mask::Mask;
 use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
-use crate::supervisor::{Child, Exit, Output, Stdin, StepProcess, SupervisorError};
+use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
 use super::state::StepOutput;
 use super::{Echo, MARK, Surroundings, WorkflowProgram, contains_secret, failure, log_name};
@@ -152,11 +153,7 @@ impl WorkflowProgram {
         drop(supervisor);
         match spawned {
             Ok(child) => self.follow(child, job, &attempt, &scratch).await,
-            Err(error) => {
-                let mut failure = failure(FailureKind::Spawn, error);
-                failure.error.iter_mut().for_each(|text| *text = self.mask().mask_str(text).into_owned());
-                Performed::Failed { failure, told: Told::default() }
-            }
+            Err(error) => not_started(error, self.mask()),
         }
     }
 
@@ -219,7 +216,7 @@ impl WorkflowProgram {
         let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-            Life::Lost(error) => Performed::Cut { why: error.to_string() },
+            Life::Lost(error) => cut(&error),
             Life::Exited(Exit::Code(0)) => self.completed(&job, captured, scratch, ending, told).await,
             life => {
                 told.notes.extend(self.summary_note(&job, scratch, &Map::new(), false));
@@ -282,7 +279,11 @@ impl WorkflowProgram {
         scratch: &Scratch,
     ) -> Result<StepOutput, Failure> {
         let mut outputs = match read_at_most(&scratch.output, OUTPUT_BYTES_MAX as u64) {
-            Ok(bytes) => parse_output_file(&bytes).map_err(|error| failure(FailureKind::Outputs, error))?,
+            Ok(bytes) => parse_output_file(&bytes).map_err(|error| {
+                let mut failure = failure(FailureKind::Outputs, error);
+                failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
+                failure
+            })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),
             Err(error) => return Err(not_read("$WAYPOST_OUTPUT", error)),
         };
@@ -375,6 +376,29 @@ impl Job {
     }
 }
 
+/// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
+pub const LOSS: &str = "the loss of ";
+
+/// Says what became of a step whose supervisor or reaper is lost.
+fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
+    let what = match lost {
+        SupervisorError::ReaperKilled => "the reaper of a step",
+        _ => "its supervisor",
+    };
+    Performed::Cut { why: format!("{LOSS}{what}") }
+}
+
+/// Says what became of a step whose start was not answered well.
+fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
+    if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = &error {
+        // What was to start it is gone, and nobody can say that it had not begun.
+        return cut(lost);
+    }
+    let mut failure = failure(FailureKind::Spawn, error);
+    failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
+    Performed::Failed { failure, told: Told::default() }
+}
+
 /// Waits for the process, and ends it with grace when it must end before.
 async fn live(child: &mut Child, attempt: &Attempt, grace: Duration) -> Life {
     let ended = tokio::select! {
@@ -436,4 +460,27 @@ fn clipped(text: &str, bytes_max: usize) -> String {
     }
     let end = (0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     format!("{} …", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::engine::Performed;
+
+    use super::not_started;
+    use crate::mask::Mask;
+    use crate::supervisor::{SpawnError, SupervisorError};
+
+    #[test]
+    fn a_start_that_nobody_answered_may_have_happened() {
+        // What happened: a step that must not be repeated ran twice when its reaper was killed right after it had begun.
+        // Why: before the start was answered, that counted as a step that could not be started, and was retried.
+        // What stops it: nobody can say that it had not begun, so it is cut.
+        let mask = Mask::new(std::iter::empty()).expect("no secret is fine");
+        let of = |error: SpawnError| not_started(error, &mask);
+
+        assert!(matches!(of(SupervisorError::ReaperKilled.into()), Performed::Cut { .. }));
+        assert!(matches!(of(SupervisorError::Ended.into()), Performed::Cut { .. }));
+        let unknown = SpawnError::CommandNotFound { command: "x".into() };
+        assert!(matches!(of(unknown), Performed::Failed { .. }));
+    }
 }

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
-use tempfile::TempDir;
 use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
     StateError,
@@ -28,9 +27,12 @@ use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod attempt;
+mod scratch;
 mod state;
 
-pub use attempt::Job;
+use scratch::ScratchFolder;
+
+pub use attempt::{Job, LOSS};
 pub use state::{StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].
@@ -103,7 +105,7 @@ pub struct WorkflowProgram {
 struct Session {
     supervisor: Arc<Supervisor>,
     /// Files that steps write outputs and report text to.
-    scratch: Arc<TempDir>,
+    scratch: Arc<ScratchFolder>,
     mark: String,
 }
 
@@ -357,10 +359,8 @@ impl Program for WorkflowProgram {
         let lock = lock.map_err(|error| begin_error(error.into()))?;
         let supervisor = Supervisor::start(self.surroundings.supervisor.clone(), lock).await;
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
-        let scratch = tempfile::Builder::new()
-            .prefix("waypost-")
-            .tempdir()
-            .map_err(|error| begin_error(error.into()))?;
+        let folder = self.surroundings.store.folder(lease.run());
+        let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;
         let session = Session { supervisor: Arc::new(supervisor), scratch: Arc::new(scratch), mark };
         *self.session.lock().expect("no code panics while it holds the session") = Some(session);
         Ok(())

@@ -105,8 +105,8 @@ impl Supervisor {
     /// Dropping the future at any time leaves no process behind.
     ///
     /// # Errors
-    /// See [`SpawnError`]. After [`SupervisorError::ReaperKilled`] the program may have run for a moment; after all
-    /// others it has not.
+    /// See [`SpawnError`]. After [`SupervisorError::ReaperKilled`] and [`SupervisorError::Ended`] the program may have run
+    /// for a moment; after all others it has not.
     pub async fn spawn(&self, process: StepProcess) -> Result<Child, SpawnError> {
         let dir = std::path::absolute(&process.dir)
             .map_err(|source| SpawnError::DirNotUsable { dir: process.dir.clone(), source })?;

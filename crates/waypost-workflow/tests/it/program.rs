@@ -327,3 +327,17 @@ async fn a_template_error_fails_the_step_and_is_not_retried() {
     assert!(error_of(&outcome).contains("nope"), "{}", error_of(&outcome));
     assert_eq!(bench.records().await.len(), 3);
 }
+
+#[tokio::test]
+async fn cut_is_known_when_a_step_kills_what_runs_it() {
+    let text = "steps:\n  - id: pay\n    idempotent: false\n    retry: { max: 3, delay: 1ms }\n    run: |\n      \
+                echo paid >> trace\n      kill -9 $PPID\n      sleep 1000\n";
+    for round in 0..20 {
+        let bench = Bench::new();
+
+        let outcome = bench.run(text).await;
+
+        assert_eq!(outcome.status, RunStatus::InDoubt, "round {round}: {}", error_of(&outcome));
+        assert_eq!(bench.file("trace"), "paid\n", "round {round}");
+    }
+}

@@ -9,11 +9,12 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::lock::Holder;
 use crate::plan::{Verdicts, plan};
 use crate::record::{
-    End, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, Wait, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
-    Damage, FIRST_TOKEN, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+    Damage, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
 };
 
 use super::branches;
@@ -36,17 +37,7 @@ pub(super) async fn first<P: Program>(
     options: SessionOptions,
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
-    let chain = Chain {
-        run: run.record().run.clone(),
-        branch: BranchPath::main(),
-        token: FIRST_TOKEN,
-        next: 1,
-        prev: None,
-        basis: None,
-        repair: false,
-        root: Some(run.digest()),
-        resumed: false,
-    };
+    let chain = Chain::first(run);
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), 0), state);
     main.reason = Reason::Start;
     let mut session = Session::new(engine, program, main, options)?;
@@ -145,7 +136,9 @@ async fn prepare_resume<'a, P: Program>(
         snapshot => snapshot?,
     };
     let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
-    if let Some(damage) = snapshot.damaged().next().filter(|_| stops_at_damage) {
+    // What somebody took away is missing perhaps only for now: what it held as finished is not done again unasked.
+    let stops = |damage: &&Damage| stops_at_damage || (damage.flaw == Flaw::Missing && from.is_none());
+    if let Some(damage) = snapshot.damaged().find(stops) {
         let older = Some(snapshot.newest().header().seq);
         return Err(StoreError::of_damage(damage.clone(), older).into());
     }
@@ -278,17 +271,28 @@ fn adopt_change(
             format!("it touches finished steps: {}", steps.join(", "))
         });
     }
-    if !is_changed(&base.snapshot, shape) {
-        return Ok(None);
+    check_fit(shape, &base.position, &base.snapshot.definition, on_change).map(|()| None)
+}
+
+/// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and
+/// the shape has the steps that the position stands at.
+pub(super) fn check_fit(
+    shape: &Shape,
+    position: &Position,
+    definition: &Definition,
+    on_change: OnChange,
+) -> Result<(), String> {
+    if shape.definition(None).steps == definition.steps {
+        return Ok(());
     }
     if on_change == OnChange::Adopt {
-        let gone = base.position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+        let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         return match gone {
-            None => Ok(None),
+            None => Ok(()),
             Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
         };
     }
-    let changes = change::changes(shape, &base.position, &base.snapshot.definition, shape);
+    let changes = change::changes(shape, position, definition, shape);
     let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }

@@ -6,59 +6,91 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, Start, Try,
+    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, SealedRun, Start, Try,
 };
+use crate::store::FIRST_TOKEN;
 
 use super::Told;
 
 /// What is to be written, before it has a place in the chain.
 #[derive(Debug, Clone)]
-pub(super) struct Draft {
-    pub(super) phase: Phase,
-    pub(super) reason: Reason,
-    pub(super) step: Option<StepId>,
-    pub(super) at: Try,
-    pub(super) told: Told,
-    pub(super) started: Vec<Start>,
-    pub(super) end: Option<End>,
-    pub(super) status: Option<RunStatus>,
-    pub(super) definition: Option<Definition>,
-    pub(super) config: Option<Map<String, Value>>,
-    pub(super) children: Option<Digest>,
-    pub(super) labels: BTreeMap<String, String>,
+pub(crate) struct Draft {
+    pub(crate) phase: Phase,
+    pub(crate) reason: Reason,
+    pub(crate) step: Option<StepId>,
+    pub(crate) at: Try,
+    pub(crate) told: Told,
+    pub(crate) started: Vec<Start>,
+    pub(crate) end: Option<End>,
+    pub(crate) status: Option<RunStatus>,
+    pub(crate) definition: Option<Definition>,
+    pub(crate) config: Option<Map<String, Value>>,
+    pub(crate) children: Option<Digest>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) external: Option<String>,
+    pub(crate) about: Option<u64>,
 }
 
 impl Draft {
-    pub(super) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
+    pub(crate) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
         let (told, started, labels) = (Told::default(), Vec::new(), BTreeMap::new());
-        let (end, status, definition, config, children) = (None, None, None, None, None);
-        Self { phase, reason, step, at, told, started, end, status, definition, config, children, labels }
+        Self {
+            phase,
+            reason,
+            step,
+            at,
+            told,
+            started,
+            end: None,
+            status: None,
+            definition: None,
+            config: None,
+            children: None,
+            labels,
+            external: None,
+            about: None,
+        }
     }
 }
 
 /// The end of a branch's chain, where the next record goes.
 #[derive(Debug, Clone)]
-pub(super) struct Chain {
-    pub(super) run: RunId,
-    pub(super) branch: BranchPath,
-    pub(super) token: u64,
+pub(crate) struct Chain {
+    pub(crate) run: RunId,
+    pub(crate) branch: BranchPath,
+    pub(crate) token: u64,
     /// The seq of the next record.
-    pub(super) next: u64,
+    pub(crate) next: u64,
     /// Digest of the newest sound record.
-    pub(super) prev: Option<Digest>,
+    pub(crate) prev: Option<Digest>,
     /// Written once into the next record: what it continues, if not the one before.
-    pub(super) basis: Option<u64>,
+    pub(crate) basis: Option<u64>,
     /// Written once into the next record: damage was passed over.
-    pub(super) repair: bool,
+    pub(crate) repair: bool,
     /// Written once into the next record: digest of the run record.
-    pub(super) root: Option<Digest>,
+    pub(crate) root: Option<Digest>,
     /// Written once into the next record: a resume begins.
-    pub(super) resumed: bool,
+    pub(crate) resumed: bool,
 }
 
 impl Chain {
+    /// The begin of the main branch of a new run.
+    pub(super) fn first(run: &SealedRun) -> Self {
+        Self {
+            run: run.record().run.clone(),
+            branch: BranchPath::main(),
+            token: FIRST_TOKEN,
+            next: 1,
+            prev: None,
+            basis: None,
+            repair: false,
+            root: Some(run.digest()),
+            resumed: false,
+        }
+    }
+
     /// The begin of a branch that this one opens, under the same lease.
-    pub(super) fn child(parent: &Self, branch: BranchPath) -> Self {
+    pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
         Self {
             run: parent.run.clone(),
             branch,
@@ -74,7 +106,7 @@ impl Chain {
 
     /// Makes records of `drafts`, behind those in `records`; the last carries `body`. Changes nothing: see
     /// [`Chain::advance`].
-    pub(super) fn seal(
+    pub(crate) fn seal(
         &self,
         drafts: &[Draft],
         body: Body,
@@ -116,8 +148,8 @@ impl Chain {
             usage: draft.told.usage.clone(),
             notes: draft.told.notes.clone(),
             labels: draft.labels.clone(),
-            external: None,
-            about: None,
+            external: draft.external.clone(),
+            about: draft.about,
             definition: draft.definition.clone(),
             config: draft.config.clone(),
             root: self.root.filter(|_| first),
@@ -128,7 +160,7 @@ impl Chain {
     }
 
     /// Moves the end past records that were acknowledged.
-    pub(super) fn advance(&mut self, last: &Record) {
+    pub(crate) fn advance(&mut self, last: &Record) {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
         (self.basis, self.root, self.repair, self.resumed) = (None, None, false, false);

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use super::{Attempt, Item, Joined};
 use crate::id::BranchPath;
 use crate::record::{Ending, Failure, Flaw, Note, Pack, SkipCause, Usage};
+use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
 use crate::store::Lease;
 
@@ -137,6 +138,22 @@ pub enum StateError {
     /// It is not such a state.
     #[error("{0}")]
     Malformed(String),
+}
+
+impl From<SchemaError> for StateError {
+    fn from(error: SchemaError) -> Self {
+        if let SchemaError::Newer { found, supported } = error {
+            return Self::Newer { found, supported };
+        }
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Self::Malformed(text)
+    }
 }
 
 /// Why a program cannot begin.

@@ -3,17 +3,18 @@
 use serde_json::Value;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
+use crate::portable::Portable;
 use crate::record::{
-    FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Settled, Status, Try,
+    Definition, FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Settled, Status, Try,
 };
-use crate::store::{FIRST_TOKEN, Scan, Signal, SignalKind, Signalled, StoreError};
+use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::begin::{decode_state, load_with_state};
 use super::chain::{Chain, Draft};
 use super::line::Line;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
-use super::{Engine, Outcome, Program, RunError, SessionOptions, Waiting};
+use super::{Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
 impl Engine {
     /// Answers the wait `id` of a run. A resume, or the session at work, goes on with the answer.
@@ -130,61 +131,104 @@ impl Engine {
     /// A fan-out under way at that checkpoint begins anew.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: the state of that checkpoint is gone. Others as for
-    /// [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
+    /// - [`RunError::NoState`]: the state of that checkpoint is gone.
+    /// - [`RunError::Changed`]: it is a checkpoint of another program, and `start` does not say to adopt that.
+    /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
     pub async fn fork_program<P: Program>(
         &self,
         program: &P,
         from: &CheckpointRef,
         run: RunRecord,
-        edit: Option<super::Edit<P::State>>,
-        options: SessionOptions,
+        start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         if !from.branch.is_main() {
             let why = "a run can be forked from its main branch only".to_owned();
             return Err(RunError::NoState { at: from.to_string(), why });
         }
-        let origin = load_with_state(self, &from.run, from.seq).await?;
-        let mut state = decode_state(program, program.shape().level(), &origin)?;
-        if let Some(edit) = edit {
+        let checkpoint = load_with_state(self, &from.run, from.seq).await?;
+        let position = position_of(&checkpoint)?;
+        let definition = self.definition_at(&from.run, &position).await?;
+        let mut settled = Vec::new();
+        for at in position.ledger.values() {
+            settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
+        }
+        self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+    }
+
+    /// Makes a new run that begins with a portable checkpoint, and works on it.
+    ///
+    /// A fan-out under way in it begins anew.
+    ///
+    /// # Errors
+    /// As for [`fork_program`](Self::fork_program).
+    pub async fn import_program<P: Program>(
+        &self,
+        program: &P,
+        from: &Portable,
+        run: RunRecord,
+        start: StartOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        let position = from.position().clone();
+        let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
+        let known = from.history().iter().chain([from.checkpoint()]);
+        let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
+        let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
+        self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+    }
+
+    async fn start_from<P: Program>(
+        &self,
+        program: &P,
+        origin: Origin,
+        run: RunRecord,
+        start: StartOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        let Origin { checkpoint, position, definition, mut settled } = origin;
+        let header = checkpoint.header();
+        let fits = super::begin::check_fit(program.shape(), &position, &definition, start.on_change);
+        fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
+        let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
+        if let Some(edit) = start.edit {
             (edit.0)(&mut state);
         }
         let parent = Parent {
-            run: from.run.clone(),
-            branch: from.branch.clone(),
-            seq: from.seq,
-            digest: origin.digest(),
+            run: header.run.clone(),
+            branch: header.branch.clone(),
+            seq: header.seq,
+            digest: checkpoint.digest(),
         };
         let record = RunRecord { v: FORMAT, parent: Some(parent), ..run };
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
-        let chain = Chain {
-            run: sealed.record().run.clone(),
-            branch: BranchPath::main(),
-            token: FIRST_TOKEN,
-            next: 1,
-            prev: None,
-            basis: None,
-            repair: false,
-            root: Some(sealed.digest()),
-            resumed: false,
-        };
-        let position = position_of(&origin)?;
-        let drafts = self.copies(from, &position).await?;
+        let chain = Chain::first(&sealed);
+        let ledger = position.ledger.clone();
         let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
-        for (settled, draft) in drafts {
-            let seq = main.seq_of_next_draft();
-            if let Some(step) = &draft.step {
-                main.position.ledger.insert(step.clone(), settled_at(settled, seq));
+        settled.sort_by_key(|record| record.header().seq);
+        for record in &settled {
+            let (seq, old) = (main.seq_of_next_draft(), record.header().seq);
+            let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
+            if let Some((step, known)) = known {
+                main.position.ledger.insert(step.clone(), settled_at(*known, seq));
             }
-            main.drafts.push(draft);
+            main.drafts.push(copy_of(record));
         }
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
-        let mut session = Session::new(self, program, main, options)?;
+        let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.mark_dirty(super::line::MAIN);
         let status = session.create(&sealed, &holder).await?;
         session.work(status).await
+    }
+
+    /// Returns the definition that is in force at a position.
+    async fn definition_at(&self, run: &RunId, position: &Position) -> Result<Definition, RunError> {
+        if let Some(seq) = position.definition {
+            let record = self.store.load(run, &BranchPath::main(), seq).await?;
+            if let Some(definition) = &record.header().definition {
+                return Ok(definition.clone());
+            }
+        }
+        Ok(self.store.run(run).await?.record.record().definition.clone())
     }
 
     /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
@@ -204,29 +248,43 @@ impl Engine {
         let state = decode_state(program, program.shape().level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
+}
 
-    /// Copies the records that finished steps are still known by, oldest first.
-    async fn copies(
-        &self,
-        from: &CheckpointRef,
-        position: &Position,
-    ) -> Result<Vec<(Settled, Draft)>, RunError> {
-        let mut settled: Vec<Settled> = position.ledger.values().copied().collect();
-        settled.sort_by_key(|settled| settled.seq());
-        let mut drafts = Vec::with_capacity(settled.len());
-        for settled in settled {
-            let record = self.store.load(&from.run, &from.branch, settled.seq()).await?;
-            let header = record.header();
-            let mut draft =
-                Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
-            draft.told.evidence.clone_from(&header.evidence);
-            draft.told.usage.clone_from(&header.usage);
-            draft.told.notes.clone_from(&header.notes);
-            draft.labels.clone_from(&header.labels);
-            drafts.push((settled, draft));
-        }
-        Ok(drafts)
+/// What a run that begins where another stood takes from it.
+struct Origin {
+    checkpoint: Record,
+    position: Position,
+    definition: Definition,
+    /// The records that finished steps are still known by.
+    settled: Vec<Record>,
+}
+
+/// How a run begins where another stood.
+#[derive(Debug)]
+pub struct StartOptions<S> {
+    /// As for a first session.
+    pub session: SessionOptions,
+    /// Changes the state before anything runs.
+    pub edit: Option<super::Edit<S>>,
+    /// What to do where the program is not that of the checkpoint.
+    pub on_change: OnChange,
+}
+
+impl<S> Default for StartOptions<S> {
+    fn default() -> Self {
+        Self { session: SessionOptions::default(), edit: None, on_change: OnChange::Stop }
     }
+}
+
+/// Writes a record of another run down again.
+fn copy_of(record: &Record) -> Draft {
+    let header = record.header();
+    let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
+    draft.told.evidence.clone_from(&header.evidence);
+    draft.told.usage.clone_from(&header.usage);
+    draft.told.notes.clone_from(&header.notes);
+    draft.labels.clone_from(&header.labels);
+    draft
 }
 
 fn settled_at(settled: Settled, seq: u64) -> Settled {

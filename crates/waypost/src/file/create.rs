@@ -7,8 +7,8 @@
 use std::io;
 use std::path::Path;
 
-use crate::disk::{Disk, Kind, write_whole};
-use crate::folder::{TEMP_PREFIX, create_temp, remove_leftovers};
+use crate::disk::{Disk, write_whole};
+use crate::folder::{TEMP_PREFIX, create_temp, remove_folder, remove_leftovers};
 use crate::id::RunId;
 use crate::lock::Holder;
 use crate::record::SealedRun;
@@ -22,8 +22,6 @@ use super::paths::{NEWEST_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
 use super::write::{Writer, seal, write_sidecar};
 
-/// Deepest folder in a run's folder: blobs lie in folders of their own.
-const DEPTH_MAX: u32 = 64;
 const ORDINAL_FILE: &str = "ordinal.json";
 
 impl FileStore {
@@ -51,7 +49,7 @@ impl FileStore {
         let built = self.build(&temp, run, &commit, ordinal).and_then(|()| self.put_in_place(&temp, name));
         if let Err(error) = built {
             // As well as can be: the next who has the lock of this run does it otherwise.
-            let _ = remove_folder(self.disk.as_ref(), &temp, 0);
+            let _ = remove_folder(self.disk.as_ref(), &temp);
             return Err(error);
         }
         writer.take_in(&commit);
@@ -80,6 +78,16 @@ impl FileStore {
 
     pub(super) fn check_there(&self, run: &RunId) -> Result<(), StoreError> {
         if self.is_there(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
+    }
+
+    /// Checks that there is something of a run, be it only its log.
+    fn check_left(&self, run: &RunId) -> Result<(), StoreError> {
+        let root = self.run_paths(run).root;
+        match self.disk.metadata(&root) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::no_run(self, run)),
+            Err(source) => Err(read_error(&root, source)),
+        }
     }
 
     fn make_folders(&self) -> Result<(), StoreError> {
@@ -136,7 +144,7 @@ impl FileStore {
         let text = seal(commit, &run.record().run)?;
         let failed = |source| StoreError::of_write("write", temp.display().to_string(), source);
         let build = || {
-            remove_folder(disk, temp, 0)?;
+            remove_folder(disk, temp)?;
             disk.create_dir(temp)?;
             disk.create_dir(&paths.history())?;
             write_synced(disk, &temp.join(RUN_FILE), &format::seal_run(run, ordinal))?;
@@ -174,21 +182,21 @@ impl FileStore {
     }
 
     pub(super) fn delete_run(&self, run: &RunId) -> Result<(), StoreError> {
-        self.check_there(run)?;
+        self.check_left(run)?;
         let seat = self.seat(run);
         let mut seat = locked(&seat);
         let holder = Holder::here(jiff::Timestamp::UNIX_EPOCH)
             .map_err(|source| read_error(Path::new("the process table"), source))?;
         let lock = self.lock_run(run, &seat, &holder)?;
-        self.check_there(run)?;
+        self.check_left(run)?;
         seat.release();
         let (disk, root, runs) = (self.disk.as_ref(), self.run_paths(run).root, self.runs_folder());
         let temp = self.temp_folder(run);
         let failed = |source| StoreError::of_write("remove", root.display().to_string(), source);
-        remove_folder(disk, &temp, 0).map_err(failed)?;
+        remove_folder(disk, &temp).map_err(failed)?;
         disk.rename(&root, &temp).map_err(failed)?;
         disk.sync_dir(&runs).map_err(failed)?;
-        remove_folder(disk, &temp, 0).map_err(failed)?;
+        remove_folder(disk, &temp).map_err(failed)?;
         locked(&self.journals).remove(run);
         *seat = super::lease::Seat::default();
         if let Some(lock) = lock {
@@ -203,23 +211,4 @@ fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = disk.create_new(path)?;
     write_whole(file.as_mut(), text)?;
     file.sync()
-}
-
-/// Removes a folder with all that is in it; links are removed and not followed. Nothing happens if it is not there.
-fn remove_folder(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> {
-    if depth > DEPTH_MAX {
-        return Err(io::Error::other(format!("`{}` is nested too deep", path.display())));
-    }
-    let entries = match disk.list(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let path = path.join(&entry.name);
-        match entry.kind {
-            Kind::Folder => remove_folder(disk, &path, depth + 1)?,
-            Kind::File | Kind::Other => disk.remove(&path)?,
-        }
-    }
-    disk.remove_dir(path)
 }

@@ -1,94 +1,22 @@
 //! The bytes of the file store: text that vouches for itself.
 //!
-//! Every file but the journal begins with the member `integrity_hash`, always at the same offset: SHA-256 of the file
-//! with the 64 characters of the hash itself replaced by zeros (the character `0`). So it is plain JSON, and whatever
-//! byte of it was changed is found before anything of it is believed.
-//!
-//! Headers and states stand in a commit file as they are, to the byte, so that their digests are those of every other
-//! store. What is not JSON to the byte stands in base64.
+//! Every file but the journal is a text that begins with its own hash ([`crate::sealed`]). Headers and states stand in a
+//! commit file as they are, to the byte, so that their digests are those of every other store. What is not JSON to the
+//! byte stands in base64.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sha2::{Digest as _, Sha256};
 
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Record, SealedRun};
+use crate::sealed::{HASH_END, RecordText, begin, check, finish, member, parse, push_record_members};
 use crate::store::{BatchId, Signal, Summary};
 
 /// The newest format of files that is read, and the one that is written.
 pub(super) const FILE_FORMAT: u32 = 1;
 /// Largest file: a batch of several records with the largest states, in base64, fits.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
-
-const HASH_PREFIX: &[u8] = b"{\"integrity_hash\":\"";
-const HASH_CHARS: usize = 64;
-const HASH_END: usize = HASH_PREFIX.len() + HASH_CHARS;
-const ZEROS: [u8; HASH_CHARS] = [b'0'; HASH_CHARS];
-
-/// Begins a text; members follow, each preceded by a comma.
-fn begin(capacity: usize) -> Vec<u8> {
-    let mut text = Vec::with_capacity(capacity + 256);
-    text.extend_from_slice(HASH_PREFIX);
-    text.extend_from_slice(&ZEROS);
-    text.push(b'"');
-    text
-}
-
-/// Ends a text and makes it vouch for itself.
-fn finish(mut text: Vec<u8>) -> Vec<u8> {
-    text.extend_from_slice(b"}\n");
-    let hash = integrity(&text);
-    text[HASH_PREFIX.len()..HASH_END].copy_from_slice(hash.to_string().as_bytes());
-    text
-}
-
-fn integrity(text: &[u8]) -> Digest {
-    let mut hash = Sha256::new();
-    hash.update(HASH_PREFIX);
-    hash.update(ZEROS);
-    hash.update(&text[HASH_END..]);
-    Digest::from_bytes(hash.finalize().into())
-}
-
-/// Checks that a text is the one that was written, and of a format that this version reads.
-fn check(text: &[u8]) -> Result<(), Flaw> {
-    let hash = text
-        .strip_prefix(HASH_PREFIX)
-        .and_then(|rest| rest.get(..HASH_CHARS))
-        .and_then(|hash| std::str::from_utf8(hash).ok())
-        .and_then(|hash| hash.parse().ok())
-        .ok_or_else(|| Flaw::Malformed("it does not begin with its integrity hash".to_owned()))?;
-    let actual = integrity(text);
-    if actual != hash {
-        return Err(Flaw::Digest { part: "file", expect: hash, actual });
-    }
-    match format_of(text) {
-        Some(FILE_FORMAT) => Ok(()),
-        Some(found) if found > FILE_FORMAT => Err(Flaw::Newer { found }),
-        _ => Err(Flaw::Malformed("its format is not told".to_owned())),
-    }
-}
-
-/// Reads the member that follows the hash; it is the first in every format, so that it can be told without the rest.
-fn format_of(text: &[u8]) -> Option<u32> {
-    let rest = text[HASH_END..].strip_prefix(b"\",\n\"format\":")?;
-    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
-}
-
-fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Flaw> {
-    serde_json::from_slice(text).map_err(|error| Flaw::Malformed(error.to_string()))
-}
-
-fn member(text: &mut Vec<u8>, name: &str, value: &impl Serialize) {
-    text.extend_from_slice(b",\n\"");
-    text.extend_from_slice(name.as_bytes());
-    text.extend_from_slice(b"\":");
-    serde_json::to_writer(text, value).expect("plain values have JSON");
-}
 
 /// A small file that is written whole: its members are those of a struct.
 pub(super) trait Small: Serialize + DeserializeOwned {
@@ -104,7 +32,7 @@ pub(super) trait Small: Serialize + DeserializeOwned {
 
     /// Reads the text of the file back, after checking every byte of it.
     fn open(text: &[u8]) -> Result<Self, Flaw> {
-        check(text)?;
+        check(text, FILE_FORMAT)?;
         parse(text)
     }
 }
@@ -175,7 +103,7 @@ pub(super) fn open_run(run: &RunId, text: &[u8]) -> Result<(u64, SealedRun), Fla
         #[serde(borrow)]
         record: &'a RawValue,
     }
-    check(text)?;
+    check(text, FILE_FORMAT)?;
     let file: RunFile<'_> = parse(text)?;
     let sealed = SealedRun::open(file.digest, file.record.get().as_bytes().to_vec())?;
     is_of(run, &sealed.record().run)?;
@@ -249,13 +177,18 @@ impl Commit {
             #[serde(borrow)]
             records: Vec<RecordText<'a>>,
         }
-        check(text)?;
+        check(text, FILE_FORMAT)?;
         let file: CommitFile<'_> = parse(text)?;
         is_of(run, &file.run)?;
         if file.commit != number {
             return Err(Flaw::Malformed(format!("it is commit {}", file.commit)));
         }
-        let records = file.records.into_iter().map(RecordText::open).collect::<Result<Vec<_>, _>>()?;
+        let open = |record: RecordText<'_>| {
+            let opened =
+                record.opened.ok_or_else(|| Flaw::Malformed("a branch has no place in it".to_owned()))?;
+            Ok((opened, record.open()?))
+        };
+        let records = file.records.into_iter().map(open).collect::<Result<Vec<_>, Flaw>>()?;
         for (_, record) in &records {
             is_of(run, &record.header().run)?;
         }
@@ -274,73 +207,9 @@ impl Commit {
 }
 
 fn push_record(text: &mut Vec<u8>, opened: u64, record: &Record) {
-    text.extend_from_slice(format!("{{\"opened\":{opened},\"digest\":\"{}\"", record.digest()).as_bytes());
-    text.extend_from_slice(b",\n\"header\":");
-    text.extend_from_slice(record.header_bytes());
-    if let (Some(info), Some(body)) = (&record.header().body, record.body_bytes()) {
-        let (position, state) = body.split_at(info.position_bytes as usize);
-        // One newline stands between the two.
-        let state = &state[1..];
-        text.extend_from_slice(b",\n\"position\":");
-        text.extend_from_slice(position);
-        if is_json_to_the_byte(state) {
-            text.extend_from_slice(b",\n\"state\":");
-            text.extend_from_slice(state);
-        } else {
-            member(text, "state_base64", &BASE64.encode(state));
-        }
-    }
+    text.extend_from_slice(format!("{{\"opened\":{opened},").as_bytes());
+    push_record_members(text, record);
     text.push(b'}');
-}
-
-/// Says whether a reader of JSON gives these very bytes back as the text of one value.
-fn is_json_to_the_byte(bytes: &[u8]) -> bool {
-    serde_json::from_slice::<&RawValue>(bytes).is_ok_and(|value| value.get().len() == bytes.len())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RecordText<'a> {
-    opened: u64,
-    digest: Digest,
-    #[serde(borrow)]
-    header: &'a RawValue,
-    #[serde(borrow, default, deserialize_with = "present")]
-    position: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    state: Option<&'a RawValue>,
-    #[serde(default)]
-    state_base64: Option<String>,
-}
-
-/// Reads a member that is there, whatever it holds: a state may well be `null`.
-fn present<'de, D: serde::Deserializer<'de>>(member: D) -> Result<Option<&'de RawValue>, D::Error> {
-    Deserialize::deserialize(member).map(Some)
-}
-
-impl RecordText<'_> {
-    fn open(self) -> Result<(u64, Record), Flaw> {
-        let state = match (self.state, self.state_base64) {
-            (Some(state), None) => Some(state.get().as_bytes().to_vec()),
-            (None, Some(text)) => {
-                Some(BASE64.decode(text).map_err(|error| Flaw::Malformed(error.to_string()))?)
-            }
-            (None, None) => None,
-            (Some(_), Some(_)) => return Err(Flaw::Malformed("it has two states".to_owned())),
-        };
-        let body = match (self.position, state) {
-            (Some(position), Some(state)) => {
-                let mut body = position.get().as_bytes().to_vec();
-                body.push(b'\n');
-                body.extend_from_slice(&state);
-                Some(body)
-            }
-            (None, None) => None,
-            _ => return Err(Flaw::Malformed("it has half a body".to_owned())),
-        };
-        let header = self.header.get().as_bytes().to_vec();
-        Ok((self.opened, Record::open(self.digest, header, body)?))
-    }
 }
 
 /// Tells which branches the records of a damaged file were on, as far as its text still shows, in order.
@@ -358,6 +227,16 @@ pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
         branches.extend(name.and_then(|name| BranchPath::new(name).ok()));
     }
     branches
+}
+
+/// Reads the number of a commit file of `run` from how it begins. Nothing of it is checked.
+pub(super) fn number_at_begin(run: &RunId, begin: &[u8]) -> Option<u64> {
+    let rest = begin.get(HASH_END..)?.strip_prefix(b"\",\n\"format\":")?;
+    let rest = &rest[rest.iter().position(|byte| !byte.is_ascii_digit())?..];
+    let rest = rest.strip_prefix(b",\n\"run\":\"")?.strip_prefix(run.as_str().as_bytes())?;
+    let rest = rest.strip_prefix(b"\",\n\"commit\":")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
 /// A line of the journal: the header of a record whose commit file is gone, and its digest.

@@ -16,7 +16,7 @@ use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{FILE_BYTES_MAX, LeaseFile, Small};
-use super::paths::{LEASE_FILE, RunPaths};
+use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
 use super::read::{IndexSource, Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
@@ -189,7 +189,12 @@ impl FileStore {
 
 fn lock_error(error: LockError) -> StoreError {
     match error {
-        LockError::Io { path, source } => StoreError::Create { path, source },
+        LockError::Io { path, source } => {
+            match StoreError::of_write("write", path.display().to_string(), source) {
+                StoreError::Io { source, .. } => StoreError::Create { path, source },
+                full => full,
+            }
+        }
         LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
         LockError::Held { path, holder } => {
             let source = io::Error::new(io::ErrorKind::WouldBlock, format!("held by {holder}"));
@@ -210,8 +215,10 @@ impl Writer {
             remove_leftovers(disk.as_ref(), folder).map_err(|source| failed(folder, source))?;
         }
         let walk = self.find_tails()?;
+        let missing = walk.damaged.iter().map(|file| file.number).max().unwrap_or(0);
         let newest_file = walk.numbers.last().copied().unwrap_or(0);
-        self.number = newest_file.max(self.greatest_moved()?);
+        let moved = self.reader().moved()?.last().copied().unwrap_or(0);
+        self.number = newest_file.max(missing).max(moved);
         self.files = walk.numbers.len();
         let mut newest_token = 0;
         if let Some(commit) = walk.sound.first() {
@@ -234,11 +241,12 @@ impl Writer {
                 newest_token + TOKENS_SKIPPED
             }
         };
-        self.write_lease(wake_at)?;
+        // Before `lease.json` names it: a commit that is named there must not be lost any more.
         match walk.sound.first() {
             Some(newest) => self.place_again(newest.number)?,
             None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,
         }
+        self.write_lease(wake_at)?;
         self.plan_rotation();
         if let Some((_, Ok(record))) = super::list::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
@@ -248,11 +256,18 @@ impl Writer {
     }
 
     /// Writes the newest commit file once more, under its name: its writer may have died before it synced the folder,
-    /// or may have been told that this sync failed, after which no other sync says anything about that name.
+    /// or may have been told that this sync failed, after which no other sync says anything about that name. Where
+    /// somebody took that file away, `checkpoint.json` has its bytes.
     fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
         let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
-        let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
+        let text = match disk.read(&path, FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                disk.read(&self.paths.root.join(NEWEST_FILE), FILE_BYTES_MAX)
+            }
+            text => text,
+        };
+        let text = text.map_err(|source| read_error(&path, source))?;
         let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
         let placed = self
             .fill(file.as_mut(), &temp, &text, true)

@@ -44,7 +44,7 @@ impl FileStore {
                 return Ok(RunEntry { record, summary });
             }
             Some((_, Err(flaw))) => flaw,
-            None => Flaw::Malformed("it is missing".to_owned()),
+            None => Flaw::Missing,
         };
         let damage =
             Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place: RUN_FILE.to_owned(), flaw };
@@ -94,9 +94,11 @@ impl FileStore {
             if query.prefix.as_ref().is_some_and(|prefix| !run.as_str().starts_with(prefix.as_str())) {
                 continue;
             }
-            // A folder without `run.json` is being made or removed, or not ours.
-            if let Some((ordinal, record)) = read_run(self.disk.as_ref(), &run, &self.run_paths(&run))? {
-                all.push((ordinal, run, record.ok()));
+            match read_run(self.disk.as_ref(), &run, &self.run_paths(&run))? {
+                Some((ordinal, record)) => all.push((ordinal, run, record.ok())),
+                // Somebody took `run.json` away: runs are made and removed under another name.
+                None if self.is_there(&run)? => all.push((0, run, None)),
+                None => {}
             }
         }
         all.sort_unstable_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));

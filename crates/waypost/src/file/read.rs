@@ -12,11 +12,10 @@ use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
-use super::format::{self, Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small};
+use super::format::{self, Commit, FILE_BYTES_MAX};
 use super::journal::{self, Index, Line};
-use super::paths::{
-    HISTORY, JOURNAL_FILE, NOTE_SUFFIX, RunPaths, commit_name, commit_number, commit_numbers, files_in,
-};
+use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
+use super::witness::Listed;
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.
@@ -55,6 +54,8 @@ pub(super) struct Walk {
     pub(super) damaged: Vec<DamagedFile>,
     /// All commit files there are.
     pub(super) numbers: Vec<u64>,
+    /// The newest commit, if its own file is missing and `checkpoint.json` stood in for it.
+    pub(super) copied: Option<u64>,
     /// The oldest file was reached.
     pub(super) exhausted: bool,
 }
@@ -83,6 +84,8 @@ impl End {
 enum Slot {
     /// In a commit file.
     Record(Box<Record>),
+    /// In `checkpoint.json` alone, although its own file should be there.
+    Copied(Box<Record>),
     /// In the journal.
     Line(Line),
     /// Not what was written, or not there.
@@ -117,7 +120,9 @@ impl<'a> RunReader<'a> {
         enough: impl Fn(&mut T, &Commit) -> bool,
     ) -> Result<(Walk, T), StoreError> {
         self.again(|| {
-            let mut walk = Walk { numbers: self.numbers()?, ..Walk::default() };
+            let Listed { numbers, copied, missing } = self.listed()?;
+            let damaged = missing.into_iter().rev().map(DamagedFile::missing).collect();
+            let mut walk = Walk { numbers, copied, damaged, ..Walk::default() };
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev() {
                 match self.commit(number)? {
@@ -151,16 +156,13 @@ impl<'a> RunReader<'a> {
         Err(read_error(&self.paths.history(), source))
     }
 
-    pub(super) fn numbers(&self) -> Result<Vec<u64>, StoreError> {
-        let history = self.paths.history();
-        commit_numbers(self.disk, &history).map_err(|source| read_error(&history, source))
-    }
-
     /// Reads one commit file. A newer format is no damage: nothing may be concluded without what it says.
     pub(super) fn commit(&self, number: u64) -> Result<Result<Commit, DamagedFile>, Stop> {
         let path = self.paths.commit(number);
         let text = match self.disk.read(&path, FILE_BYTES_MAX) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Stop::Gone),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return self.copy(number).map(Ok).ok_or(Stop::Gone);
+            }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
                 return Ok(Err(DamagedFile { number, flaw, branches: vec![BranchPath::main()] }));
@@ -186,38 +188,6 @@ impl<'a> RunReader<'a> {
     fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
         let place = format!("{HISTORY}/{}", commit_name(number));
         Damage { run: self.run.clone(), branch, seq, place, flaw }
-    }
-
-    /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
-    /// crash, and says nothing yet.
-    pub(super) fn gone(&self) -> Result<BTreeSet<(BranchPath, u64)>, StoreError> {
-        let folder = self.paths.quarantine();
-        let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
-        let mut gone = BTreeSet::new();
-        for name in names.iter().filter(|name| name.ends_with(NOTE_SUFFIX)) {
-            let path = folder.join(name);
-            let text = self.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
-            // A damaged note says nothing; what it stood for is told as missing.
-            let Ok(note) = NoteFile::open(&text) else { continue };
-            let there = match commit_number(&note.file) {
-                Some(number) => self.numbers()?.contains(&number),
-                None => false,
-            };
-            if !there {
-                gone.extend(note.records);
-            }
-        }
-        Ok(gone)
-    }
-
-    /// Returns `lease.json`, if there is one; `Err` within if it is not what was written.
-    pub(super) fn lease(&self) -> Result<Option<Result<LeaseFile, Flaw>>, StoreError> {
-        let path = self.paths.lease();
-        match self.disk.read(&path, FILE_BYTES_MAX) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(read_error(&path, source)),
-            Ok(text) => Ok(Some(LeaseFile::open(&text))),
-        }
     }
 
     /// Returns the newest sound commit.
@@ -274,10 +244,10 @@ impl<'a> RunReader<'a> {
         let from = page.cursor.as_deref().map_or(Ok(0), number)?;
         let mut ends: Vec<End> = self.ends(&walk)?.into_values().collect();
         let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
-        if walk.exhausted && walk.damaged.is_empty() && walk.sound.first().is_some_and(|c| known < c.branches)
-        {
-            let flaw = Flaw::Malformed("files are missing".to_owned());
-            let damage = self.damage(BranchPath::main(), 0, 0, flaw);
+        // A run has its first commit from the beginning.
+        let expected = walk.sound.first().map_or(1, |commit| commit.branches);
+        if walk.exhausted && walk.damaged.is_empty() && known < expected {
+            let damage = self.damage(BranchPath::main(), 0, 0, Flaw::Missing);
             return Err(StoreError::of_damage(Damage { place: HISTORY.to_owned(), ..damage }, None));
         }
         ends.sort_by_key(|end| end.opened);
@@ -316,7 +286,7 @@ impl<'a> RunReader<'a> {
         if let (_, Some(record)) = self.walk(Bodies::Drop, found)? {
             return Ok(record);
         }
-        let mut slots = self.slots(index)?;
+        let (mut slots, _) = self.slots(index)?;
         let (_, slots) = slots
             .iter_mut()
             .find(|((_, name), _)| name == branch)
@@ -342,7 +312,8 @@ impl<'a> RunReader<'a> {
         }
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
         let mut last = None;
-        for ((opened, branch), slots) in self.slots(index)? {
+        let (all, copied) = self.slots(index)?;
+        for ((opened, branch), slots) in all {
             let skip = after.is_some_and(|(at, _)| opened < at)
                 || scan.branch.as_ref().is_some_and(|wanted| *wanted != branch);
             if skip {
@@ -361,6 +332,9 @@ impl<'a> RunReader<'a> {
                     return Ok(found);
                 }
                 last = Some((opened, seq));
+                if matches!(slot, Slot::Copied(_)) && scan.spans(seq) {
+                    found.damaged.push(self.damage(branch.clone(), seq, copied.unwrap_or(0), Flaw::Missing));
+                }
                 match self.open_slot(&branch, seq, slot)? {
                     Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
                     Ok(_) => {}
@@ -392,7 +366,7 @@ impl<'a> RunReader<'a> {
             *count > limit
         };
         let (walk, _) = self.walk(Bodies::Drop, enough)?;
-        if walk.exhausted || !walk.damaged.is_empty() || !self.gone()?.is_empty() {
+        if walk.exhausted || !walk.damaged.is_empty() || walk.copied.is_some() || !self.gone()?.is_empty() {
             return Ok(None);
         }
         let newest_first = walk.sound.into_iter().flat_map(|commit| commit.records.into_iter().rev());
@@ -410,7 +384,7 @@ impl<'a> RunReader<'a> {
         slot: Slot,
     ) -> Result<Result<Record, Damage>, StoreError> {
         let line = match slot {
-            Slot::Record(record) => return Ok(Ok(*record)),
+            Slot::Record(record) | Slot::Copied(record) => return Ok(Ok(*record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
             Slot::Line(line) => line,
         };
@@ -425,18 +399,21 @@ impl<'a> RunReader<'a> {
     }
 
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
-    /// missing between others.
-    fn slots(&self, index: &IndexSource<'_>) -> Result<Slots, StoreError> {
+    /// missing between others; with the number of the commit that only `checkpoint.json` has, if one is so.
+    fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<u64>), StoreError> {
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
         let gone = self.gone()?;
         let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
         let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
-        for (opened, record) in walk.sound.into_iter().flat_map(|commit| commit.records) {
-            let (branch, seq) = (record.header().branch.clone(), record.header().seq);
-            order.insert(branch.clone(), opened);
-            branches.entry(branch).or_default().insert(seq, Slot::Record(Box::new(record)));
+        for commit in walk.sound {
+            let slot = if walk.copied == Some(commit.number) { Slot::Copied } else { Slot::Record };
+            for (opened, record) in commit.records {
+                let (branch, seq) = (record.header().branch.clone(), record.header().seq);
+                order.insert(branch.clone(), opened);
+                branches.entry(branch).or_default().insert(seq, slot(Box::new(record)));
+            }
         }
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
@@ -456,7 +433,7 @@ impl<'a> RunReader<'a> {
             let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
             all.insert((opened, branch), slots);
         }
-        Ok(all)
+        Ok((all, walk.copied))
     }
 
     /// Returns the records that a damaged commit file held, as far as can be told.
@@ -467,7 +444,7 @@ impl<'a> RunReader<'a> {
     ) -> Result<Vec<(BranchPath, u64)>, StoreError> {
         let place = format!("{HISTORY}/{}", commit_name(number));
         let mut records = Vec::new();
-        for ((_, branch), slots) in self.slots(index)? {
+        for ((_, branch), slots) in self.slots(index)?.0 {
             let lies_there = |slot: &Slot| matches!(slot, Slot::Damaged(damage) if damage.place == place);
             let seqs = slots.iter().filter(|(_, slot)| lies_there(slot)).map(|(seq, _)| *seq);
             records.extend(seqs.map(|seq| (branch.clone(), seq)));
@@ -510,15 +487,16 @@ impl<'a> RunReader<'a> {
         let mut tail = (expect..).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
         for file in damaged.iter().rev() {
             for _ in file.branches.iter().filter(|name| *name == branch) {
-                let seq = missing.next().or_else(|| tail.next());
+                // A missing file that is known of is newer than all others.
+                let between = if file.flaw == Flaw::Missing { None } else { missing.next() };
+                let seq = between.or_else(|| tail.next());
                 let seq = seq.expect("there are more numbers than files");
                 let damage = self.damage(branch.clone(), seq, file.number, file.flaw.clone());
                 slots.insert(seq, Slot::Damaged(damage));
             }
         }
         for seq in missing {
-            let flaw = Flaw::Malformed("it is missing".to_owned());
-            slots.insert(seq, Slot::Damaged(self.journal_damage(branch.clone(), seq, flaw)));
+            slots.insert(seq, Slot::Damaged(self.journal_damage(branch.clone(), seq, Flaw::Missing)));
         }
         Ok(())
     }
@@ -526,7 +504,7 @@ impl<'a> RunReader<'a> {
     /// Says whether a record may stand behind a gap.
     fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
         let record = match slot {
-            Slot::Record(record) => (**record).clone(),
+            Slot::Record(record) | Slot::Copied(record) => (**record).clone(),
             Slot::Damaged(_) => return Ok(false),
             Slot::Line(line) => {
                 let path = self.paths.journal();
@@ -539,6 +517,13 @@ impl<'a> RunReader<'a> {
             }
         };
         Ok(record.header().reason == Reason::Repair)
+    }
+}
+
+impl DamagedFile {
+    /// A commit file that was there and is not.
+    fn missing(number: u64) -> Self {
+        Self { number, flaw: Flaw::Missing, branches: vec![BranchPath::main()] }
     }
 }
 

@@ -33,7 +33,7 @@ impl<'a> NewestFirst<'a> {
                 return Ok(Some(record));
             }
             if self.numbers.is_none() {
-                self.numbers = Some(self.reader.numbers()?);
+                self.numbers = Some(self.reader.listed()?.numbers);
             }
             let Some(number) = self.numbers.as_mut().and_then(Vec::pop) else { return self.read_line() };
             match self.reader.commit(number) {

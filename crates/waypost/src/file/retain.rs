@@ -5,6 +5,7 @@ use std::io;
 
 use crate::folder::create_temp;
 use crate::id::BranchPath;
+use crate::record::Flaw;
 use crate::store::{Damage, StoreError, TrimMode, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
@@ -31,8 +32,8 @@ impl Writer {
     }
 
     /// Drops the bodies of all but the newest `keep` sound records of each branch that have one. A commit file of
-    /// which no body is left goes, once its headers are durable in the journal; the newest sound one always stays, and
-    /// so do damaged ones.
+    /// which no body is left goes, once its headers are durable in the journal; the newest sound one of each branch
+    /// always stays, since it tells where the branch goes on, and so do damaged ones.
     pub(super) fn trim(&mut self, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
@@ -49,13 +50,14 @@ impl Writer {
         let goes = |branch: &BranchPath, seq: u64| oldest_kept.get(branch).is_some_and(|kept| seq < *kept);
         let mut trimmed = Trimmed::default();
         let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
+        let ends = ends_of_branches(&walk.sound);
         for commit in walk.sound.iter().skip(1).rev() {
             let bodies = &sizes[&commit.number];
             let (gone, kept): (Vec<_>, Vec<_>) =
                 bodies.iter().partition(|(branch, seq, _)| goes(branch, *seq));
             trimmed.checkpoints += gone.len() as u64;
             trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
-            if kept.is_empty() {
+            if kept.is_empty() && !ends.contains(&commit.number) {
                 removed.push(commit);
             } else if !gone.is_empty() {
                 rewritten.push(commit.number);
@@ -150,6 +152,7 @@ impl Writer {
             Err(error) => return Err(error),
         }
         let moved = match number_of(&damage.place) {
+            Some(number) if damage.flaw == Flaw::Missing => self.note_missing(number, damage, index),
             Some(number) => self.move_aside(number, damage, index),
             None => self.note_line(damage, index),
         };
@@ -176,6 +179,21 @@ impl Writer {
         disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))?;
         disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?;
         self.files = self.files.saturating_sub(1);
+        Ok(())
+    }
+
+    /// Notes what a file held that is not there: nobody looks for it any more.
+    fn note_missing(
+        &mut self,
+        number: u64,
+        damage: &Damage,
+        index: &IndexSource<'_>,
+    ) -> Result<(), StoreError> {
+        let records = self.reader().damaged_in(number, index)?;
+        let target = self.write_note(&commit_name(number), damage, records)?;
+        let folder = self.paths.quarantine();
+        let sidecar = self.paths.sidecar(number);
+        let _ = self.disk.rename(&sidecar, &folder.join(format!("{target}{SIDECAR_SUFFIX}")));
         Ok(())
     }
 
@@ -230,20 +248,22 @@ impl Writer {
             }
         }
     }
-
-    /// Returns the greatest number of a commit file that was moved aside.
-    pub(super) fn greatest_moved(&self) -> Result<u64, StoreError> {
-        let folder = self.paths.quarantine();
-        let names = super::paths::files_in(self.disk.as_ref(), &folder)
-            .map_err(|source| read_error(&folder, source))?;
-        let number = |name: &String| name.find(".json").and_then(|end| commit_number(&name[..end + 5]));
-        Ok(names.iter().filter_map(number).max().unwrap_or(0))
-    }
 }
 
 /// Returns the number of the commit file that a damage lies in; none if it is not one of ours.
 fn number_of(place: &str) -> Option<u64> {
     commit_number(place.strip_prefix(HISTORY)?.strip_prefix('/')?)
+}
+
+/// Returns the numbers of the commits that have the newest record of a branch; `commits` are newest first.
+fn ends_of_branches(commits: &[Commit]) -> BTreeSet<u64> {
+    let mut seen = BTreeSet::new();
+    let is_end = |commit: &&Commit| {
+        // All of its branches are seen then, not only the first new one.
+        let new = commit.records.iter().filter(|(opened, _)| seen.insert(*opened)).count();
+        new > 0
+    };
+    commits.iter().filter(is_end).map(|commit| commit.number).collect()
 }
 
 /// Returns the seq of the oldest body of each branch that is kept.

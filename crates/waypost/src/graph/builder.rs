@@ -2,23 +2,23 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use serde::de::DeserializeOwned;
 
 use super::context::Context;
 use super::error::{GraphError, StepError};
 use super::fork::{Each, Fork};
 use super::join::Child;
 use super::level::{
-    Action, ChildFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State, StepFn, Typed,
-    to_value,
+    Action, ChildFn, DecodeFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
+    StepFn, Typed, to_value,
 };
 use super::{END, Graph};
-use crate::engine::{Item, StateError};
+use crate::engine::Item;
 use crate::id::{Digest, StepId};
+use crate::schema::Migrations;
 use crate::shape::{Children, OnChildFailure, Retry, Shape, Step};
 
 /// How many children of one fan-out are at work at once where nothing else is said: what one machine does well with
@@ -84,7 +84,9 @@ pub struct Builder<S> {
     pub(super) steps: Vec<Draft<S>>,
     ways: HashMap<StepId, Way<S>>,
     start: Option<StepId>,
-    pub(super) keeping: Keeping<S>,
+    keeping: Keeping<S>,
+    /// How joins read the states of their branches: known when the graph is built.
+    pub(super) decode: Arc<OnceLock<DecodeFn<S>>>,
     problem: Option<GraphError>,
 }
 
@@ -95,12 +97,10 @@ impl<S> std::fmt::Debug for Builder<S> {
     }
 }
 
-/// Reads a state that has no versions.
-fn plain<S: DeserializeOwned>(bytes: &[u8], schema: u32) -> Result<S, StateError> {
-    if schema > 0 {
-        return Err(StateError::Newer { found: schema, supported: 0 });
-    }
-    serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+/// How states are read that these migrations bring up to date.
+fn keeping<S: State>(migrations: Migrations) -> Keeping<S> {
+    let schema = migrations.current();
+    Keeping { schema, decode: Arc::new(move |bytes, found| Ok(migrations.read(found, bytes)?)) }
 }
 
 impl<S: State> Builder<S> {
@@ -110,7 +110,8 @@ impl<S: State> Builder<S> {
             steps: Vec::new(),
             ways: HashMap::new(),
             start: None,
-            keeping: Keeping { schema: 0, decode: Arc::new(plain) },
+            keeping: keeping(Migrations::default()),
+            decode: Arc::default(),
             problem: None,
         }
     }
@@ -203,6 +204,15 @@ impl<S: State> Builder<S> {
     #[must_use]
     pub fn revision(self, revision: u32) -> Self {
         self.last("revision", |step| step.revision = revision)
+    }
+
+    /// Reads states of older programs through these migrations, and writes new ones as of their newest version.
+    ///
+    /// A state without a version is version 0; a state of a newer version is refused.
+    #[must_use]
+    pub fn migrations(mut self, migrations: Migrations) -> Self {
+        self.keeping = keeping(migrations);
+        self
     }
 
     /// Begins with that step.
@@ -363,6 +373,7 @@ impl<S: State> Builder<S> {
         self.check_names(&start)?;
         let homes = super::homes::find(&self.outline(), &start)?;
         let name = self.name.clone();
+        let _ = self.decode.set(Arc::clone(&self.keeping.decode));
         let mut assembly =
             Assembly { levels: vec![None], homes, keeping: Arc::new(self.keeping), ways: self.ways };
         let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();

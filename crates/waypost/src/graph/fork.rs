@@ -61,7 +61,7 @@ impl<S: State> Fork<S> {
         if let Some(twice) = (1..starts.len()).find(|at| starts[..*at].contains(&starts[*at])) {
             return builder.wrong(GraphError::Twice(starts[twice].clone()));
         }
-        let decode = Arc::clone(&builder.keeping.decode);
+        let decode = Arc::clone(&builder.decode);
         let join = Arc::new(join);
         let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
             let (decode, join) = (Arc::clone(&decode), Arc::clone(&join));
@@ -69,7 +69,9 @@ impl<S: State> Fork<S> {
                 let mut branches = Vec::new();
                 let mut ends = joined.outcomes().await?;
                 while let Some(end) = ends.next().await? {
-                    branches.push(BranchEnd::of(&end, |bytes, schema| decode(bytes, schema))?);
+                    branches.push(BranchEnd::of(&end, |bytes, schema| {
+                        decode.get().expect("a graph that runs was built")(bytes, schema)
+                    })?);
                 }
                 join(state, Branches(branches), context).await.map_err(Into::into)
             }

@@ -113,7 +113,7 @@ impl<S: State> Level for Typed<S> {
     }
 
     fn encode(&self, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
-        serde_json::to_writer(bytes, self.known(state)).map_err(|error| Flaw::Malformed(error.to_string()))
+        crate::record::encode(self.known(state), bytes)
     }
 
     fn decode(&self, bytes: &[u8], schema: u32) -> Result<Held, StateError> {

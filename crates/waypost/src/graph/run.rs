@@ -18,23 +18,23 @@ use crate::engine::{
     ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
 use crate::events::{self, Event};
-use crate::id::{CheckpointRef, RunId, StepId};
+use crate::id::{RunId, StepId};
 use crate::record::{Durability, FORMAT, Position, Record, RunRecord};
 use crate::store::{Progress, StoreError};
 
 /// The key under which a run record keeps the settings of its sessions, for resumes that say nothing else.
-const SETTINGS: &str = "session";
+pub(super) const SETTINGS: &str = "session";
 
 /// What a run or a resume says about its session.
 #[derive(Debug, Clone, Default)]
-struct Session {
-    stop: StopHandle,
-    on_lost_checkpoint: Option<OnLostCheckpoint>,
-    interrupt_before: Option<Vec<String>>,
-    interrupt_after: Option<Vec<String>>,
-    step_limit: Option<u64>,
-    retention: Option<u32>,
-    sink: Option<mpsc::UnboundedSender<Event>>,
+pub(super) struct Session {
+    pub(super) stop: StopHandle,
+    pub(super) on_lost_checkpoint: Option<OnLostCheckpoint>,
+    pub(super) interrupt_before: Option<Vec<String>>,
+    pub(super) interrupt_after: Option<Vec<String>>,
+    pub(super) step_limit: Option<u64>,
+    pub(super) retention: Option<u32>,
+    pub(super) sink: Option<mpsc::UnboundedSender<Event>>,
 }
 
 impl Session {
@@ -69,7 +69,7 @@ impl Session {
         self
     }
 
-    fn options(&self) -> Result<SessionOptions, RunError> {
+    pub(super) fn options(&self) -> Result<SessionOptions, RunError> {
         let ids = |names: &Option<Vec<String>>| -> Result<Vec<StepId>, RunError> {
             let names = names.as_deref().unwrap_or_default();
             names.iter().map(|name| StepId::new(name).map_err(RunError::InvalidName)).collect()
@@ -87,7 +87,7 @@ impl Session {
         })
     }
 
-    fn engine(&self, engine: &Engine) -> Engine {
+    pub(super) fn engine(&self, engine: &Engine) -> Engine {
         match &self.sink {
             Some(sink) => engine.clone().also_observed_by(Arc::new(Sink(sink.clone()))),
             None => engine.clone(),
@@ -147,6 +147,8 @@ macro_rules! session_settings {
     };
 }
 
+pub(super) use session_settings;
+
 /// A run of a graph that is about to begin: await it, or take its events as a [`stream`](Run::stream).
 #[derive(Debug)]
 #[must_use = "a run begins when it is awaited"]
@@ -195,112 +197,8 @@ impl Engine {
     }
 }
 
-/// A checkpoint of a run, as its graph understands it.
-#[derive(Debug, Clone)]
-pub struct Inspected<S> {
-    /// What happened there.
-    pub record: Record,
-    /// What was unfinished then.
-    pub position: Position,
-    /// The state of then.
-    pub state: S,
-}
-
-impl Engine {
-    /// Makes a new run `id` that begins at a checkpoint of another: `RUN@SEQ`.
-    ///
-    /// It never depends on the other run, which may be deleted. Settings of the run are to be given anew.
-    ///
-    /// # Errors
-    /// Of the awaited run: as for [`run`](Self::run), and [`RunError::NoState`] for a checkpoint whose state is gone.
-    pub fn fork<'a, S: State>(
-        &'a self,
-        graph: &'a Graph<S>,
-        from: &CheckpointRef,
-        id: &str,
-    ) -> Forked<'a, S> {
-        let (session, durability, config) = (Session::default(), Durability::Sync, None);
-        let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit: None }
-    }
-
-    /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
-    ///
-    /// # Errors
-    /// [`RunError::NoState`]: retention dropped it. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
-    /// read it.
-    pub async fn inspect<S: State>(
-        &self,
-        graph: &Graph<S>,
-        at: &CheckpointRef,
-    ) -> Result<Inspected<S>, RunError> {
-        let (record, position, held) = self.inspect_program(&graph.erased(), at).await?;
-        Ok(Inspected { record, position, state: *held.downcast().expect("a graph has one type of state") })
-    }
-}
-
-/// A run that is about to begin where another stood.
-#[derive(Debug)]
-#[must_use = "a run begins when it is awaited"]
-pub struct Forked<'a, S> {
-    engine: &'a Engine,
-    graph: &'a Graph<S>,
-    from: CheckpointRef,
-    id: String,
-    session: Session,
-    durability: Durability,
-    labels: BTreeMap<String, String>,
-    config: Option<Map<String, Value>>,
-    edit: Option<Edit<S>>,
-}
-
-impl<'a, S: State> Forked<'a, S> {
-    session_settings!();
-
-    /// Changes the state before anything runs.
-    pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
-        self.edit = Some(Edit(Box::new(edit)));
-        self
-    }
-
-    /// Labels the run, so that it can be found.
-    pub fn label(mut self, key: &str, value: &str) -> Self {
-        self.labels.insert(key.to_owned(), value.to_owned());
-        self
-    }
-
-    /// Sets what steps read as configuration; that of the other run if nothing is said.
-    pub fn config(mut self, config: Map<String, Value>) -> Self {
-        self.config = Some(config);
-        self
-    }
-
-    async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, from, id, session, durability, labels, config, edit } = self;
-        let id = RunId::new(&id)?;
-        let config = match config {
-            Some(config) => config,
-            None => engine.store().run(&from.run).await?.record.record().config.clone(),
-        };
-        let record = record_of(engine, graph, id, (&session, durability, labels, config));
-        let options = session.options()?;
-        let engine = session.engine(engine);
-        let edit = edit.map(held_edit);
-        engine.fork_program(&graph.erased(), &from, record, edit, options).await.map(known)
-    }
-}
-
-impl<'a, S: State> IntoFuture for Forked<'a, S> {
-    type Output = Result<Outcome<S>, RunError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.go())
-    }
-}
-
 /// Makes the frozen record of a run of a graph.
-fn record_of<S: State>(
+pub(super) fn record_of<S: State>(
     engine: &Engine,
     graph: &Graph<S>,
     run: RunId,
@@ -337,7 +235,7 @@ fn record_of<S: State>(
     }
 }
 
-fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {
+pub(super) fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {
     Edit(Box::new(move |held: &mut Held| (edit.0)(of_held(held))))
 }
 
@@ -542,7 +440,7 @@ fn of_held<S: State>(held: &mut Held) -> &mut S {
 }
 
 /// Tells the type of the state again.
-fn known<S: State>(outcome: Outcome<Held>) -> Outcome<S> {
+pub(super) fn known<S: State>(outcome: Outcome<Held>) -> Outcome<S> {
     outcome.map_state(|held| *held.downcast().expect("a graph has one type of state"))
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::record::{FORMAT, Flaw};
+use crate::record::Flaw;
 
 /// A record that is not what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,11 +175,9 @@ impl StoreError {
     /// Tells damage from a newer format; `older` as in [`StoreError::Damaged`].
     pub fn of_damage(damage: Damage, older: Option<u64>) -> Self {
         match damage.flaw {
-            Flaw::Newer { found } => Self::Version {
-                what: format!("checkpoint {}", damage_ref(&damage)),
-                found,
-                supported: FORMAT,
-            },
+            Flaw::Newer { found, supported } => {
+                Self::Version { what: format!("checkpoint {}", damage_ref(&damage)), found, supported }
+            }
             _ => Self::Damaged { damage: Box::new(damage), older },
         }
     }

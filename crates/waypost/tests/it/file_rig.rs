@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use serde_json::json;
 use waypost::disk::Disk;
 use waypost::file::FileStore;
-use waypost::record::{Reason, Record, SealedRun};
+use waypost::record::{Flaw, Reason, Record, SealedRun};
 use waypost::store::{Head, Lease, Page, Scan, Store, StoreError};
 use waypost::{BranchPath, RunId};
 use waypost_testing::disk::SimDisk;
@@ -19,6 +19,7 @@ mod crash;
 mod damage;
 mod errors;
 mod liar;
+mod missing;
 
 /// Of all that could be tried, the tests try one in so many, and all of it with `WAYPOST_RIG_SHARE=1`, which takes
 /// some minutes.
@@ -180,6 +181,9 @@ fn there(store: &FileStore, told: &Told) -> Result<(), String> {
     if !told.tried.contains(&head.record) {
         return Err(format!("a head that nobody wrote: {:?}", head.record));
     }
+    if let Some(missing) = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing) {
+        return Err(format!("nobody took anything away, and it is missed: {missing:?}"));
+    }
     let newest = told.acknowledged.last().map_or(0, |record| record.header().seq);
     if head.record.header().seq < newest {
         return Err(format!("@{newest} was acknowledged, the head is @{}", head.record.header().seq));
@@ -197,6 +201,9 @@ fn there(store: &FileStore, told: &Told) -> Result<(), String> {
         if found.header_bytes() != record.header_bytes() || !(same_state || may_lack_state) {
             return Err(format!("@{seq} is {found:?}, not {record:?}"));
         }
+    }
+    if let Some(missing) = all.damaged.iter().find(|damage| damage.flaw == Flaw::Missing) {
+        return Err(format!("nobody took anything away, and it is missed: {missing:?}"));
     }
     match all.records.iter().find(|found| !told.tried.iter().any(|tried| tried.digest() == found.digest())) {
         Some(record) => Err(format!("a record that nobody wrote: {record:?}")),

@@ -3,8 +3,10 @@
 
 mod branches;
 mod contract;
+mod diff;
 mod engine;
 mod events;
+mod evidence;
 mod faulty;
 mod file;
 mod file_crash;
@@ -14,5 +16,9 @@ mod graph;
 mod lock;
 mod plan;
 mod play;
+mod portable;
+mod recorder;
 mod report;
+mod schema;
+mod strict;
 mod toy;

@@ -1,0 +1,235 @@
+//! `waypost prune`: lets go of old states, and of whole runs that are finished, and says what that frees.
+//!
+//! Nothing unfinished is ever deleted here: a run that is running or can be resumed stays, whatever its age. `delete`
+//! is for that, by name.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use waypost::lock::Holder;
+use waypost::record::RunStatus;
+use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _, TrimMode};
+use waypost::{BranchPath, RunId};
+
+use super::Context;
+use super::delete::agreed;
+use crate::cli::PruneArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access};
+use crate::reference::{Default, find};
+use crate::size;
+use crate::view::{KeptView, PruneView, PrunedView, VERSION};
+
+pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let mut view = PruneView {
+        v: VERSION,
+        dry_run: args.dry_run,
+        deleted: vec![],
+        trimmed: vec![],
+        kept: vec![],
+        bytes: 0,
+    };
+    let doomed = doomed(context, store.as_ref(), &args).await?;
+    if !doomed.is_empty() && !args.dry_run && !args.yes {
+        let names: Vec<String> = doomed.iter().map(|run| run.run.to_string()).collect();
+        if !agreed(context, &names)? {
+            context.output.note("Nothing was pruned, because that was not confirmed.");
+            return Ok(Exit::Usage);
+        }
+    }
+    let mut gone = BTreeSet::new();
+    for run in doomed {
+        gone.insert(run.run.clone());
+        delete(store.as_ref(), run, args.dry_run, &mut view).await?;
+    }
+    if let Some(keep) = args.keep {
+        let runs = match &args.run {
+            Some(name) => vec![find(store.as_ref(), Some(name), Default::Newest).await?],
+            // A run with no more checkpoints than that has no more states.
+            None => all(store.as_ref(), &RunQuery::default())
+                .await?
+                .into_iter()
+                .filter(|run| run.checkpoints > u64::from(keep))
+                .map(|run| run.run)
+                .collect(),
+        };
+        for run in runs.into_iter().filter(|run| !gone.contains(run)) {
+            trim(store.as_ref(), &run, keep, args.dry_run, &mut view).await?;
+        }
+    }
+    // Free pages go back to the file system now.
+    store.close().await?;
+    view.bytes = view.deleted.iter().chain(&view.trimmed).map(|pruned| pruned.bytes).sum();
+    tell(context, &args, &view)
+}
+
+/// Returns the finished runs that are to be deleted, newest first: those that every given option lets go.
+async fn doomed(context: &Context, store: &dyn Store, args: &PruneArgs) -> Result<Vec<RunSummary>, Error> {
+    if args.keep_runs.is_none() && args.older_than.is_none() {
+        return Ok(Vec::new());
+    }
+    let statuses =
+        BTreeSet::from([RunStatus::Completed, RunStatus::CompletedWithFailures, RunStatus::Cancelled]);
+    debug_assert!(
+        statuses.iter().all(|status| !status.is_resumable()),
+        "what can be resumed is not finished"
+    );
+    let finished = all(store, &RunQuery { statuses, ..RunQuery::default() }).await?;
+    let before = args.older_than.map(|age| age.resolve(context.now()));
+    let older = finished.into_iter().skip(args.keep_runs.unwrap_or(0));
+    Ok(older.filter(|run| before.is_none_or(|before| run.updated_at < before)).collect())
+}
+
+/// Returns every run that is asked for, newest first.
+async fn all(store: &dyn Store, query: &RunQuery) -> Result<Vec<RunSummary>, Error> {
+    let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..query.clone() };
+    let mut runs = Vec::new();
+    loop {
+        let page = store.runs(&query).await?;
+        runs.extend(page.runs);
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => return Ok(runs),
+        }
+    }
+}
+
+async fn delete(
+    store: &dyn Store,
+    run: RunSummary,
+    dry_run: bool,
+    view: &mut PruneView,
+) -> Result<(), Error> {
+    let bytes = bytes_of(store, &run);
+    let deleted = if dry_run { Ok(()) } else { store.delete(&run.run).await };
+    match deleted {
+        Ok(()) => {
+            let (run, checkpoints) = (run.run.to_string(), run.checkpoints);
+            view.deleted.push(PrunedView { run, checkpoints, bytes });
+        }
+        Err(error) => keep(view, &run.run, error)?,
+    }
+    Ok(())
+}
+
+/// Drops states of a run, or says what would be dropped; both need its lease, so that nobody writes meanwhile.
+async fn trim(
+    store: &dyn Store,
+    run: &RunId,
+    kept: u32,
+    dry_run: bool,
+    view: &mut PruneView,
+) -> Result<(), Error> {
+    store.wait_while_dying(run).await?;
+    let holder = Holder::here(super::now()).map_err(|source| StoreError::Io {
+        action: "read",
+        place: "/proc".to_owned(),
+        source,
+    })?;
+    let lease = match store.acquire(run, &BranchPath::main(), &holder).await {
+        Ok(lease) => lease,
+        Err(error) => return keep(view, run, error),
+    };
+    let mode = if dry_run { TrimMode::DryRun } else { TrimMode::Apply };
+    let trimmed = store.trim(&lease, kept, mode).await;
+    // Given back also where it failed; what went wrong first is what is told.
+    let released = store.release(lease, None).await;
+    let trimmed = trimmed?;
+    released?;
+    if trimmed.checkpoints > 0 {
+        let (run, checkpoints, bytes) = (run.to_string(), trimmed.checkpoints, trimmed.bytes);
+        view.trimmed.push(PrunedView { run, checkpoints, bytes });
+    }
+    Ok(())
+}
+
+/// Takes note that a run stays as it is, since somebody works on it; anything else is an error.
+fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Error> {
+    match error {
+        StoreError::Held { .. } => {
+            view.kept.push(KeptView { run: run.to_string(), why: error.to_string() });
+            Ok(())
+        }
+        // Somebody else has deleted it.
+        StoreError::NotFound { .. } => Ok(()),
+        error => Err(error.into()),
+    }
+}
+
+/// Returns what a run takes on the disk: its records, and its folder.
+fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
+    let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
+    if place::keeps_records_in_folders(store) { folder } else { folder + run.bytes }
+}
+
+/// Returns the bytes of all files beneath a folder, each once however many names it has. What cannot be read does not
+/// count: it is only told.
+fn bytes_in(folder: &Path, seen: &mut HashSet<(u64, u64)>) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let bytes = entries.flatten().map(|entry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path(), seen),
+        Ok(metadata) if seen.insert((metadata.dev(), metadata.ino())) => metadata.len(),
+        _ => 0,
+    });
+    bytes.sum()
+}
+
+fn tell(context: &Context, args: &PruneArgs, view: &PruneView) -> Result<Exit, Error> {
+    if context.output.json {
+        context.output.document(view)?;
+        return Ok(Exit::Done);
+    }
+    for kept in &view.kept {
+        context.output.note(&format!("Run {} stays as it is: {}.", kept.run, kept.why));
+    }
+    if view.deleted.is_empty() && view.trimmed.is_empty() {
+        context.output.note(&format!("Nothing to prune, because {}.", why_nothing(args, view)));
+        return Ok(Exit::Done);
+    }
+    let (delete, drop, free) = match args.dry_run {
+        true => ("Would delete", "Would drop", "Would free"),
+        false => ("Deleted", "Dropped", "Freed"),
+    };
+    let mut text = String::new();
+    for PrunedView { run, checkpoints, bytes } in &view.deleted {
+        let checkpoints = counted(*checkpoints, "checkpoint");
+        text += &format!("{delete} run {run} ({checkpoints}, {})\n", size::shown(*bytes));
+    }
+    for PrunedView { run, checkpoints, bytes } in &view.trimmed {
+        let states = counted(*checkpoints, "state");
+        text += &format!("{drop} {states} of run {run} ({})\n", size::shown(*bytes));
+    }
+    text += &format!("{free} {} ({} bytes).\n", size::shown(view.bytes), view.bytes);
+    context.output.answer(&text)?;
+    Ok(Exit::Done)
+}
+
+fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
+    if !view.kept.is_empty() {
+        return "of what could go, somebody is working on all".to_owned();
+    }
+    let mut causes = Vec::new();
+    if args.keep_runs.is_some() || args.older_than.is_some() {
+        causes.push(match args.older_than {
+            Some(_) => "no finished run is as old as asked for".to_owned(),
+            None => match args.keep_runs {
+                None | Some(0) => "no run is finished".to_owned(),
+                Some(1) => "no more than 1 run is finished".to_owned(),
+                Some(count) => format!("no more than {count} runs are finished"),
+            },
+        });
+    }
+    if let Some(keep) = args.keep {
+        let nobody = if args.run.is_some() { "the run does not keep" } else { "no run keeps" };
+        causes.push(format!("{nobody} more than {keep} states on any branch"));
+    }
+    causes.join(", and ")
+}

@@ -1,0 +1,115 @@
+//! How a run stands where its newest records are damaged or gone: a store keeps a summary that they, too, had written.
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use serde::Deserialize;
+use waypost::CheckpointRef;
+use waypost::engine::Snapshot;
+use waypost::events::Cursor;
+use waypost::record::{Durability, RunStatus, Status};
+use waypost::shape::Unfinished;
+use waypost::store::{Page, RunSummary, Store, StoreError};
+
+use crate::definition::Chosen;
+use crate::error::Error;
+
+/// How much of the end of a log is read to find its last line: far more than one line has.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// Makes a summary say how the run stands by its newest sound record, if newer ones are damaged; says whether so.
+///
+/// A run that is under way is left as it is: its holder knows better.
+pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<bool, Error> {
+    if summary.holder.is_some() || summary.status == RunStatus::Running {
+        return Ok(false);
+    }
+    let found = match store.heads(&summary.run, &Page { limit: 1, ..Page::default() }).await {
+        Ok(found) => found,
+        Err(StoreError::Damaged { .. }) => {
+            summary.status = RunStatus::Interrupted;
+            summary.summary.progress.done = 0;
+            summary.summary.step = None;
+            return Ok(true);
+        }
+        // Deleted meanwhile, or of a newer version: there is nothing to correct it by.
+        Err(StoreError::NotFound { .. } | StoreError::Version { .. }) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    if found.heads.iter().all(|head| head.damaged.is_empty()) {
+        return Ok(false);
+    }
+    match Snapshot::read(store, &summary.run).await {
+        Ok(mut snapshot) => {
+            correct_snapshot(store, &mut snapshot);
+            *summary = snapshot.entry.summary;
+        }
+        Err(StoreError::Damaged { .. }) => summary.status = RunStatus::Interrupted,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(true)
+}
+
+/// Does the same to what was read of a run.
+pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
+    let summary = &snapshot.entry.summary;
+    if snapshot.damaged().next().is_none() || summary.holder.is_some() || summary.status == RunStatus::Running
+    {
+        return;
+    }
+    let position = snapshot.newest().position().unwrap_or_default();
+    let chosen = Chosen::in_force(store, snapshot);
+    let summary = &mut snapshot.entry.summary;
+    summary.status = RunStatus::Interrupted;
+    let of = |status: Status| position.frontier.iter().find(|entry| entry.status == status);
+    let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
+    summary.summary.step = step.map(|entry| entry.step.to_string());
+    // A run of another program: how far it is, only that can tell.
+    let Ok(chosen) = chosen else { return };
+    let steps = chosen.shape.steps();
+    let progress = &mut summary.summary.progress;
+    progress.total = steps.len() as u64;
+    progress.done =
+        progress.total - (Unfinished::of(&chosen.shape, &position).count() as u64).min(progress.total);
+    let started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    let must_not_repeat =
+        |id: &waypost::StepId| chosen.shape.step(id.as_str()).is_some_and(|step| !step.idempotent);
+    if started.into_iter().any(|entry| must_not_repeat(&entry.step)) {
+        summary.status = RunStatus::InDoubt;
+    }
+}
+
+/// Returns the checkpoint that the log of a run tells of last, if the store has lost it.
+///
+/// A line of `events.jsonl` is written after its record is acknowledged, so the log is never ahead of its store, unless
+/// somebody put an older store in its place or took files of it away. Only a run whose acknowledged checkpoints a power
+/// cut may take (durability `async`) is not asked. What is damaged or in quarantine is not lost.
+pub(crate) fn told_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
+    let record = snapshot.entry.record.record();
+    if record.durability == Durability::Async || snapshot.entry.summary.holder.is_some() {
+        return None;
+    }
+    let Cursor { branch, seq, .. } = last_event(&store.folder(&record.run)?)?;
+    if !branch.is_main() {
+        return None;
+    }
+    let open = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
+    let newest = open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1);
+    (seq > newest).then(|| CheckpointRef { run: record.run.clone(), branch, seq })
+}
+
+/// Reads which event the last whole line of a run's log is.
+fn last_event(folder: &Path) -> Option<Cursor> {
+    #[derive(Deserialize)]
+    struct Line {
+        cursor: Cursor,
+    }
+    let mut file = std::fs::File::open(folder.join("events.jsonl")).ok()?;
+    let len = file.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES))).ok()?;
+    let mut tail = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
+    let end = tail.iter().rposition(|byte| *byte == b'\n')?;
+    let begin = tail[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |before| before + 1);
+    serde_json::from_slice::<Line>(&tail[begin..end]).ok().map(|line| line.cursor)
+}

@@ -1,0 +1,267 @@
+//! Files of a store that are gone, empty or something else: it is said, and nothing is done again unasked.
+
+use std::fs;
+
+use crate::rig::{FLOW, Rig};
+
+/// Makes a folder in which run `r-1` has failed at step three, in a store with this address.
+fn failed(url: &str) -> Rig {
+    let rig = Rig::with(FLOW).at(url);
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
+    rig.write("ok", "");
+    rig
+}
+
+/// Calls the program, which must end so and say all of this on stderr or stdout.
+fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
+    let output = rig.call(args);
+    let told = rig.told(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+    for words in said {
+        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
+    }
+}
+
+const READERS: [&[&str]; 3] = [&["show", "r-1"], &["plan", "r-1"], &["list"]];
+
+#[test]
+fn the_newest_file_taken_away_is_told_and_healed() {
+    // What happened: with the newest files of a file store deleted, finished steps ran again and `verify` said 0.
+    // Why: the newest file that was there decided. What stops it: its copy and other witnesses (file/witness.rs).
+    let rig = failed("file:kept");
+    let newest = rig.path("kept/runs/r-1/history/checkpoint_0000000004.json");
+    fs::remove_file(&newest).unwrap();
+
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: it is missing: history/checkpoint_0000000004.json"]);
+    READERS.iter().for_each(|args| expect(&rig, args, 0, &[]));
+    expect(&rig, &["show", "r-1"], 0, &["r-1  failed"]);
+    expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
+    expect(&rig, &["verify", "r-1"], 0, &[]);
+    assert!(newest.exists(), "it was written again");
+}
+
+#[test]
+fn newer_files_taken_away_stop_a_resume() {
+    let rig = failed("file:kept");
+    for name in
+        ["history/checkpoint_0000000003.json", "history/checkpoint_0000000004.json", "checkpoint.json"]
+    {
+        fs::remove_file(rig.path("kept/runs/r-1").join(name)).unwrap();
+    }
+
+    expect(&rig, &["verify", "r-1"], 7, &["checkpoint_0000000003.json", "checkpoint_0000000004.json"]);
+    expect(&rig, &["list"], 0, &["interrupted"]);
+    expect(&rig, &["show", "r-1"], 0, &["r-1  interrupted", "checkpoint r-1@4 is missing", "1 of 4 done"]);
+    expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@3 is missing; a resume stops"]);
+    let before = rig.read("kept/runs/r-1/report.md");
+    expect(&rig, &["resume", "r-1"], 7, &["it is missing", "--restart"]);
+    assert_eq!(rig.read("kept/runs/r-1/report.md"), before, "nothing was done");
+    expect(&rig, &["resume", "r-1", "--restart"], 0, &["is completed"]);
+    expect(&rig, &["verify", "r-1"], 0, &[]);
+}
+
+#[test]
+fn an_older_store_than_the_log_of_the_run_is_told() {
+    // What happened: with an older copy of the database in its place, finished steps ran again without a word.
+    // Why: the copy is sound. What stops it: the log of the run beside it, which is never ahead of its store.
+    let rig = Rig::with(FLOW).at("sqlite:kept/waypost.db");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q", "--until", "one"]).status.code(), Some(0));
+    let older = fs::read(rig.path("kept/waypost.db")).unwrap();
+    assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(1));
+    rig.write("ok", "");
+    assert!(!rig.path("kept/waypost.db-wal").exists(), "the database is closed");
+    fs::write(rig.path("kept/waypost.db"), older).unwrap();
+
+    expect(&rig, &["verify", "r-1"], 7, &["its log tells of checkpoint r-1@5, which is not there"]);
+    expect(&rig, &["show", "r-1"], 0, &["the log tells of checkpoint r-1@5"]);
+    expect(&rig, &["resume", "r-1"], 7, &["its newest is r-1@2", "events.jsonl away"]);
+    fs::remove_file(rig.path("kept/runs/r-1/events.jsonl")).unwrap();
+    expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
+    expect(&rig, &["verify", "r-1"], 0, &[]);
+}
+
+#[test]
+fn a_database_that_is_gone_is_named_with_its_runs() {
+    // What happened: with the database gone, `resume` said that there was no `.waypost` folder. Why: only the database
+    // was looked for. What stops it: the logs of its runs are found beside it, and named.
+    for url in [None, Some("sqlite:.waypost/waypost.db")] {
+        let rig = Rig::failed();
+        let rig = url.map_or(rig, failed);
+        let database = rig.path(".waypost/waypost.db");
+        let kept = fs::read(&database).unwrap();
+        fs::remove_file(&database).unwrap();
+
+        let calls: [&[&str]; 6] = [
+            &["list"],
+            &["show", "r-1"],
+            &["resume"],
+            &["resume", "r-1"],
+            &["verify", "--all"],
+            &["plan", "r-1"],
+        ];
+        for args in calls {
+            expect(&rig, args, 7, &["waypost.db is gone, but run r-1 has left its log"]);
+            assert!(!database.exists(), "{args:?} made one");
+        }
+        expect(
+            &rig,
+            &["run", "flow.yaml", "--id", "r-2", "-q"],
+            if url.is_some() { 0 } else { 1 },
+            &["warning: ", "run r-1 has left its log"],
+        );
+        expect(&rig, &["resume", "r-1"], 7, &["run r-1 has left its log in ", "does not know it"]);
+        expect(&rig, &["run", "flow.yaml", "--id", "r-1", "--or-resume"], 7, &["does not know it"]);
+        fs::write(&database, kept).unwrap();
+        rig.write("ok", "");
+        expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
+    }
+}
+
+#[test]
+fn a_folder_without_a_database_has_no_runs() {
+    let rig = Rig::with(FLOW);
+    fs::create_dir(rig.path(".waypost")).unwrap();
+
+    expect(&rig, &["show", "r-1"], 5, &[".waypost/waypost.db is not there"]);
+    expect(&rig, &["list"], 0, &["Nothing to list, because"]);
+}
+
+#[test]
+fn a_database_that_is_none_is_damage() {
+    // What happened: a database with another beginning was a mistake in usage, exit 2. Why: SQLite only says that it is
+    // not one. What stops it: what stands in the place of a store is looked at before it is opened.
+    type Change = fn(&mut Vec<u8>);
+    let changes: [(&str, Change); 7] = [
+        ("is empty, but run r-1 has left its log", Vec::clear),
+        ("is not an SQLite database", |bytes| bytes.truncate(50)),
+        ("is not an SQLite database", |bytes| *bytes = b"only some text\n".repeat(1000)),
+        ("is not an SQLite database", |bytes| bytes[..4096].fill(0xa5)),
+        ("is not an SQLite database", |bytes| bytes[16..24].fill(0xa5)),
+        ("is malformed", |bytes| bytes[8192..40_000].fill(0xa5)),
+        ("is malformed", |bytes| bytes.truncate(10_000)),
+    ];
+    for (words, change) in changes {
+        let rig = failed("sqlite:kept/waypost.db");
+        let database = rig.path("kept/waypost.db");
+        let mut bytes = fs::read(&database).unwrap();
+        change(&mut bytes);
+        fs::write(&database, &bytes).unwrap();
+
+        let calls: [&[&str]; 6] = [
+            &["list"],
+            &["show", "r-1"],
+            &["verify", "--all"],
+            &["resume", "r-1"],
+            &["resume", "r-1", "--restart"],
+            &["run", "flow.yaml", "--id", "r-2"],
+        ];
+        for args in calls {
+            expect(&rig, args, 7, &[words, "kept/waypost.db", "hint: "]);
+        }
+        assert_eq!(fs::read(&database).unwrap(), bytes, "nothing was changed: {words}");
+    }
+}
+
+#[test]
+fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written() {
+    // What happened: `list` and `show` said `completed` of a run that a resume goes on with. Why: the store keeps a
+    // summary, which the damaged record had written. What stops it: the newest sound record is asked (standing.rs).
+    for url in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = failed(url);
+        assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0));
+        spoil_newest(&rig, url);
+
+        expect(&rig, &["list"], 0, &["interrupted"]);
+        assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "interrupted", "{url}");
+        assert_eq!(rig.json(&["list", "--json"])["runs"][0]["progress"]["done"], 3, "{url}");
+        expect(
+            &rig,
+            &["show", "r-1"],
+            0,
+            &["r-1  interrupted", "3 of 4 done", "is damaged and was passed over"],
+        );
+        let shown = rig.json(&["show", "r-1", "--json"]);
+        assert_eq!(
+            (&shown["status"], &shown["damaged"][0]),
+            (&"interrupted".into(), &"r-1@7".into()),
+            "{url}"
+        );
+        expect(&rig, &["resume"], 0, &["went on from the one before", "is completed"]);
+        expect(&rig, &["list"], 0, &["completed"]);
+        assert!(rig.json(&["show", "r-1", "--json"]).get("damaged").is_none());
+    }
+}
+
+/// Flips a bit in the record that ends step four.
+fn spoil_newest(rig: &Rig, url: &str) {
+    let path = match url {
+        "file:kept" => rig.path("kept/runs/r-1/history/checkpoint_0000000007.json"),
+        _ => rig.path("kept/waypost.db"),
+    };
+    let mut bytes = fs::read(&path).unwrap();
+    let text = b"\"seq\":7,";
+    let place = bytes.windows(text.len()).rposition(|window| window == text).expect("it is there");
+    bytes[place + 6] ^= 1;
+    fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
+    for (url, gone) in [
+        ("sqlite:kept/waypost.db", &["waypost.db"][..]),
+        ("file:kept", &["runs/r-1/run.json", "runs/r-1/history"]),
+    ] {
+        let rig = failed(url);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-2", "-q"]).status.code(), Some(0));
+        for name in gone {
+            let path = rig.path("kept").join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-3", "-q"]).status.code(), Some(0));
+
+        let calls: [&[&str]; 4] = [
+            &["show", "r-1"],
+            &["resume", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1"],
+            &["run", "flow.yaml", "--id", "r-1", "--or-resume"],
+        ];
+        for args in calls {
+            expect(&rig, args, 7, &["run r-1 has left its log", "waypost delete r-1"]);
+        }
+        expect(&rig, &["delete", "r-1", "--yes"], 0, &["Deleted run r-1"]);
+        expect(&rig, &["show", "r-1"], 5, &["there is no run `r-1`"]);
+        expect(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"], 0, &[]);
+    }
+}
+
+#[test]
+fn a_run_without_its_record_is_listed_and_damaged() {
+    // What happened: a run whose `run.json` was gone was not listed, as if it had never been. Why: its folder was taken
+    // for that of another program. What stops it: what has a history is a run.
+    let rig = failed("file:kept");
+    fs::remove_file(rig.path("kept/runs/r-1/run.json")).unwrap();
+
+    expect(&rig, &["list"], 0, &["r-1  failed"]);
+    expect(&rig, &["verify", "--all"], 7, &["the run record is damaged: it is missing"]);
+    expect(&rig, &["resume", "r-1"], 7, &["run.json"]);
+}
+
+#[test]
+fn something_else_in_the_place_of_a_folder_is_damage() {
+    let rig = failed("file:kept");
+    fs::remove_dir_all(rig.path("kept/runs/r-1/history")).unwrap();
+    rig.write("kept/runs/r-1/history", "");
+
+    for args in [&["list"][..], &["show", "r-1"], &["verify", "r-1"], &["resume", "r-1"]] {
+        expect(&rig, args, 7, &["kept/runs/r-1/history"]);
+    }
+}
+
+#[test]
+fn a_store_that_a_step_removes_is_told() {
+    // What happened: a step removed the store, and the run was said not to have been made. Why: that was concluded from
+    // its not being there. What stops it: only the first checkpoint makes a run.
+    let rig = Rig::with("version: 1\nsteps:\n  - run: rm -rf kept\n").at("file:kept");
+
+    expect(&rig, &["run", "flow.yaml", "--id", "r-1"], 74, &["cannot write checkpoint r-1@2"]);
+}

@@ -1,0 +1,111 @@
+//! `prune`: what goes is said before and after, and nothing unfinished ever does.
+
+use crate::rig::{FLOW, Rig, check};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// A folder with run `r-1` that failed, and `r-2` to `r-4`, which are finished.
+fn some(store: &str) -> Rig {
+    let rig = Rig::with(FLOW).at(store);
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
+    rig.write("ok", "");
+    for run in ["r-2", "r-3", "r-4"] {
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", run, "-q"]).status.code(), Some(0));
+    }
+    rig
+}
+
+fn runs(rig: &Rig) -> String {
+    let view = rig.json(&["list", "--json"]);
+    let runs = view["runs"].as_array().unwrap().iter();
+    runs.map(|run| run["run"].as_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn states_are_dropped_and_what_happened_stays() {
+    for (store, name) in STORES.iter().zip(["sqlite", "file"]) {
+        let rig = some(store);
+        let before = rig.waypost(&["show", "r-2", "--json"]);
+        let listed = rig.json(&["checkpoints", "r-2", "--json"]);
+
+        check(&format!("prune_keep_dry_{name}"), &rig.waypost(&["prune", "r-2", "--keep", "2", "--dry-run"]));
+        let would = rig.json(&["prune", "r-2", "--keep", "2", "--dry-run", "--json"]);
+        let did = rig.json(&["prune", "r-2", "--keep", "2", "--json"]);
+
+        assert_eq!(would["dry_run"], true);
+        assert_eq!((&would["trimmed"], &would["bytes"]), (&did["trimmed"], &did["bytes"]), "{name}");
+        assert!(did["bytes"].as_u64().unwrap() > 0);
+        assert_eq!(rig.waypost(&["show", "r-2", "--json"]), before);
+        let count = |view: &serde_json::Value| view["checkpoints"].as_array().unwrap().len();
+        assert_eq!(count(&rig.json(&["checkpoints", "r-2", "--json"])), count(&listed));
+        assert_eq!(rig.call(&["verify", "r-2"]).status.code(), Some(0));
+        check(&format!("prune_keep_again_{name}"), &rig.waypost(&["prune", "r-2", "--keep", "2"]));
+        check(&format!("prune_keep_all_{name}"), &rig.waypost(&["prune", "--keep", "2"]));
+        check(&format!("prune_keep_json_{name}"), &rig.waypost(&["prune", "--keep", "2", "--json"]));
+        assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0), "what failed goes on");
+    }
+}
+
+#[test]
+fn finished_runs_go_and_what_can_be_resumed_stays() {
+    for store in STORES {
+        let rig = some(store);
+        check("prune_runs_dry", &rig.waypost(&["prune", "--keep-runs", "1", "--dry-run"]));
+        check("prune_runs_unasked", &rig.waypost(&["prune", "--keep-runs", "1"]));
+        assert_eq!(runs(&rig), "r-4 r-3 r-2 r-1");
+
+        check("prune_runs", &rig.waypost(&["prune", "--keep-runs", "1", "--yes"]));
+
+        assert_eq!(runs(&rig), "r-4 r-1");
+        assert!(!rig.path("kept/runs/r-2").exists());
+        check("prune_runs_again", &rig.waypost(&["prune", "--keep-runs", "1", "--yes"]));
+        check("prune_runs_json", &rig.waypost(&["prune", "--keep-runs", "0", "--yes", "--json"]));
+        assert_eq!(runs(&rig), "r-1");
+        assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0));
+    }
+}
+
+#[test]
+fn age_and_number_must_both_let_a_run_go() {
+    let rig = some(STORES[0]);
+    let (late, age) = ("2099-01-01T00:00:00Z", "1h");
+
+    check("prune_older_nothing", &rig.waypost(&["prune", "--older-than", age, "--yes"]));
+    assert_eq!(rig.call(&["prune", "--older-than", age, "--keep-runs", "0", "--yes"]).status.code(), Some(0));
+    assert_eq!(runs(&rig), "r-4 r-3 r-2 r-1");
+    assert_eq!(
+        rig.call(&["prune", "--older-than", late, "--keep-runs", "2", "--yes"]).status.code(),
+        Some(0)
+    );
+    assert_eq!(runs(&rig), "r-4 r-3 r-1");
+    check("prune_older_and_keep", &rig.waypost(&["prune", "--older-than", late, "--keep", "2", "--yes"]));
+    assert_eq!(runs(&rig), "r-1");
+}
+
+#[test]
+fn a_run_that_somebody_works_on_is_left_alone() {
+    for store in STORES {
+        let flow = "version: 1\nname: flow\nsteps:\n  - { id: one, run: \"true\" }\n  - { id: two, run: \"true\" }\n  \
+                    - { id: three, run: \"true\" }\n  - { id: four, run: touch there; sleep 600 }\n";
+        let rig = Rig::with(flow).at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+        rig.wait_for("there", |_| true);
+
+        check("prune_live", &rig.waypost(&["prune", "--keep", "2", "--keep-runs", "0", "--yes"]));
+        check("prune_live_json", &rig.waypost(&["prune", "--keep", "2", "--json"]));
+
+        assert_eq!(runs(&rig), "r-1");
+        running.signal(libc::SIGINT);
+        running.end();
+    }
+}
+
+#[test]
+fn prune_says_what_is_missing() {
+    let rig = Rig::failed();
+    check("prune_nothing_asked", &rig.waypost(&["prune"]));
+    check("prune_keep_one", &rig.waypost(&["prune", "--keep", "1"]));
+    check("prune_run_and_runs", &rig.waypost(&["prune", "r-1", "--keep-runs", "1"]));
+    check("prune_no_such_run", &rig.waypost(&["prune", "r-9", "--keep", "2"]));
+    check("prune_no_store", &Rig::new().waypost(&["prune", "--keep", "2"]));
+}

@@ -1,0 +1,76 @@
+//! A header, or the frozen record of a run, as it is kept: most of it is names that every header has, so that it is
+//! compressed against a text that has them all. Each stands alone: the damage of one is the damage of one.
+//!
+//! What is kept begins with [`PACKED`], or is the JSON itself, which begins with a brace.
+
+use waypost::record::STATE_BYTES_MAX;
+
+use crate::squeeze::{self, Contexts};
+
+/// Largest record of a run that is compressed: a workflow's text and its params have no more than a state may.
+pub(crate) const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
+/// First byte of a header that was compressed against [`NAMES`].
+const PACKED: u8 = 1;
+
+/// What headers have in common, most frequent last. Part of the format: another text needs another first byte.
+const NAMES: &[u8] = include_bytes!("header.names");
+
+/// Returns the bytes to keep for a header.
+pub(crate) fn pack(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
+    let mut kept = vec![PACKED];
+    match contexts.pack(NAMES, header, &mut kept) {
+        Some(()) if kept.len() < header.len() && header.len() <= RUN_BYTES_MAX => kept,
+        _ => header.to_vec(),
+    }
+}
+
+/// Returns the header that was kept as these bytes; it may have at most `bytes_max`.
+///
+/// # Errors
+/// Says why there is none.
+pub(crate) fn unpack(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
+    match kept.first() {
+        Some(&PACKED) => {}
+        // That it is a header at all, its digest says.
+        _ => return Ok(kept),
+    }
+    let bytes = squeeze::size_of(&kept[1..], bytes_max)?;
+    let mut header = Vec::new();
+    contexts.unpack(NAMES, &kept[1..], bytes, &mut header)?;
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::Digest;
+
+    use super::*;
+    use crate::squeeze::Squeezer;
+
+    #[test]
+    fn the_names_are_part_of_the_format() {
+        let digest = Digest::of(NAMES).to_string();
+
+        assert_eq!(
+            digest, "7866c58b6737056bf09860c3c8bdaa445ffe1f471a61762276d6ccaff46f9e5f",
+            "kept headers need the text that they were made with"
+        );
+    }
+
+    #[test]
+    fn headers_come_back_and_what_claims_to_be_too_large_does_not() {
+        let squeezer = Squeezer::default();
+        let header = br#"{"v":1,"run":"r-1","branch":"main","seq":7,"token":1}"#;
+
+        let kept = pack(&mut squeezer.lend(), header);
+
+        assert!(kept.len() < header.len());
+        assert_eq!(unpack(&mut squeezer.lend(), kept.clone(), header.len()).unwrap(), header);
+        unpack(&mut squeezer.lend(), kept, header.len() - 1).unwrap_err();
+        assert_eq!(unpack(&mut squeezer.lend(), header.to_vec(), 0).unwrap(), header, "as it is");
+        assert_eq!(pack(&mut squeezer.lend(), b"{}"), b"{}");
+        for broken in [&[PACKED][..], &[PACKED, 1, 2, 3], &[PACKED, 0x28, 0xb5, 0x2f, 0xfd, 0x20]] {
+            unpack(&mut squeezer.lend(), broken.to_vec(), 1_000).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Records to what is kept of them. Done before an append gets in line, so that a hundred runs at once do not wait for
+//! each other's compression.
+
+use std::collections::HashMap;
+
+use waypost::id::{BranchPath, Digest};
+use waypost::record::Record;
+
+use crate::frame::{self, Body, Frame};
+use crate::header;
+use crate::rows::{CODEC_DELTA, CODEC_FULL, CODEC_PLAIN};
+use crate::squeeze::Contexts;
+use crate::tips::{Chain, Frames, Tip};
+
+/// Bodies up to this size are kept as they are: a frame would cost as much as it saves.
+const PLAIN_BYTES_MAX: usize = 256;
+
+/// What is kept of a record.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub(crate) header: Vec<u8>,
+    pub(crate) body: Kept,
+}
+
+/// How a body is kept.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// There is none.
+    Nothing,
+    /// As it is.
+    Plain,
+    /// In a frame that needs no other.
+    Full(Vec<u8>),
+    /// In a frame that needs the one of an earlier record: its seq, and its digest.
+    Delta(Vec<u8>, u64, Digest),
+}
+
+impl Kept {
+    /// Returns codec and bytes; `plain` are those of the body itself.
+    pub(crate) fn columns<'a>(&'a self, plain: Option<&'a [u8]>) -> (Option<i64>, Option<&'a [u8]>) {
+        match self {
+            Self::Nothing => (None, None),
+            Self::Plain => (Some(CODEC_PLAIN), plain),
+            Self::Full(frame) => (Some(CODEC_FULL), Some(frame)),
+            Self::Delta(frame, ..) => (Some(CODEC_DELTA), Some(frame)),
+        }
+    }
+}
+
+/// Packs the records of a batch. What is to be known once they are written comes with them.
+pub(crate) fn pack(frames: &Frames, records: &[Record]) -> (Vec<Packed>, Learned) {
+    let mut contexts = frames.squeezer.lend();
+    let mut learned = Learned::default();
+    let packed = records.iter().map(|record| {
+        let header = header::pack(&mut contexts, record.header_bytes());
+        let body = pack_body(frames, &mut contexts, record, &mut learned);
+        Packed { header, body }
+    });
+    (packed.collect(), learned)
+}
+
+fn pack_body(frames: &Frames, contexts: &mut Contexts, record: &Record, learned: &mut Learned) -> Kept {
+    let Some(bytes) = record.body_bytes() else { return Kept::Nothing };
+    let header = record.header();
+    let position_bytes = position_bytes(record);
+    let Some(body) = Body::new(bytes, position_bytes).filter(|_| bytes.len() > PLAIN_BYTES_MAX) else {
+        return Kept::Plain;
+    };
+    let known = learned.tips.get(&header.branch).cloned();
+    let known = known.or_else(|| frames.tip(&header.run, &header.branch)).filter(|tip| tip.seq < header.seq);
+    let tried = known.as_ref().filter(|tip| tip.chain.may_grow()).and_then(|tip| {
+        let before = Body::new(&tip.body, tip.position_bytes)?;
+        frame::delta(contexts, header.seq, body, tip.seq, before).map(|frame| (tip, frame))
+    });
+    let mut learn = |frame: &Frame, chain| {
+        let (seq, record) = (header.seq, record.digest());
+        let tip = Tip { seq, record, check: frame.check(), body: bytes.clone(), position_bytes, chain };
+        learned.tips.insert(header.branch.clone(), tip);
+    };
+    let mut in_vain = false;
+    if let Some((tip, frame)) = tried {
+        let grown = tip.chain.with(frame.bytes.len(), frame.moved);
+        in_vain = !tip.chain.is_worth(frame.bytes.len());
+        if !in_vain && !grown.is_due(bytes.len()) {
+            learn(&frame, grown);
+            return Kept::Delta(frame.bytes, tip.seq, tip.record);
+        }
+    }
+    let Some(frame) = frame::full(contexts, header.seq, body) else { return Kept::Plain };
+    let size = frame.bytes.len();
+    learn(&frame, known.map_or(Chain::of_full(size), |tip| tip.chain.anew(size, in_vain)));
+    Kept::Full(frame.bytes)
+}
+
+/// Makes the frame of a record that needs no other, where the one that it was made against is not there any more.
+pub(crate) fn pack_alone(frames: &Frames, record: &Record) -> Kept {
+    let body = record.body_bytes().and_then(|bytes| Body::new(bytes, position_bytes(record)));
+    let full = |body| frame::full(&mut frames.squeezer.lend(), record.header().seq, body);
+    body.and_then(full).map_or(Kept::Plain, |frame| Kept::Full(frame.bytes))
+}
+
+/// Returns where the position of a body ends.
+pub(crate) fn position_bytes(record: &Record) -> usize {
+    record.header().body.as_ref().map_or(0, |body| body.position_bytes as usize)
+}
+
+/// The newest body of each branch, once a batch is written.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    tips: HashMap<BranchPath, Tip>,
+}
+
+impl Learned {
+    /// Takes note that the batch was written.
+    pub(crate) fn keep(mut self, frames: &Frames, records: &[Record]) {
+        for record in records {
+            let header = record.header();
+            if header.end.is_some() {
+                self.tips.remove(&header.branch);
+                frames.forget(&header.run, &header.branch);
+            }
+        }
+        for (branch, tip) in self.tips {
+            if let Some(record) = records.first() {
+                frames.wrote(&record.header().run, &branch, tip);
+            }
+        }
+    }
+}

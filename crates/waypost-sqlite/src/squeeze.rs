@@ -1,0 +1,244 @@
+//! zstd, with contexts that are kept: making one costs more than compressing a small state.
+//!
+//! Knows bytes and references; what they mean, `frame` knows.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
+
+use zstd_safe::{
+    CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name, get_frame_content_size,
+};
+
+use crate::commit::lock;
+
+/// The fastest level of the usual ones: on states with a reference, higher ones gain nothing that pays.
+const LEVEL: i32 = 1;
+/// The smallest window that zstd has, and the largest that a 64-bit decoder takes without being asked.
+const WINDOW_LOG: std::ops::RangeInclusive<u32> = 10..=27;
+/// The least and the greatest hash table, by the logarithm of its entries of four bytes. With a table smaller than the
+/// reference, level 1 finds nothing in references above 300 KB.
+const HASH_LOG: std::ops::RangeInclusive<u32> = 12..=24;
+/// Pairs of contexts that are kept: as many as a machine has threads that append at the same moment, most often.
+const KEPT_MAX: usize = 4;
+/// A context that has grown beyond this is let go after use: a hash table for states of a MiB fits.
+const CONTEXT_BYTES_MAX: usize = 16 << 20;
+
+/// Contexts to be lent.
+#[derive(Default)]
+pub(crate) struct Squeezer {
+    kept: Mutex<Vec<Contexts>>,
+}
+
+/// A pair of contexts, one for each direction.
+pub(crate) struct Contexts {
+    pack: CCtx<'static>,
+    unpack: DCtx<'static>,
+}
+
+/// A pair of contexts that goes back when it is dropped.
+pub(crate) struct Lent<'a> {
+    from: &'a Squeezer,
+    contexts: Option<Contexts>,
+}
+
+impl fmt::Debug for Squeezer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Squeezer").field("kept", &lock(&self.kept).len()).finish()
+    }
+}
+
+impl Squeezer {
+    /// Lends a pair of contexts.
+    pub(crate) fn lend(&self) -> Lent<'_> {
+        let contexts = lock(&self.kept).pop();
+        let contexts = contexts.unwrap_or_else(|| Contexts { pack: CCtx::create(), unpack: DCtx::create() });
+        Lent { from: self, contexts: Some(contexts) }
+    }
+}
+
+impl Deref for Lent<'_> {
+    type Target = Contexts;
+
+    fn deref(&self) -> &Contexts {
+        self.contexts.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Contexts {
+        self.contexts.as_mut().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let Some(contexts) = self.contexts.take() else { return };
+        let bytes = contexts.pack.sizeof() + contexts.unpack.sizeof();
+        let mut kept = lock(&self.from.kept);
+        if kept.len() < KEPT_MAX && bytes <= CONTEXT_BYTES_MAX {
+            kept.push(contexts);
+        }
+    }
+}
+
+/// Borrows a context that is kept for the length of one call, so that it may refer to bytes that are not.
+macro_rules! borrowed {
+    ($context:expr, $kind:ident) => {{
+        #[expect(unsafe_code, reason = "a context that is kept cannot name the life of a reference")]
+        // SAFETY: only the lifetime parameter changes, which is no part of the layout. What is given to the context
+        // under the shorter life is forgotten by `reset` before the function that borrowed it returns, on each path.
+        let context = unsafe { std::mem::transmute::<&mut $kind<'static>, &mut $kind<'_>>($context) };
+        context
+    }};
+}
+
+impl Contexts {
+    /// Compresses `bytes`, which are likely to hold parts of `reference`, and adds what comes out to `out`; none if
+    /// zstd could not do it, and then `out` is as it was.
+    pub(crate) fn pack(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        let context = borrowed!(&mut self.pack, CCtx);
+        let mut packed = Vec::with_capacity(compress_bound(bytes.len()));
+        let result = compress(context, reference, bytes, &mut packed);
+        let forgotten = context.reset(ResetDirective::SessionAndParameters);
+        if forgotten.is_err() {
+            // It may still refer to what is not there any more.
+            self.pack = CCtx::create();
+        }
+        result.ok()?;
+        out.extend_from_slice(&packed);
+        Some(())
+    }
+
+    /// Decompresses `packed` into `out`, whose old content goes. What comes out must be `bytes` long.
+    ///
+    /// # Errors
+    /// Says what is wrong with `packed`. Nothing was made that is longer than `bytes`.
+    pub(crate) fn unpack(
+        &mut self,
+        reference: &[u8],
+        packed: &[u8],
+        bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let found = size_of(packed, bytes)?;
+        if found != bytes {
+            return Err(format!("it gives {found} bytes, {bytes} were to be there"));
+        }
+        out.clear();
+        out.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes"))?;
+        let context = borrowed!(&mut self.unpack, DCtx);
+        let result = decompress(context, reference, packed, out);
+        let forgotten = context.reset(ResetDirective::SessionAndParameters);
+        if forgotten.is_err() {
+            // It may still refer to what is not there any more.
+            self.unpack = DCtx::create();
+        }
+        match result {
+            Ok(made) if made == bytes => Ok(()),
+            Ok(made) => Err(format!("it gave {made} bytes, {bytes} were to be there")),
+            Err(code) => Err(get_error_name(code).to_owned()),
+        }
+    }
+}
+
+/// Returns how many bytes `packed` gives.
+///
+/// # Errors
+/// Says that it does not tell, or that there are more than `bytes_max`.
+pub(crate) fn size_of(packed: &[u8], bytes_max: usize) -> Result<usize, String> {
+    let found = get_frame_content_size(packed).ok().flatten();
+    let found = found.ok_or("it does not tell how long it is")?;
+    let size = usize::try_from(found).ok().filter(|size| *size <= bytes_max);
+    size.ok_or_else(|| format!("it gives {found} bytes, {bytes_max} are allowed"))
+}
+
+fn compress<'a>(
+    context: &mut CCtx<'a>,
+    reference: &'a [u8],
+    bytes: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<usize, ErrorCode> {
+    context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
+    if !reference.is_empty() {
+        let log = log_of(bytes.len() + reference.len());
+        context.set_parameter(CParameter::WindowLog(log.clamp(*WINDOW_LOG.start(), *WINDOW_LOG.end())))?;
+        context.set_parameter(CParameter::HashLog(log.clamp(*HASH_LOG.start(), *HASH_LOG.end())))?;
+        context.ref_prefix(reference)?;
+    }
+    context.compress2(out, bytes)
+}
+
+fn decompress<'a>(
+    context: &mut DCtx<'a>,
+    reference: &'a [u8],
+    packed: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<usize, ErrorCode> {
+    if !reference.is_empty() {
+        context.ref_prefix(reference)?;
+    }
+    context.decompress(out, packed)
+}
+
+/// Returns the smallest power of two that is at least `count`, by its logarithm.
+fn log_of(count: usize) -> u32 {
+    usize::BITS - count.saturating_sub(1).leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(count: usize, mut state: u64) -> Vec<u8> {
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_large_state_with_a_small_change_costs_little_whatever_its_size() {
+        let squeezer = Squeezer::default();
+        for bytes in [1_000, 300_000, 1_000_000, 4_000_000] {
+            let before = noise(bytes, 7);
+            let mut after = before.clone();
+            after[bytes / 3] ^= 1;
+            after.insert(bytes / 2, b'!');
+
+            let mut packed = Vec::new();
+            squeezer.lend().pack(&before, &after, &mut packed).unwrap();
+
+            assert!(packed.len() < 600, "{bytes} bytes cost {}", packed.len());
+            let mut found = Vec::new();
+            squeezer.lend().unpack(&before, &packed, after.len(), &mut found).unwrap();
+            assert!(found == after, "{bytes} bytes come back");
+        }
+    }
+
+    #[test]
+    fn what_says_that_it_is_larger_than_allowed_is_not_unpacked() {
+        let squeezer = Squeezer::default();
+        let mut packed = Vec::new();
+        squeezer.lend().pack(b"", &vec![0; 10 << 20], &mut packed).unwrap();
+        let mut out = Vec::new();
+
+        let error = squeezer.lend().unpack(b"", &packed, 1_000, &mut out).unwrap_err();
+
+        assert_eq!(error, "it gives 10485760 bytes, 1000 are allowed");
+        assert_eq!(out.capacity(), 0);
+    }
+
+    #[test]
+    fn contexts_that_grew_large_are_not_kept() {
+        let squeezer = Squeezer::default();
+        drop((squeezer.lend(), squeezer.lend()));
+        assert_eq!(lock(&squeezer.kept).len(), 2);
+
+        let large = noise(16 << 20, 1);
+        squeezer.lend().pack(&large, &large, &mut Vec::new()).unwrap();
+
+        assert_eq!(lock(&squeezer.kept).len(), 1);
+    }
+}

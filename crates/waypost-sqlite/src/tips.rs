@@ -1,0 +1,267 @@
+//! The newest body of each branch, kept in memory as far as it fits: what the next one is made a delta of.
+//!
+//! Nothing here is needed: what is not here costs the next body of its branch a full frame. Nothing here is believed
+//! either: an append looks in its transaction whether the record is still kept as it was, and a read whether its
+//! frame is.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+
+use waypost::id::{BranchPath, Digest, RunId};
+use waypost::record::Bytes;
+
+use crate::commit::lock;
+use crate::squeeze::Squeezer;
+
+/// Bytes of all bodies that are kept: two of the largest, or a hundred runs with states of a MiB.
+const BYTES_MAX: usize = 128 << 20;
+/// Branches of which the body is kept, since small ones cost more than their bytes.
+const BRANCHES_MAX: usize = 4096;
+/// Most frames that a body is made of: bounds what a read costs, and what one damaged frame takes with it.
+pub(crate) const CHAIN_FRAMES_MAX: u32 = 512;
+/// A full frame is due when the deltas since the last one have so many times its size. With 1, a state that grows by
+/// the same piece each step is written in full at every doubling, which costs once more, and up to twice more, what
+/// the pieces themselves do; with 4 at every fivefold, a quarter as much on average. What is read for a body is
+/// bounded by it, too.
+const DELTAS_PER_FULL: u64 = 4;
+/// A full frame is due when so many times the size of the body had to be moved to make it.
+const MOVED_PER_BODY: u64 = 64;
+/// Full frames that follow a delta that did not pay before the next one is tried.
+const RESTS: u8 = 3;
+
+/// What reads and writes of a store share about frames.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    pub(crate) squeezer: Squeezer,
+    tips: Mutex<Tips>,
+    /// The last body that was read, for who reads one after the other.
+    last: Mutex<Option<(RunId, BranchPath, Tip)>>,
+}
+
+#[derive(Default)]
+struct Tips {
+    by_branch: HashMap<(RunId, BranchPath), Tip>,
+    bytes: usize,
+}
+
+/// A body that is known, and the frame that it is kept in.
+#[derive(Debug, Clone)]
+pub(crate) struct Tip {
+    pub(crate) seq: u64,
+    /// Digest of the record.
+    pub(crate) record: Digest,
+    /// Check of its frame.
+    pub(crate) check: [u8; 8],
+    pub(crate) body: Bytes,
+    pub(crate) position_bytes: usize,
+    pub(crate) chain: Chain,
+}
+
+/// What it costs to make a body of its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chain {
+    full_bytes: u64,
+    delta_bytes: u64,
+    moved: u64,
+    frames: u32,
+    /// So many full frames are written before a delta is tried again.
+    rests: u8,
+}
+
+impl Chain {
+    /// A full frame by itself.
+    pub(crate) fn of_full(bytes: usize) -> Self {
+        Self { full_bytes: bytes as u64, delta_bytes: 0, moved: 0, frames: 1, rests: 0 }
+    }
+
+    /// One more delta.
+    pub(crate) fn with(self, bytes: usize, moved: u64) -> Self {
+        Self {
+            delta_bytes: self.delta_bytes + bytes as u64,
+            moved: self.moved + moved,
+            frames: self.frames + 1,
+            ..self
+        }
+    }
+
+    /// Says whether a delta is to be tried next.
+    pub(crate) fn may_grow(&self) -> bool {
+        self.rests == 0 && self.frames < CHAIN_FRAMES_MAX
+    }
+
+    /// Says whether a delta of so many bytes saves enough to depend on another frame.
+    pub(crate) fn is_worth(&self, delta_bytes: usize) -> bool {
+        delta_bytes as u64 <= self.full_bytes / 2
+    }
+
+    /// Says whether a full frame is due, instead of the last delta of this chain, for a body of so many bytes.
+    pub(crate) fn is_due(&self, body_bytes: usize) -> bool {
+        self.delta_bytes > self.full_bytes.saturating_mul(DELTAS_PER_FULL)
+            || self.moved > MOVED_PER_BODY * body_bytes as u64
+    }
+
+    /// The chain of a full frame that follows this one; `in_vain` if a delta was tried that was not worth it.
+    pub(crate) fn anew(&self, bytes: usize, in_vain: bool) -> Self {
+        let rests = if in_vain { RESTS } else { self.rests.saturating_sub(1) };
+        Self { rests, ..Self::of_full(bytes) }
+    }
+}
+
+impl Frames {
+    /// Returns what is known of a branch.
+    pub(crate) fn tip(&self, run: &RunId, branch: &BranchPath) -> Option<Tip> {
+        lock(&self.tips).by_branch.get(&(run.clone(), branch.clone())).cloned()
+    }
+
+    /// Takes note of the body that a branch was continued with.
+    pub(crate) fn wrote(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
+        lock(&self.tips).put(run, branch, tip);
+    }
+
+    /// Returns the bodies that are known of a branch, for who makes another of its bodies.
+    pub(crate) fn known(&self, run: &RunId, branch: &BranchPath) -> Vec<Tip> {
+        let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == branch);
+        last.map(|(_, _, tip)| tip).into_iter().chain(self.tip(run, branch)).collect()
+    }
+
+    /// Takes note of a body that was read.
+    pub(crate) fn read(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
+        *lock(&self.last) = Some((run.clone(), branch.clone(), tip.clone()));
+        let mut tips = lock(&self.tips);
+        let known = tips.by_branch.get(&(run.clone(), branch.clone()));
+        if known.is_none_or(|known| known.seq < tip.seq) {
+            tips.put(run, branch, tip);
+        }
+    }
+
+    /// Forgets a branch that has ended.
+    pub(crate) fn forget(&self, run: &RunId, branch: &BranchPath) {
+        lock(&self.tips).remove(&(run.clone(), branch.clone()));
+    }
+
+    /// Forgets a run that is not worked on any more.
+    pub(crate) fn forget_run(&self, run: &RunId) {
+        let mut tips = lock(&self.tips);
+        tips.by_branch.retain(|(of, _), _| of != run);
+        lock(&self.last).take_if(|(of, ..)| of == run);
+        tips.bytes = tips.by_branch.values().map(|tip| tip.body.capacity()).sum();
+    }
+}
+
+impl Tips {
+    fn put(&mut self, run: &RunId, branch: &BranchPath, tip: Tip) {
+        let key = (run.clone(), branch.clone());
+        self.remove(&key);
+        if tip.body.capacity() > BYTES_MAX {
+            return;
+        }
+        while self.by_branch.len() >= BRANCHES_MAX || self.bytes + tip.body.capacity() > BYTES_MAX {
+            // Any one: where more branches take turns than fit, the one unused for longest is the next to be needed,
+            // and letting that go each time would let all of them go.
+            let Some(any) = self.by_branch.keys().next().cloned() else { break };
+            self.remove(&any);
+        }
+        self.bytes += tip.body.capacity();
+        self.by_branch.insert(key, tip);
+    }
+
+    fn remove(&mut self, key: &(RunId, BranchPath)) {
+        if let Some(tip) = self.by_branch.remove(key) {
+            self.bytes -= tip.body.capacity();
+        }
+    }
+}
+
+impl fmt::Debug for Tips {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tips").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn tip(seq: u64, bytes: usize) -> Tip {
+        let (record, body) = (Digest::of(b"a record"), Arc::new(vec![0; bytes]));
+        Tip { seq, record, check: [0; 8], body, position_bytes: 0, chain: Chain::of_full(bytes) }
+    }
+
+    fn path(item: usize) -> BranchPath {
+        BranchPath::new(&format!("each:{item}")).unwrap()
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_by_bytes_and_by_count() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+
+        for item in 0..BRANCHES_MAX + 10 {
+            frames.wrote(&run, &path(item), tip(1, 10));
+        }
+        assert_eq!(lock(&frames.tips).by_branch.len(), BRANCHES_MAX);
+        for item in 0..40 {
+            frames.wrote(&run, &path(item), tip(2, BYTES_MAX / 10));
+        }
+
+        let tips = lock(&frames.tips);
+        let bytes: usize = tips.by_branch.values().map(|tip| tip.body.capacity()).sum();
+        assert!(bytes <= BYTES_MAX && bytes == tips.bytes, "{bytes}");
+        assert!(tips.by_branch.values().filter(|tip| tip.seq == 2).count() >= 9, "it is used to the full");
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_kept_nor_what_was_known_before() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+        frames.wrote(&run, &path(1), tip(1, 10));
+
+        frames.wrote(&run, &path(1), tip(2, BYTES_MAX + 1));
+
+        assert!(frames.tip(&run, &path(1)).is_none());
+        assert_eq!(lock(&frames.tips).bytes, 0);
+    }
+
+    #[test]
+    fn a_read_does_not_hide_what_was_written_since() {
+        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+        frames.wrote(&run, &path(1), tip(7, 10));
+
+        frames.read(&run, &path(1), tip(3, 10));
+
+        assert_eq!(frames.tip(&run, &path(1)).unwrap().seq, 7);
+        let known: Vec<u64> = frames.known(&run, &path(1)).iter().map(|tip| tip.seq).collect();
+        assert_eq!(known, [3, 7]);
+        frames.forget_run(&run);
+        assert!(frames.known(&run, &path(1)).is_empty());
+    }
+
+    #[test]
+    fn a_delta_that_does_not_pay_is_not_tried_again_at_once() {
+        let full = Chain::of_full(1_000);
+        assert!(full.may_grow() && full.is_worth(500) && !full.is_worth(501));
+
+        let mut chain = full.anew(1_000, true);
+        for _ in 0..RESTS {
+            assert!(!chain.may_grow());
+            chain = chain.anew(1_000, false);
+        }
+
+        assert!(chain.may_grow());
+    }
+
+    #[test]
+    fn a_chain_ends_by_its_deltas_by_what_is_moved_and_by_its_length() {
+        let full = Chain::of_full(1_000);
+        assert!(!full.with(4_000, 0).is_due(1_000) && full.with(4_001, 0).is_due(1_000));
+        assert!(!full.with(1, 64_000).is_due(1_000) && full.with(1, 64_001).is_due(1_000));
+
+        let long = (1..CHAIN_FRAMES_MAX).fold(full, |chain, _| {
+            assert!(chain.may_grow());
+            chain.with(1, 1)
+        });
+
+        assert!(!long.may_grow());
+    }
+}

@@ -1,0 +1,265 @@
+//! Bodies that are dropped, and those that must not need them any more.
+//!
+//! What is to be done is found out while others write: bodies are checked, and the frames that the kept ones get are
+//! made. The transaction then only looks whether all is as it was, and does it.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use waypost::id::RunId;
+use waypost::record::Record;
+use waypost::store::Trimmed;
+
+use crate::fault::{Failure, Fault};
+use crate::frame;
+use crate::open::Place;
+use crate::pack::{Kept, pack_alone};
+use crate::read::View;
+use crate::rows::{
+    Branch, CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of,
+};
+
+/// Fewest checkpoints that keep their body: the newest, and one to fall back to.
+const KEEP_MIN: u32 = 2;
+
+/// What a trim is going to do.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    branches: Vec<BranchPlan>,
+    checkpoints: u64,
+    /// Bytes that go, less those that come with full frames.
+    bytes: i64,
+}
+
+#[derive(Debug)]
+struct BranchPlan {
+    branch: Branch,
+    drop: Vec<u64>,
+    /// Kept bodies that get a frame of their own.
+    freed: Vec<Freed>,
+    /// The oldest record that keeps its body, and its digest.
+    oldest: (u64, [u8; 32]),
+}
+
+/// A body that gets a frame which needs no other.
+#[derive(Debug)]
+pub(crate) struct Freed {
+    seq: u64,
+    digest: [u8; 32],
+    kept: Kept,
+    plain: Option<waypost::record::Bytes>,
+}
+
+impl Plan {
+    /// Says what is dropped.
+    pub(crate) fn trimmed(&self) -> Trimmed {
+        Trimmed { checkpoints: self.checkpoints, bytes: u64::try_from(self.bytes).unwrap_or(0) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.branches.is_empty()
+    }
+}
+
+/// Plans to drop the bodies of all but the newest `keep` sound checkpoints of each branch.
+///
+/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before.
+pub(crate) fn plan(view: View<'_>, run: &RunId, token: u64, keep: u32) -> Result<Plan, Failure> {
+    let id = RunRow::leased(view.connection, view.place, run, token)?.id;
+    let keep = keep.max(KEEP_MIN);
+    let mut plan = Plan::default();
+    for branch in full_branches(view.connection, id, keep)? {
+        plan_branch(view, run, branch, keep as usize, &mut plan)?;
+    }
+    Ok(plan)
+}
+
+fn plan_branch(
+    view: View<'_>,
+    run: &RunId,
+    branch: Branch,
+    keep: usize,
+    plan: &mut Plan,
+) -> Result<(), Failure> {
+    let sound = |seq| match fetch(view.connection, view.place, run, &branch, seq, Want::Whole)? {
+        // Damaged ones are neither counted nor touched: quarantine is for them.
+        Found::Sound(record) => Ok::<_, Failure>(Some(record)),
+        _ => Ok(None),
+    };
+    let bodies = bodies(view.connection, &branch)?;
+    let mut oldest = None;
+    let (mut kept, mut looked_at) = (0, 0);
+    while kept < keep && looked_at < bodies.len() {
+        if let Some(record) = sound(bodies[looked_at].0)? {
+            kept += 1;
+            oldest = Some((record.header().seq, *record.digest().as_bytes()));
+        }
+        looked_at += 1;
+    }
+    let Some(oldest) = oldest.filter(|_| kept == keep) else { return Ok(()) };
+    let mut drop = Vec::new();
+    // Upward: the body of one is known when that of the next is made.
+    for (seq, bytes) in bodies[looked_at..].iter().rev() {
+        if sound(*seq)?.is_some() {
+            drop.push(*seq);
+            plan.bytes += int(*bytes);
+        }
+    }
+    if drop.is_empty() {
+        return Ok(());
+    }
+    let mut freed = Vec::new();
+    for (seq, base) in bases(view.connection, &branch, oldest.0 - 1)? {
+        if base < oldest.0
+            && let Some(record) = sound(seq)?
+        {
+            let one = Freed::of(view.place, &record);
+            let size = bodies.iter().find(|(of, _)| *of == seq).map_or(0, |(_, bytes)| int(*bytes));
+            plan.bytes -= one.bytes() - size;
+            freed.push(one);
+        }
+    }
+    plan.checkpoints += drop.len() as u64;
+    plan.branches.push(BranchPlan { branch, drop, freed, oldest });
+    Ok(())
+}
+
+/// Does what was planned; says whether it did, or changed nothing since something is not as it was.
+pub(crate) fn apply(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    token: u64,
+    plan: &Plan,
+) -> Result<bool, Failure> {
+    let id = RunRow::leased(connection, place, run, token)?.id;
+    for BranchPlan { branch, freed, oldest, .. } in &plan.branches {
+        let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
+            Ok(connection
+                .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND body IS NOT NULL")?
+                .exists(params![key(branch.id, seq), digest])?)
+        };
+        if !is_there(oldest.0, &oldest.1)? {
+            return Ok(false);
+        }
+        for one in freed {
+            if !is_there(one.seq, &one.digest)? {
+                return Ok(false);
+            }
+        }
+    }
+    for BranchPlan { branch, drop, freed, .. } in &plan.branches {
+        for one in freed {
+            one.write(connection, branch)?;
+        }
+        for seq in drop {
+            connection
+                .prepare_cached("UPDATE records SET body = NULL, codec = ?2 WHERE key = ?1")?
+                .execute((key(branch.id, *seq), CODEC_TRIMMED))?;
+        }
+        connection
+            .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
+            .execute((branch.id, int(drop.len() as u64)))?;
+    }
+    add_bytes(connection, id, -plan.bytes)?;
+    Ok(true)
+}
+
+impl Freed {
+    /// Makes the frame of a record that was read with its body.
+    pub(crate) fn of(place: &Place, record: &Record) -> Self {
+        Self {
+            seq: record.header().seq,
+            digest: *record.digest().as_bytes(),
+            kept: pack_alone(&place.frames, record),
+            plain: record.body_bytes().cloned(),
+        }
+    }
+
+    fn columns(&self) -> (Option<i64>, Option<&[u8]>) {
+        self.kept.columns(self.plain.as_ref().map(|plain| plain.as_slice()))
+    }
+
+    fn bytes(&self) -> i64 {
+        self.columns().1.map_or(0, |bytes| int(bytes.len() as u64))
+    }
+
+    /// Puts it into its row, and returns by how many bytes that grew.
+    pub(crate) fn write(&self, connection: &Connection, branch: &Branch) -> Result<i64, Failure> {
+        let key = key(branch.id, self.seq);
+        let before: Option<i64> = connection
+            .prepare_cached("SELECT length(body) FROM records WHERE key = ?1")?
+            .query_row([key], |row| row.get(0))
+            .optional()?
+            .flatten();
+        let (codec, body) = self.columns();
+        connection
+            .prepare_cached("UPDATE records SET body = ?2, codec = ?3 WHERE key = ?1")?
+            .execute(params![key, body, codec])?;
+        Ok(self.bytes() - before.unwrap_or(0))
+    }
+}
+
+/// Counts bytes that came, or went.
+pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result<(), Failure> {
+    connection
+        .prepare_cached("UPDATE runs SET bytes = max(bytes + ?2, 0) WHERE id = ?1")?
+        .execute((run, bytes))?;
+    Ok(())
+}
+
+/// Returns the branches with more bodies than are to be kept.
+fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<Branch>, Failure> {
+    let mut statement =
+        connection.prepare_cached("SELECT id FROM branches WHERE run = ?1 AND bodies > ?2 ORDER BY id")?;
+    let ids = statement.query_map((run, keep), |row| row.get::<_, i64>(0))?;
+    let ids = ids.collect::<Result<Vec<_>, _>>()?;
+    let mut branches = Vec::with_capacity(ids.len());
+    for id in ids {
+        branches.extend(Branch::list(connection, run, id, 1)?);
+    }
+    Ok(branches)
+}
+
+/// Returns seq and size of the bodies of a branch, newest first, down to the first that was dropped.
+fn bodies(connection: &Connection, branch: &Branch) -> Result<Vec<(u64, u64)>, Failure> {
+    let mut statement = connection.prepare_cached(
+        "SELECT key, codec, length(body) FROM records
+         WHERE key > ?1 AND key <= ?2 AND codec IS NOT NULL ORDER BY key DESC",
+    )?;
+    let mut rows = statement.query([key(branch.id, 0), key(branch.id, SEQ_MAX)])?;
+    let mut bodies = Vec::new();
+    while let Some(row) = rows.next()? {
+        if row.get::<_, i64>(1)? == CODEC_TRIMMED {
+            break;
+        }
+        if let Some(bytes) = row.get::<_, Option<i64>>(2)? {
+            bodies.push((seq_of(row.get(0)?), count(bytes)?));
+        }
+    }
+    Ok(bodies)
+}
+
+/// Returns the deltas above record `seq`, oldest first, each with the record that it is made from, as far as the row
+/// says; what is damaged may say anything, or nothing.
+pub(crate) fn bases(connection: &Connection, branch: &Branch, seq: u64) -> Result<Vec<(u64, u64)>, Failure> {
+    let mut statement = connection.prepare_cached(
+        "SELECT key, substr(body, 1, ?4) FROM records
+         WHERE key > ?1 AND key <= ?2 AND codec = ?3 ORDER BY key",
+    )?;
+    let begin = int(frame::BASE_BYTES_MAX as u64);
+    let mut rows =
+        statement.query(params![key(branch.id, seq), key(branch.id, SEQ_MAX), CODEC_DELTA, begin])?;
+    let mut found = Vec::new();
+    loop {
+        match rows.next().map_err(Fault::from) {
+            Ok(Some(row)) => {
+                let above = seq_of(row.get(0)?);
+                let begin = row.get::<_, Vec<u8>>(1).unwrap_or_default();
+                found.extend(frame::base_of(&begin, above).map(|base| (above, base)));
+            }
+            Ok(None) => return Ok(found),
+            // What is on that page, and above it, is damaged or found to be so when it is read.
+            Err(fault) if fault.is_corrupt() => return Ok(found),
+            Err(fault) => return Err(fault.into()),
+        }
+    }
+}

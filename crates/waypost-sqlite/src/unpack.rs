@@ -1,0 +1,128 @@
+//! Frames to a body: those that it is made of are followed down to one that stands alone, each is checked, and then
+//! the body is made upward.
+//!
+//! Every one of them is looked at, also where the body of one in between is known: what is damaged on the disk is told
+//! as long as there is somebody to tell.
+
+use rusqlite::{Connection, OptionalExtension};
+use waypost::id::RunId;
+
+use crate::fault::{Failure, Fault};
+use crate::frame::{Body, Kind, Making, Opened};
+use crate::open::Place;
+use crate::rows::{Branch, CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED, key};
+use crate::tips::{CHAIN_FRAMES_MAX, Chain};
+
+/// A body made of its frames.
+pub(crate) struct Unpacked {
+    pub(crate) body: Vec<u8>,
+    pub(crate) chain: Chain,
+    pub(crate) check: [u8; 8],
+}
+
+/// Returns the kind of frame that a codec stands for.
+pub(crate) fn kind(codec: i64) -> Option<Kind> {
+    match codec {
+        CODEC_FULL => Some(Kind::Full),
+        CODEC_DELTA => Some(Kind::Delta),
+        _ => None,
+    }
+}
+
+/// Makes the body of record `seq`, whose frame is given.
+///
+/// # Errors
+/// The inner one says what is wrong with it or with a frame that it needs.
+pub(crate) fn unpack(
+    connection: &Connection,
+    place: &Place,
+    run: &RunId,
+    branch: &Branch,
+    seq: u64,
+    (kind, bytes): (Kind, Vec<u8>),
+) -> Result<Result<Unpacked, String>, Failure> {
+    let frames = match follow(connection, branch, seq, kind, bytes)? {
+        Ok(frames) => frames,
+        Err(why) => return Ok(Err(why)),
+    };
+    let known = place.frames.known(run, &branch.path).into_iter().filter_map(|tip| {
+        let is_it = |(seq, frame): &(u64, Opened)| *seq == tip.seq && frame.check() == tip.check;
+        frames.iter().position(is_it).map(|at| (at, tip))
+    });
+    let from = known.min_by_key(|(at, _)| *at);
+    let mut contexts = place.frames.squeezer.lend();
+    let (mut making, mut chain, above) = match &from {
+        Some((at, tip)) => {
+            let body = Body::new(&tip.body, tip.position_bytes).expect("a body that is known has a position");
+            (Making::of(body), tip.chain, &frames[..*at])
+        }
+        None => {
+            let (_, full) = frames.last().expect("a body has a frame");
+            (Making::default(), Chain::of_full(full.len()), &frames[..])
+        }
+    };
+    for (of, frame) in above.iter().rev() {
+        match making.apply(&mut contexts, frame) {
+            Ok(moved) if frame.base().is_some() => chain = chain.with(frame.len(), moved),
+            Ok(_) => {}
+            Err(why) => return Ok(Err(needed(seq, *of, why))),
+        }
+    }
+    let check = frames[0].1.check();
+    Ok(Ok(Unpacked { body: making.finish(), chain, check }))
+}
+
+/// Returns the frames that a body is made of, itself first, each with the seq of its record.
+fn follow(
+    connection: &Connection,
+    branch: &Branch,
+    seq: u64,
+    mut kind: Kind,
+    mut bytes: Vec<u8>,
+) -> Result<Result<Vec<(u64, Opened)>, String>, Failure> {
+    let mut frames = Vec::new();
+    let mut at = seq;
+    loop {
+        let frame = match Opened::new(bytes, at, kind) {
+            Ok(frame) => frame,
+            Err(why) => return Ok(Err(needed(seq, at, why))),
+        };
+        let base = frame.base();
+        frames.push((at, frame));
+        let Some(base) = base else { return Ok(Ok(frames)) };
+        if frames.len() as u32 >= CHAIN_FRAMES_MAX {
+            return Ok(Err(format!("it is made of more than {CHAIN_FRAMES_MAX} frames")));
+        }
+        (kind, bytes) = match frame_at(connection, key(branch.id, base))? {
+            Ok(frame) => frame,
+            Err(why) => return Ok(Err(needed(seq, base, why))),
+        };
+        at = base;
+    }
+}
+
+/// Reads the frame at a key.
+///
+/// # Errors
+/// The inner one says why there is none.
+fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>), String>, Failure> {
+    let row = connection
+        .prepare_cached("SELECT codec, body FROM records WHERE key = ?1")?
+        .query_row([key], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<Vec<u8>>>(1)?)))
+        .optional();
+    Ok(match row.map_err(Fault::from) {
+        Ok(Some((Some(codec), Some(bytes)))) => {
+            kind(codec).map(|kind| (kind, bytes)).ok_or_else(|| format!("it has no frame but codec {codec}"))
+        }
+        Ok(Some((Some(CODEC_TRIMMED), None))) => Err("its body was dropped".to_owned()),
+        Ok(Some(_)) => Err("it has no frame".to_owned()),
+        Ok(None) => Err("it is not there any more".to_owned()),
+        Err(fault) if fault.is_corrupt() => Err(fault.to_string()),
+        Err(fault) => return Err(fault.into()),
+    })
+}
+
+/// Says whose frame is at fault.
+fn needed(seq: u64, of: u64, why: String) -> String {
+    if of == seq { why } else { format!("its body is made from that of record {of}: {why}") }
+}

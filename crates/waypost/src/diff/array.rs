@@ -1,0 +1,127 @@
+//! Arrays: what stayed the same although it moved, and what belongs together in between.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::same::find_same;
+use super::{Change, Walk};
+
+/// Most insertions and removals that are looked for in one array: the way back through them takes 8 MB.
+pub const EDITS_MAX: usize = 1_000;
+/// Most comparisons of elements, in all arrays together: a tenth of a second.
+pub const COMPARISONS_MAX: usize = 20_000_000;
+
+/// Members by which elements of a list are told apart, where both have one.
+const IDENTITIES: [&str; 3] = ["id", "key", "name"];
+
+impl<'a> Walk<'a> {
+    pub(super) fn arrays(&mut self, before: &'a [Value], after: &'a [Value]) {
+        if before == after {
+            return;
+        }
+        let prints = |elements: &[Value]| elements.iter().map(print).collect::<Vec<_>>();
+        let (first, second) = (prints(before), prints(after));
+        let equal = |x: usize, y: usize| first[x] == second[y] && before[x] == after[y];
+        let Some(same) = find_same(before.len(), after.len(), &mut self.comparisons_left, equal) else {
+            return self.place_by_place(before, after, 0..before.len(), 0..after.len());
+        };
+        let (mut x, mut y) = (0, 0);
+        for (next_x, next_y) in same.into_iter().chain([(before.len(), after.len())]) {
+            self.gap(before, after, x..next_x, y..next_y);
+            (x, y) = (next_x + 1, next_y + 1);
+        }
+    }
+
+    /// Compares what stands between two elements that stayed the same.
+    fn gap(&mut self, before: &'a [Value], after: &'a [Value], x: Range<usize>, y: Range<usize>) {
+        let mut known = HashMap::new();
+        for at in y.clone() {
+            if let Some(identity) = identity(&after[at]) {
+                // Of two with the same identity neither is believed.
+                known.entry(identity).and_modify(|place| *place = None).or_insert(Some(at));
+            }
+        }
+        let (mut x_from, mut y_from) = (x.start, y.start);
+        for at in x.clone() {
+            let place = identity(&before[at]).and_then(|identity| known.remove(&identity)).flatten();
+            // Only one that comes in order: what changed places is removed in one and added in the other.
+            if let Some(place) = place.filter(|place| *place >= y_from) {
+                self.place_by_place(before, after, x_from..at, y_from..place);
+                self.within(place, |walk| walk.compare(&before[at], &after[place]));
+                (x_from, y_from) = (at + 1, place + 1);
+            }
+        }
+        self.place_by_place(before, after, x_from..x.end, y_from..y.end);
+    }
+
+    fn place_by_place(&mut self, before: &'a [Value], after: &'a [Value], x: Range<usize>, y: Range<usize>) {
+        let both = x.len().min(y.len());
+        let (x_rest, y_rest) = (x.start + both..x.end, y.start + both..y.end);
+        for (at, place) in x.zip(y) {
+            if belong_together(&before[at], &after[place]) {
+                self.within(place, |walk| walk.compare(&before[at], &after[place]));
+            } else {
+                self.note(at, Change::Removed { before: &before[at] });
+                self.note(place, Change::Added { after: &after[place] });
+            }
+        }
+        for at in x_rest {
+            self.note(at, Change::Removed { before: &before[at] });
+        }
+        for place in y_rest {
+            self.note(place, Change::Added { after: &after[place] });
+        }
+    }
+}
+
+/// Whether two elements may be the same thing, changed: not if they have different identities.
+fn belong_together(before: &Value, after: &Value) -> bool {
+    match (identity(before), identity(after)) {
+        (Some(before), Some(after)) => before == after,
+        _ => true,
+    }
+}
+
+/// The member that names an element, and its value.
+fn identity(element: &Value) -> Option<(&'static str, String)> {
+    let members = element.as_object()?;
+    IDENTITIES.iter().find_map(|name| match members.get(*name)? {
+        Value::String(text) => Some((*name, text.clone())),
+        Value::Number(number) => Some((*name, number.to_string())),
+        _ => None,
+    })
+}
+
+/// A hash by which most different values are told apart at once; equal ones have the same.
+fn print(value: &Value) -> u64 {
+    let mut hash = DefaultHasher::new();
+    std::mem::discriminant(value).hash(&mut hash);
+    match value {
+        Value::Null => {}
+        Value::Bool(value) => value.hash(&mut hash),
+        Value::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
+            (Some(whole), _, _) => whole.hash(&mut hash),
+            (_, Some(whole), _) => whole.hash(&mut hash),
+            // The two zeros are equal.
+            (_, _, Some(float)) => (float + 0.0).to_bits().hash(&mut hash),
+            _ => {}
+        },
+        Value::String(text) => text.hash(&mut hash),
+        Value::Array(elements) => elements.iter().for_each(|element| print(element).hash(&mut hash)),
+        Value::Object(members) => {
+            // Whatever their order.
+            let mut sum = 0_u64;
+            for (key, value) in members {
+                let mut hash = DefaultHasher::new();
+                key.hash(&mut hash);
+                print(value).hash(&mut hash);
+                sum = sum.wrapping_add(hash.finish());
+            }
+            sum.hash(&mut hash);
+        }
+    }
+    hash.finish()
+}

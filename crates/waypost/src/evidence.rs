@@ -1,0 +1,185 @@
+//! Evidence: whether what a step claims to have done is there, now.
+//!
+//! A [`Pack`](crate::record::Pack) has claims and the rule over them; a [`Probe`] checks claims of one kind; the
+//! [`Verifier`] asks the probes, in parallel and within limits, and gives a pack back with its verdicts. Only `ok` is
+//! trust, and it is earned: an empty pack, a missing expectation, a kind without a probe, a path that leaves its
+//! folder, a check that could not be made, none of them is ever `ok`.
+//!
+//! Three probes need nothing but this crate: `artifact_exists`, `file_sha256` and `command_exit`. Others implement
+//! [`Probe`] and are given to [`Verifier::with_probe`].
+//!
+//! ```text
+//!   claims --> cheap ones first, so many at once --> probe --> ok | failed
+//!                                                      |  unknown: again after a pause, while there is time
+//!                                                      +------------------------------------------------->  unknown
+//! ```
+//!
+//! Nothing here knows runs or stores; when to check what is the business of plan, engine and recorder.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use crate::record::{Claim, Verdict};
+
+mod beneath;
+mod exit;
+mod expect;
+mod files;
+mod pack;
+mod verifier;
+
+pub use exit::ExitProbe;
+pub use expect::InvalidExpectation;
+pub use files::{ExistsProbe, Sha256Probe};
+pub use pack::{CLAIMS_MAX, InvalidPack, Summary};
+pub use verifier::{Limits, Verifier};
+
+/// Recorded kind of claims that a file or folder is there.
+pub const ARTIFACT_EXISTS: &str = "artifact_exists";
+/// Recorded kind of claims about the digest of a file.
+pub const FILE_SHA256: &str = "file_sha256";
+/// Recorded kind of claims about the exit code that a step recorded.
+pub const COMMAND_EXIT: &str = "command_exit";
+
+/// Checks claims of one kind.
+///
+/// # Contract
+/// - A check changes nothing and runs nothing that the claim does not name.
+/// - A claim whose expectation is missing or not understood is never `ok`: [`Finding::failed`] where it can never
+///   hold, [`Finding::unknown`] where another version of the probe might know it.
+/// - A check may be dropped at any time, and must then end by itself soon.
+/// - One call is one attempt: the [`Verifier`] sets the time and tries again.
+#[async_trait]
+pub trait Probe: Debug + Send + Sync {
+    /// Returns the recorded kind of the claims that it checks, such as `file_sha256`.
+    fn kind(&self) -> &str;
+
+    /// Says what a check costs; cheap ones are made first.
+    fn cost(&self) -> Cost;
+
+    /// Says whether what it checks dies with the machine: a process, a port, a container.
+    fn is_live(&self) -> bool;
+
+    /// Checks a claim against the world as it is now.
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding;
+
+    /// Takes from the world what a claim shall expect from now on. An `ok` finding carries it as found.
+    ///
+    /// A kind that cannot be pinned answers [`Finding::failed`].
+    async fn pin(&self, claim: &Claim, site: &Site) -> Finding;
+}
+
+/// What a check costs, in the order in which checks are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cost {
+    /// It looks at what was recorded.
+    Recorded,
+    /// It asks the system about a name.
+    Asking,
+    /// It reads a file, as long as that may be.
+    Reading,
+    /// It waits for another program or machine.
+    Waiting,
+}
+
+/// Where claims are checked, and what was recorded there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Site {
+    base: Option<PathBuf>,
+    allowed: Vec<PathBuf>,
+    exit_code: Option<i32>,
+}
+
+impl Site {
+    /// Makes a site whose paths lie beneath `base`, the folder that the run's steps work in.
+    pub fn beneath(base: impl Into<PathBuf>) -> Self {
+        Self { base: Some(base.into()), ..Self::default() }
+    }
+
+    /// Makes a site without a folder: claims about files cannot be checked there.
+    pub fn nowhere() -> Self {
+        Self::default()
+    }
+
+    /// Allows absolute paths beneath `folder` too.
+    #[must_use]
+    pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.allowed.push(folder.into());
+        self
+    }
+
+    /// Sets the exit code that the step recorded.
+    #[must_use]
+    pub fn with_exit_code(self, exit_code: Option<i32>) -> Self {
+        Self { exit_code, ..self }
+    }
+
+    /// Returns the folder that paths lie beneath, if there is one.
+    pub fn base(&self) -> Option<&Path> {
+        self.base.as_deref()
+    }
+
+    /// Returns the folders beneath which absolute paths are allowed.
+    pub fn allowed(&self) -> &[PathBuf] {
+        &self.allowed
+    }
+
+    /// Returns the exit code that the step recorded.
+    pub fn exit_code(&self) -> Option<i32> {
+        self.exit_code
+    }
+}
+
+/// What one check came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    verdict: Verdict,
+    found: Value,
+    why: Option<String>,
+    may_change: bool,
+}
+
+impl Finding {
+    /// Says that the claim holds, and what was found.
+    pub fn ok(found: impl Into<Value>) -> Self {
+        Self { verdict: Verdict::Ok, found: found.into(), why: None, may_change: false }
+    }
+
+    /// Says that the claim does not hold: what was found instead speaks for itself.
+    pub fn differs(found: impl Into<Value>) -> Self {
+        Self { verdict: Verdict::Failed, found: found.into(), why: None, may_change: false }
+    }
+
+    /// Says that the claim does not hold, and why.
+    pub fn failed(why: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Failed, found: Value::Null, why: Some(why.into()), may_change: false }
+    }
+
+    /// Says that the check could not be made, and that trying again in a moment would not help.
+    pub fn unknown(why: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Unknown, found: Value::Null, why: Some(why.into()), may_change: false }
+    }
+
+    /// Says that the check could not be made just now: it is tried again while there is time.
+    pub fn unknown_yet(why: impl Into<String>) -> Self {
+        Self { may_change: true, ..Self::unknown(why) }
+    }
+
+    /// Returns the verdict: `ok`, `failed` or `unknown`.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// Returns what was found; null where there is nothing to show.
+    pub fn found(&self) -> &Value {
+        &self.found
+    }
+
+    /// Returns why it does not hold or could not be checked, where that is not plain from what was found.
+    pub fn why(&self) -> Option<&str> {
+        self.why.as_deref()
+    }
+}

@@ -1,0 +1,209 @@
+//! Paths beneath a folder: resolved one component at a time, so that none leads out of it.
+//!
+//! Every folder on the way is opened by its name in the one before, without following links; a link is read, and its
+//! components are walked in its place. `..` in a link steps back to the folder that was opened before, never above the
+//! base. What was checked is what is used: whoever swaps a folder for a link meanwhile gets an error, not an escape.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::Site;
+
+/// Most links on one way, as in the kernel (`path_resolution(7)`).
+const LINKS_MAX: usize = 40;
+/// Most components walked, those of links included: each folder on the way is an open descriptor.
+const COMPONENTS_MAX: usize = 256;
+
+/// A folder that is only gone through needs no right to list it, where the system knows the difference.
+#[cfg(target_os = "linux")]
+const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+#[cfg(not(target_os = "linux"))]
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Why a path leads to nothing that can be looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// Nothing is there.
+    Missing,
+    /// It may not be used, whatever is there.
+    Refused(String),
+    /// It cannot be told.
+    Unclear(String),
+    /// It cannot be told just now.
+    Changing(String),
+}
+
+/// Whether a link at the very end of a path is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastLink {
+    Follow,
+    Keep,
+}
+
+/// The end of a path: a name in an open folder. It is no link, unless links were to be kept.
+#[derive(Debug)]
+pub(super) struct Place {
+    folder: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    /// Walks to `subject` beneath the base of `site`, or beneath a folder that it allows.
+    pub(super) fn find(site: &Site, subject: &str, last: LastLink) -> Result<Self, Lost> {
+        let (base, rest) = begin(site, subject)?;
+        let folder = rustix::fs::open(base, FOLDER, Mode::empty())
+            .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
+        Walk { folders: vec![folder], ahead: components(rest)?, links: 0, steps: 0 }.go(last)
+    }
+
+    /// Looks at what is there, without following a link.
+    pub(super) fn stat(&self) -> Result<Stat, Lost> {
+        rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)
+    }
+
+    /// Opens a regular file for reading; anything else is refused, and a pipe is not waited for.
+    pub(super) fn open_regular(&self) -> Result<(File, Stat), Lost> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        // Looked at before it is opened: opening a device can do something.
+        regular(&self.stat()?)?;
+        let file = rustix::fs::openat(&self.folder, &*self.name, flags, Mode::empty()).map_err(lost)?;
+        let stat = rustix::fs::fstat(&file).map_err(lost)?;
+        regular(&stat)?;
+        Ok((File::from(file), stat))
+    }
+}
+
+fn regular(stat: &Stat) -> Result<(), Lost> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(Lost::Refused("it is a folder, not a file".to_owned())),
+        _ => Err(Lost::Refused("it is not a regular file".to_owned())),
+    }
+}
+
+/// Chooses the folder that a path lies beneath.
+fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), Lost> {
+    let path = Path::new(subject);
+    if subject.is_empty() || subject.contains('\0') {
+        return Err(Lost::Refused("it names no file".to_owned()));
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(Lost::Refused("a path may not go up by `..`".to_owned()));
+    }
+    if path.is_absolute() {
+        let inside =
+            |folder: &'a std::path::PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
+        let refused = || Lost::Refused("it is absolute: name it relative to the base folder".to_owned());
+        return site.allowed().iter().find_map(inside).ok_or_else(refused);
+    }
+    let base = site.base().ok_or_else(|| Lost::Unclear("there is no base folder to look in".to_owned()))?;
+    Ok((base, path))
+}
+
+fn components(path: &Path) -> Result<VecDeque<OsString>, Lost> {
+    let mut names = VecDeque::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::Normal(name) => names.push_back(name.to_owned()),
+            Component::ParentDir => names.push_back(OsString::from("..")),
+            Component::RootDir | Component::Prefix(_) => {
+                return Err(Lost::Refused("a link on the way leads out of the base folder".to_owned()));
+            }
+        }
+    }
+    Ok(names)
+}
+
+struct Walk {
+    /// The base, and each folder that was entered since.
+    folders: Vec<OwnedFd>,
+    ahead: VecDeque<OsString>,
+    links: usize,
+    steps: usize,
+}
+
+impl Walk {
+    fn go(mut self, last: LastLink) -> Result<Place, Lost> {
+        while let Some(name) = self.ahead.pop_front() {
+            self.steps += 1;
+            if self.steps > COMPONENTS_MAX {
+                return Err(Lost::Refused(format!("it has more than {COMPONENTS_MAX} parts")));
+            }
+            if name == ".." {
+                self.back()?;
+                continue;
+            }
+            let folder = self.folders.last().expect("the base is never left");
+            let stat = rustix::fs::statat(folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)?;
+            let at_end = self.ahead.is_empty();
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Symlink if at_end && last == LastLink::Keep => return Ok(self.end(name)),
+                FileType::Symlink => self.follow(&name)?,
+                _ if at_end => return Ok(self.end(name)),
+                FileType::Directory => {
+                    let entered =
+                        rustix::fs::openat(folder, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty());
+                    self.folders.push(entered.map_err(swapped)?);
+                }
+                _ => return Err(Lost::Missing),
+            }
+        }
+        // The base itself, or a folder that a link leads back to.
+        Ok(self.end(OsString::from(".")))
+    }
+
+    fn end(mut self, name: OsString) -> Place {
+        Place { folder: self.folders.pop().expect("the base is never left"), name }
+    }
+
+    fn back(&mut self) -> Result<(), Lost> {
+        if self.folders.len() == 1 {
+            return Err(Lost::Refused("a link on the way leads out of the base folder".to_owned()));
+        }
+        self.folders.pop();
+        Ok(())
+    }
+
+    fn follow(&mut self, name: &OsStr) -> Result<(), Lost> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Lost::Refused(format!("it goes through more than {LINKS_MAX} links")));
+        }
+        let folder = self.folders.last().expect("the base is never left");
+        let target: CString = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(swapped)?;
+        for part in components(Path::new(OsStr::from_bytes(target.as_bytes())))?.into_iter().rev() {
+            self.ahead.push_front(part);
+        }
+        Ok(())
+    }
+}
+
+/// Sorts what the system said about a name.
+pub(super) fn lost(errno: Errno) -> Lost {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => Lost::Missing,
+        Errno::LOOP => Lost::Changing("it became a link while it was looked at".to_owned()),
+        Errno::INTR | Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::STALE => {
+            Lost::Changing(format!("cannot look at it: {errno}"))
+        }
+        errno => Lost::Unclear(format!("cannot look at it: {errno}")),
+    }
+}
+
+/// The same for a name that was there a moment ago.
+fn swapped(errno: Errno) -> Lost {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL => {
+            Lost::Changing("it changed while it was looked at".to_owned())
+        }
+        errno => lost(errno),
+    }
+}

@@ -1,0 +1,55 @@
+//! The probe for recorded exit codes. It runs nothing: it compares what was recorded.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use crate::record::Claim;
+
+use super::{COMMAND_EXIT, Cost, Finding, Probe, Site};
+
+/// Checks `command_exit`: the exit code that the step recorded is the one expected, or one of those expected.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ExitProbe;
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for ExitProbe {
+    fn kind(&self) -> &str {
+        COMMAND_EXIT
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Recorded
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        let wanted = match codes(&claim.expect) {
+            Ok(wanted) => wanted,
+            Err(why) => return Finding::failed(why),
+        };
+        match site.exit_code() {
+            Some(code) if wanted.contains(&i64::from(code)) => Finding::ok(code),
+            Some(code) => Finding::differs(code),
+            None => Finding::failed("no exit code was recorded"),
+        }
+    }
+
+    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+        Finding::failed("an exit code is expected, not pinned: any code would do")
+    }
+}
+
+/// Reads an expected code or a list of them.
+fn codes(expect: &Value) -> Result<Vec<i64>, String> {
+    let code = |value: &Value| value.as_i64().ok_or_else(|| format!("`{value}` is not an exit code"));
+    match expect {
+        Value::Null => Err("no exit code is expected".to_owned()),
+        Value::Array(list) if list.is_empty() => Err("no exit code is expected".to_owned()),
+        Value::Array(list) => list.iter().map(code).collect(),
+        one => Ok(vec![code(one)?]),
+    }
+}

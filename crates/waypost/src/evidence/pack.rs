@@ -1,0 +1,191 @@
+//! Packs: how claims are made, and what their verdicts come to together.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::id::Digest;
+use crate::record::{Claim, Pack, Verdict};
+
+use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
+
+/// Most claims of one pack: they are kept in the header, which has its own limit; a thousand fit with long paths.
+pub const CLAIMS_MAX: usize = 1_000;
+
+/// Why a pack is not taken. Nothing was checked or written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPack {
+    /// Its rule can never hold, or holds for nothing.
+    #[error("at least {at_least} of {claims} claims cannot be asked for: it must be 1 to {claims}")]
+    AtLeast {
+        /// How many must hold.
+        at_least: u32,
+        /// How many there are.
+        claims: usize,
+    },
+    /// It is too large.
+    #[error("a pack has {0} claims, {CLAIMS_MAX} are allowed")]
+    TooMany(usize),
+}
+
+/// What a pack came to, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Claims in all.
+    pub total: usize,
+    /// Those that hold.
+    pub ok: usize,
+    /// Those that do not.
+    pub failed: usize,
+    /// Those that could not be checked.
+    pub unknown: usize,
+    /// Those that were not checked on purpose.
+    pub skipped: usize,
+    /// Part of all claims that holds, 0 to 1; 0 without claims.
+    pub rate: f64,
+    /// As many hold as the rule asks.
+    pub satisfied: bool,
+}
+
+impl Pack {
+    /// Makes a pack of which every claim must hold.
+    pub fn all(claims: impl IntoIterator<Item = Claim>) -> Self {
+        Self { at_least: None, claims: claims.into_iter().collect() }
+    }
+
+    /// Makes a pack of which one claim must hold.
+    pub fn any(claims: impl IntoIterator<Item = Claim>) -> Self {
+        Self { at_least: Some(1), ..Self::all(claims) }
+    }
+
+    /// Makes a pack of which so many claims must hold.
+    ///
+    /// # Errors
+    /// [`InvalidPack`] if that is none of them, or more than there are.
+    pub fn at_least(count: u32, claims: impl IntoIterator<Item = Claim>) -> Result<Self, InvalidPack> {
+        let pack = Self { at_least: Some(count), ..Self::all(claims) };
+        pack.check()?;
+        Ok(pack)
+    }
+
+    /// Sees that the rule makes sense. An empty pack without a rule is one: it holds for nothing.
+    ///
+    /// # Errors
+    /// [`InvalidPack`] says what is wrong.
+    pub fn check(&self) -> Result<(), InvalidPack> {
+        let claims = self.claims.len();
+        if claims > CLAIMS_MAX {
+            return Err(InvalidPack::TooMany(claims));
+        }
+        match self.at_least {
+            Some(at_least) if at_least == 0 || at_least as usize > claims => {
+                Err(InvalidPack::AtLeast { at_least, claims })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns what the verdicts of the claims come to: `ok` only if enough of them hold.
+    ///
+    /// Otherwise `failed` if enough cannot hold any more, `unknown` if that depends on what could not be checked, and
+    /// `skipped` if it depends only on what was left out on purpose. Without claims, or with a rule that makes no
+    /// sense, it is `failed`.
+    pub fn verdict(&self) -> Verdict {
+        if self.claims.is_empty() || self.check().is_err() {
+            return Verdict::Failed;
+        }
+        let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
+        let needed = self.at_least.map_or(self.claims.len(), |least| least as usize);
+        let (ok, unknown, skipped) = (count(Verdict::Ok), count(Verdict::Unknown), count(Verdict::Skipped));
+        if ok >= needed {
+            Verdict::Ok
+        } else if ok + unknown + skipped < needed {
+            Verdict::Failed
+        } else if unknown > 0 {
+            Verdict::Unknown
+        } else {
+            Verdict::Skipped
+        }
+    }
+
+    /// Counts the verdicts.
+    pub fn summary(&self) -> Summary {
+        let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
+        let (total, ok) = (self.claims.len(), count(Verdict::Ok));
+        Summary {
+            total,
+            ok,
+            failed: count(Verdict::Failed),
+            unknown: count(Verdict::Unknown),
+            skipped: count(Verdict::Skipped),
+            rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
+            satisfied: self.verdict() == Verdict::Ok,
+        }
+    }
+}
+
+impl Claim {
+    /// Claims something of `kind` about `subject`; what is expected follows by [`expecting`](Self::expecting) or
+    /// [`pinning`](Self::pinning).
+    pub fn new(kind: impl Into<String>, subject: impl Into<String>) -> Self {
+        Self {
+            kind: kind.into(),
+            subject: subject.into(),
+            name: None,
+            expect: Value::Null,
+            pinned: false,
+            live: false,
+            verdict: Verdict::Skipped,
+            found: Value::Null,
+            error: None,
+            checked_at: None,
+        }
+    }
+
+    /// Claims that a file or folder is there; `path` is relative to the base folder.
+    pub fn exists(path: impl Into<String>) -> Self {
+        Self::new(ARTIFACT_EXISTS, path)
+    }
+
+    /// Claims that a regular file is there.
+    pub fn file(path: impl Into<String>) -> Self {
+        Self::exists(path).expecting(json!({ "type": "file" }))
+    }
+
+    /// Claims that a file has this digest.
+    pub fn sha256(path: impl Into<String>, digest: Digest) -> Self {
+        Self::new(FILE_SHA256, path).expecting(digest.to_string())
+    }
+
+    /// Claims that a file stays as it is when the step commits: its digest is taken then.
+    pub fn unchanged(path: impl Into<String>) -> Self {
+        Self::new(FILE_SHA256, path).pinning()
+    }
+
+    /// Claims that the step recorded this exit code. `command` is for people and is never run.
+    pub fn exited(command: impl Into<String>, code: i32) -> Self {
+        Self::new(COMMAND_EXIT, command).expecting(code)
+    }
+
+    /// Gives the claim a name for people.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Says what must be found.
+    #[must_use]
+    pub fn expecting(self, expect: impl Into<Value>) -> Self {
+        Self { expect: expect.into(), pinned: false, ..self }
+    }
+
+    /// Takes what must be found from the world when the step commits.
+    #[must_use]
+    pub fn pinning(self) -> Self {
+        Self { expect: Value::Null, pinned: true, ..self }
+    }
+
+    /// Returns the name given to it, else its kind and subject.
+    pub fn title(&self) -> String {
+        self.name.clone().unwrap_or_else(|| format!("{} {}", self.kind, self.subject))
+    }
+}

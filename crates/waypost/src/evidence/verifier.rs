@@ -1,0 +1,234 @@
+//! The verifier: asks the probes, within limits, and gives packs back with their verdicts.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt as _};
+use tokio::time::Instant;
+
+use crate::clock::{Clock, SystemClock};
+use crate::record::{Claim, Pack, Verdict};
+
+use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site};
+
+/// Most attempts at one check: with doubling pauses the last comes after three quarters of a second, and what has not
+/// come to rest by then is for the caller's next try.
+const TRIES_MAX: u32 = 5;
+/// Pause before the second attempt; each further one is twice as long.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+
+/// How long and how wide checks may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Time for one claim, its further attempts included.
+    pub claim: Duration,
+    /// Time for all claims of a pack.
+    pub pack: Duration,
+    /// Checks made at once.
+    pub parallel: usize,
+}
+
+impl Default for Limits {
+    /// Ten seconds a claim, which hashes gigabytes; a minute a pack; eight at once, which keeps a disk busy.
+    fn default() -> Self {
+        Self { claim: Duration::from_secs(10), pack: Duration::from_secs(60), parallel: 8 }
+    }
+}
+
+/// Checks claims through probes, one for each kind.
+#[derive(Debug, Clone)]
+pub struct Verifier {
+    probes: BTreeMap<String, Arc<dyn Probe>>,
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+}
+
+impl Default for Verifier {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A look at the claim of a place.
+type Look<'a> = Pin<Box<dyn Future<Output = (usize, Finding)> + Send + 'a>>;
+
+/// What a claim is looked at for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    Check,
+    Pin,
+}
+
+impl Verifier {
+    /// Makes a verifier with the probes of this crate and the default limits.
+    pub fn new() -> Self {
+        let bare = Self { probes: BTreeMap::new(), limits: Limits::default(), clock: Arc::new(SystemClock) };
+        bare.with_probe(Arc::new(ExistsProbe))
+            .with_probe(Arc::new(Sha256Probe::new()))
+            .with_probe(Arc::new(ExitProbe))
+    }
+
+    /// Adds a probe, in place of the one for the same kind.
+    #[must_use]
+    pub fn with_probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probes.insert(probe.kind().to_owned(), probe);
+        self
+    }
+
+    /// Sets other limits.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Uses another clock for `checked_at`.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Checks every claim now and returns the pack with what came out; the pack given is not changed.
+    ///
+    /// A claim to be pinned that never was is `failed`.
+    pub async fn verify(&self, pack: &Pack, site: &Site) -> Pack {
+        let deadline = Instant::now() + self.limits.pack;
+        self.verify_until(pack, site, deadline).await
+    }
+
+    /// Pins what is to be pinned, then checks every claim: what a step does when it commits.
+    pub async fn commit(&self, pack: &Pack, site: &Site) -> Pack {
+        let deadline = Instant::now() + self.limits.pack;
+        let pinned = self.pin_until(pack, site, deadline).await;
+        // What was just pinned would only be read twice.
+        let fresh = |claim: &Claim| claim.pinned && claim.checked_at.is_some();
+        let (ready, open): (Vec<_>, Vec<_>) =
+            pinned.claims.iter().cloned().enumerate().partition(|(_, claim)| fresh(claim));
+        let rest = Pack { at_least: None, claims: open.iter().map(|(_, claim)| claim.clone()).collect() };
+        let checked = self.verify_until(&rest, site, deadline).await;
+        let places = open.iter().map(|(place, _)| *place);
+        let mut claims: Vec<(usize, Claim)> = ready.into_iter().chain(places.zip(checked.claims)).collect();
+        claims.sort_by_key(|(place, _)| *place);
+        Pack { at_least: pack.at_least, claims: claims.into_iter().map(|(_, claim)| claim).collect() }
+    }
+
+    /// Pins what is to be pinned and checks nothing: every verdict is `skipped`.
+    ///
+    /// A pin that cannot be taken stays without a value and says why; no later check of it is `ok`.
+    pub async fn pin(&self, pack: &Pack, site: &Site) -> Pack {
+        let mut pinned = self.pin_until(pack, site, Instant::now() + self.limits.pack).await;
+        for claim in &mut pinned.claims {
+            claim.verdict = Verdict::Skipped;
+        }
+        pinned
+    }
+
+    async fn pin_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
+        let mut pinned = pack.clone();
+        for claim in &mut pinned.claims {
+            claim.live = self.probes.get(&claim.kind).is_some_and(|probe| probe.is_live());
+            clear(claim);
+        }
+        let wanted: Vec<usize> =
+            (0..pack.claims.len()).filter(|place| is_open_pin(&pack.claims[*place])).collect();
+        for (place, finding) in self.find(&pinned.claims, wanted, Aim::Pin, site, deadline).await {
+            let claim = &mut pinned.claims[place];
+            if finding.verdict == Verdict::Ok {
+                claim.expect = finding.found.clone();
+            }
+            self.note(claim, finding);
+        }
+        pinned
+    }
+
+    async fn verify_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
+        let mut checked = pack.clone();
+        let all = (0..pack.claims.len()).collect();
+        for (place, finding) in self.find(&pack.claims, all, Aim::Check, site, deadline).await {
+            let claim = &mut checked.claims[place];
+            clear(claim);
+            self.note(claim, finding);
+        }
+        checked
+    }
+
+    fn note(&self, claim: &mut Claim, finding: Finding) {
+        claim.verdict = finding.verdict;
+        claim.found = finding.found;
+        claim.error = finding.why;
+        claim.checked_at = Some(self.clock.now());
+    }
+
+    /// Asks the probes about the claims at `places`: cheap ones first, so many at once.
+    async fn find(
+        &self,
+        claims: &[Claim],
+        mut places: Vec<usize>,
+        aim: Aim,
+        site: &Site,
+        deadline: Instant,
+    ) -> Vec<(usize, Finding)> {
+        let cost = |place: &usize| self.probes.get(&claims[*place].kind).map_or(Cost::Recorded, |p| p.cost());
+        places.sort_by_key(cost);
+        let mut checks: Vec<Look<'_>> = Vec::new();
+        for place in places {
+            let check = self.look(&claims[place], aim, site, deadline);
+            checks.push(Box::pin(async move { (place, check.await) }));
+        }
+        stream::iter(checks).buffer_unordered(self.limits.parallel.max(1)).collect().await
+    }
+
+    /// Looks at one claim, again and again while that may help and there is time.
+    async fn look(&self, claim: &Claim, aim: Aim, site: &Site, deadline: Instant) -> Finding {
+        if aim == Aim::Check && is_open_pin(claim) {
+            return Finding::failed("nothing was pinned when the step committed");
+        }
+        let Some(probe) = self.probes.get(&claim.kind) else {
+            return Finding::unknown(format!("nothing here checks claims of kind `{}`", claim.kind));
+        };
+        let begun = Instant::now();
+        if begun >= deadline {
+            return Finding::unknown("the time for all checks was used up before it was checked");
+        }
+        let limit = deadline.min(begun + self.limits.claim);
+        let mut last = None;
+        let tries = async {
+            let mut pause = PAUSE_FIRST;
+            for _ in 1..TRIES_MAX {
+                let finding = ask(probe.as_ref(), claim, aim, site).await;
+                if !finding.may_change {
+                    return finding;
+                }
+                last = Some(finding);
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            ask(probe.as_ref(), claim, aim, site).await
+        };
+        let in_time = tokio::time::timeout_at(limit, tries).await;
+        in_time.unwrap_or_else(|_| {
+            let silent = || Finding::unknown(format!("no answer within {:?}", limit - begun));
+            last.unwrap_or_else(silent)
+        })
+    }
+}
+
+async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {
+    match aim {
+        Aim::Check => probe.check(claim, site).await,
+        Aim::Pin => probe.pin(claim, site).await,
+    }
+}
+
+/// Says whether a claim waits to be pinned.
+fn is_open_pin(claim: &Claim) -> bool {
+    claim.pinned && claim.expect.is_null()
+}
+
+/// Forgets what an earlier check, or the caller, wrote as its outcome.
+fn clear(claim: &mut Claim) {
+    claim.verdict = Verdict::Skipped;
+    (claim.found, claim.error, claim.checked_at) = (serde_json::Value::Null, None, None);
+}

@@ -1,0 +1,190 @@
+//! From a store: reading together what belongs to a checkpoint.
+
+use std::collections::BTreeMap;
+
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::record::{Fan, Position, Record};
+use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
+
+use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
+
+impl Portable {
+    /// Reads a checkpoint and all that belongs to it from a store, every byte verified.
+    ///
+    /// In the middle of a fan-out the child branches come along as they stand now, so only the newest checkpoint of a
+    /// branch can be taken there. Reads only, and needs no lease: the run may be going on.
+    ///
+    /// # Errors
+    /// Every [`ExportError`]. Of what is damaged nothing is exported, not even an older one in its place:
+    /// [`StoreError::Damaged`] names that.
+    pub async fn of(store: &dyn Store, reference: &CheckpointRef) -> Result<Self, ExportError> {
+        let CheckpointRef { run, branch, seq } = reference;
+        let entry = store.run(run).await?;
+        let checkpoint = store.load(run, branch, *seq).await?;
+        if checkpoint.body_bytes().is_none() {
+            return Err(ExportError::Absent { reference: reference.clone() });
+        }
+        let position = position_of(&checkpoint)?;
+        let mut export = Export {
+            store,
+            reference,
+            bytes: 0,
+            history: Vec::new(),
+            children: Vec::new(),
+            blobs: BTreeMap::new(),
+        };
+        export.grow(size_of(&checkpoint) + entry.record.bytes().len())?;
+        match fan_outs(&position).next() {
+            None => export.history(&checkpoint, &position).await?,
+            Some(_) if newest_of(store, run, branch).await? == *seq => {
+                export.collect(&checkpoint).await?;
+                if newest_of(store, run, branch).await? != *seq {
+                    return Err(ExportError::Overtaken { reference: reference.clone() });
+                }
+            }
+            Some((step, _)) => {
+                let step = step.to_string();
+                return Err(ExportError::Amid { reference: reference.clone(), step });
+            }
+        }
+        let Export { mut history, mut children, blobs, .. } = export;
+        history.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        children.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        Ok(Self { run: entry.record, checkpoint, position, history, children, blobs })
+    }
+}
+
+/// An export under way.
+struct Export<'a> {
+    store: &'a dyn Store,
+    reference: &'a CheckpointRef,
+    bytes: usize,
+    history: Vec<Record>,
+    children: Vec<Record>,
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+impl Export<'_> {
+    /// Counts what was read, before more is.
+    fn grow(&mut self, bytes: usize) -> Result<(), ExportError> {
+        // In base64, four bytes stand for three.
+        self.bytes += bytes + bytes.div_ceil(3);
+        if self.bytes as u64 > PORTABLE_BYTES_MAX {
+            return Err(ExportError::TooLarge { reference: self.reference.clone() });
+        }
+        Ok(())
+    }
+
+    /// Reads the headers that the position of `newest` refers to.
+    async fn history(&mut self, newest: &Record, position: &Position) -> Result<(), ExportError> {
+        let CheckpointRef { run, branch, seq } = newest.header().reference();
+        let mut needed = referred_to(position);
+        let since: BTreeMap<_, _> =
+            position.frontier.iter().map(|entry| (&entry.step, entry.since)).collect();
+        let of_frontier = |record: &Record| {
+            let header = record.header();
+            let since = header.step.as_ref().and_then(|step| since.get(step));
+            since.is_some_and(|since| header.seq >= *since)
+        };
+        let mut history = self.store.history(&run, &branch, seq).await?;
+        history.retain(|record| {
+            let at = record.header().seq;
+            let wanted = needed.remove(&at) || of_frontier(record);
+            wanted && at != seq
+        });
+        needed.remove(&seq);
+        // The walk passes over what is damaged; here it is wanted by name.
+        for seq in needed {
+            history.push(self.store.load(&run, &branch, seq).await?.without_body());
+        }
+        self.grow(history.iter().map(size_of).sum())?;
+        self.history.append(&mut history);
+        Ok(())
+    }
+
+    /// Reads the child branches of `newest`, and of those among them that are amid a fan-out themselves, with what
+    /// their positions refer to.
+    async fn collect(&mut self, newest: &Record) -> Result<(), ExportError> {
+        let run = &self.reference.run;
+        let mut children: BTreeMap<Option<BranchPath>, Vec<BranchPath>> = BTreeMap::new();
+        for branch in self.store.branches(run).await? {
+            children.entry(branch.parent()).or_default().push(branch);
+        }
+        let mut open = vec![newest.clone()];
+        while let Some(parent) = open.pop() {
+            let position = position_of(&parent)?;
+            self.history(&parent, &position).await?;
+            self.items(&position).await?;
+            let origins: BTreeMap<&str, u64> =
+                fan_outs(&position).map(|(step, fan)| (step.as_str(), fan.since)).collect();
+            let branch = Some(parent.header().branch.clone());
+            for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
+                let opener = child.opened_by();
+                let Some(origin) = opener.and_then(|(step, _)| origins.get(step.as_str())) else { continue };
+                let newest = newest_of(self.store, run, child).await?;
+                let record = self.store.load(run, child, newest).await?;
+                if record.body_bytes().is_none() {
+                    return Err(ExportError::Absent { reference: record.header().reference() });
+                }
+                // What another fan-out of the same step left behind does not count.
+                if position_of(&record)?.origin != Some(*origin) {
+                    continue;
+                }
+                self.grow(size_of(&record))?;
+                if record.header().end.is_none() {
+                    open.push(record.clone());
+                }
+                self.children.push(record);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the frozen items of each fan-out.
+    async fn items(&mut self, position: &Position) -> Result<(), ExportError> {
+        for items in fan_outs(position).filter_map(|(_, fan)| fan.items.as_ref()) {
+            let mut bytes = Vec::new();
+            while (bytes.len() as u64) < items.bytes {
+                let offset = bytes.len() as u64;
+                let chunk = self.store.blobs().read(&self.reference.run, &items.blob, offset).await?;
+                if chunk.is_empty() {
+                    break;
+                }
+                self.grow(chunk.len())?;
+                bytes.extend_from_slice(&chunk);
+            }
+            if Digest::of(&bytes) != items.digest {
+                let (reference, name) = (self.reference.clone(), items.blob.clone());
+                return Err(ExportError::Items { reference, name });
+            }
+            self.blobs.insert(items.blob.clone(), bytes);
+        }
+        Ok(())
+    }
+}
+
+/// The steps that have child branches open in a position.
+fn fan_outs(position: &Position) -> impl Iterator<Item = (&StepId, &Fan)> {
+    position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)))
+}
+
+fn position_of(record: &Record) -> Result<Position, StoreError> {
+    // Its digest holds, so a position that cannot be decoded was written so.
+    record.position().map_err(|flaw| {
+        let reference = record.header().reference();
+        let place = "the record".to_owned();
+        let damage = Damage { run: reference.run, branch: reference.branch, seq: reference.seq, place, flaw };
+        StoreError::of_damage(damage, None)
+    })
+}
+
+/// Returns the seq of the newest record of a branch; a damaged one is not passed over.
+async fn newest_of(store: &dyn Store, run: &RunId, branch: &BranchPath) -> Result<u64, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let found = store.scan(&Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(run) }).await?;
+    let newest = found.records.first().map(|record| record.header().seq);
+    match found.damaged.into_iter().find(|damage| newest.is_none_or(|seq| damage.seq > seq)) {
+        Some(damage) => Err(StoreError::of_damage(damage, newest)),
+        None => newest.ok_or_else(|| StoreError::no_branch(run, branch)),
+    }
+}

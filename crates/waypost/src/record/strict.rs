@@ -1,0 +1,524 @@
+//! A state as JSON that comes back as it went in, or is refused and the field named.
+//!
+//! JSON is smaller than Rust: it has no NaN, one null, only text as keys, and readers with limits of their own. Where
+//! `serde_json` would write something else in silence, or something that it does not read again, [`encode`] refuses:
+//!
+//! | in the state | what JSON would make of it |
+//! |---|---|
+//! | NaN, infinity, also as a key | `null` |
+//! | `Some` of what is written as null: `Some(None)`, `Some(())`, `Some(Value::Null)` | `None` |
+//! | `i128`, `u128` beyond 64 bits | a float, wherever a reader buffers it: migrations, `flatten`, untagged enums |
+//! | two keys that are the same text, also by `flatten` | one of the two values |
+//! | keys that are neither text, numbers, bools nor unit variants | an error |
+//! | containers in containers, deeper than [`STATE_DEPTH_MAX`] | written, and never read again |
+//! | more than [`STATE_BYTES_MAX`] | too much for a step; stopped while it is written, not after |
+//!
+//! There is one pass, and it tracks nothing: which field it was is read off the unfinished text, and only then. How
+//! numbers and strings are written is left to `serde_json`; this module writes what stands around them.
+//!
+//! What is not seen here: a type whose `Deserialize` does not fit its `Serialize` (an untagged enum whose earlier
+//! variant takes the value, a skipped field). [`check_state`] finds most of that. The text of a
+//! [`RawValue`](serde_json::value::RawValue) is taken as it is.
+
+use std::fmt::{self, Display, Write as _};
+use std::io;
+
+use serde::ser::{self, Serialize, Serializer};
+
+use super::{Flaw, STATE_BYTES_MAX};
+use crate::path::{FieldPath, unfinished};
+
+mod check;
+mod key;
+
+pub use check::check_state;
+use key::{Entries, Keys};
+
+/// Deepest nesting of objects and arrays: `serde_json` refuses to read a 128th level, so that no text can exhaust the
+/// stack.
+pub const STATE_DEPTH_MAX: u32 = 127;
+
+/// How a `RawValue`, and a `Number` under `arbitrary_precision`, tell a serialiser of JSON that their text is JSON
+/// already. Neither name is a field of anybody's struct.
+const VERBATIM: [&str; 2] = ["$serde_json::private::RawValue", "$serde_json::private::Number"];
+
+/// Appends the JSON of `state` to `bytes`.
+///
+/// Nothing else is touched: whatever is committed stays the newest checkpoint if this fails.
+///
+/// # Errors
+/// `bytes` is then as it was before.
+/// - [`Flaw::Unkept`]: a field would not come back as it is; it is named, with the reason. Change the state.
+/// - [`Flaw::Limit`]: the state is larger than [`STATE_BYTES_MAX`]. Found out while it is written: no more memory is
+///   taken than that.
+pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+    let begin = bytes.len();
+    let end = begin + STATE_BYTES_MAX;
+    let mut text = Text { bytes, begin, end, depth: 0, keys: Keys::default(), scratch: String::new() };
+    state.serialize(Strict::new(&mut text)).map_err(|refusal| {
+        let path = unfinished(&bytes[begin..]);
+        bytes.truncate(begin);
+        refusal.at(path)
+    })
+}
+
+/// Why a state is refused.
+#[derive(Debug)]
+struct Refusal(Box<Cause>);
+
+#[derive(Debug)]
+enum Cause {
+    TooLarge,
+    Field(String),
+}
+
+impl Refusal {
+    #[cold]
+    fn new(why: impl Into<String>) -> Self {
+        Self(Box::new(Cause::Field(why.into())))
+    }
+
+    #[cold]
+    fn too_large() -> Self {
+        Self(Box::new(Cause::TooLarge))
+    }
+
+    fn at(self, path: FieldPath) -> Flaw {
+        match *self.0 {
+            Cause::Field(why) => Flaw::Unkept { path, why },
+            Cause::TooLarge => Flaw::Limit(format!(
+                "the state has more than the {STATE_BYTES_MAX} bytes allowed (passed in {path}): keep large data in files and their hashes in the state"
+            )),
+        }
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Cause::TooLarge => f.write_str("too large"),
+            Cause::Field(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl ser::Error for Refusal {
+    fn custom<T: Display>(why: T) -> Self {
+        Self::new(why.to_string())
+    }
+}
+
+/// The text so far. It is what the whole pass works on; all else is a view of it.
+struct Text<'b> {
+    bytes: &'b mut Vec<u8>,
+    /// Where the state begins in `bytes`.
+    begin: usize,
+    /// How long `bytes` may become.
+    end: usize,
+    depth: u32,
+    keys: Keys,
+    /// Where values are printed that only know `Display`; kept for its memory.
+    scratch: String,
+}
+
+impl Text<'_> {
+    #[inline]
+    fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
+        if piece.len() > self.room() {
+            return Err(Refusal::too_large());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(())
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.end - self.bytes.len()
+    }
+
+    /// Writes a number, a bool or a string as `serde_json` does.
+    fn scalar<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Refusal> {
+        serde_json::to_writer(self, value).map_err(|_| Refusal::too_large())
+    }
+
+    fn float(
+        &mut self,
+        value: f64,
+        write: impl FnOnce(&mut Self) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        if value.is_nan() {
+            Err(Refusal::new("NaN cannot be kept in JSON"))
+        } else if value.is_infinite() {
+            Err(Refusal::new("an infinite number cannot be kept in JSON"))
+        } else {
+            write(self)
+        }
+    }
+
+    fn wide(&mut self, value: impl Display + Copy + TryInto<u64> + TryInto<i64>) -> Result<(), Refusal> {
+        if let Ok(value) = TryInto::<u64>::try_into(value) {
+            self.scalar(&value)
+        } else if let Ok(value) = TryInto::<i64>::try_into(value) {
+            self.scalar(&value)
+        } else {
+            Err(Refusal::new(format!("{value} needs more than 64 bits: keep it as text")))
+        }
+    }
+
+    /// Prints `value` and hands the text to `write`.
+    fn printed<T: Display + ?Sized>(
+        &mut self,
+        value: &T,
+        write: impl FnOnce(&mut Self, &str) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        let mut capped = Capped { text: &mut scratch, room: self.room(), full: false };
+        let answer = match write!(capped, "{value}") {
+            Ok(()) => write(self, &scratch),
+            Err(_) if capped.full => Err(Refusal::too_large()),
+            Err(fmt::Error) => Err(Refusal::new("it cannot be printed")),
+        };
+        self.scratch = scratch;
+        answer
+    }
+
+    #[inline]
+    fn open(&mut self, bracket: &[u8]) -> Result<(), Refusal> {
+        if self.depth == STATE_DEPTH_MAX {
+            return Err(Refusal::new(format!(
+                "it is nested deeper than {STATE_DEPTH_MAX} levels, and would not be read again"
+            )));
+        }
+        self.push(bracket)?;
+        self.depth += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn close(&mut self, bracket: &[u8]) -> Result<(), Refusal> {
+        self.depth -= 1;
+        self.push(bracket)
+    }
+
+    /// Opens the object around the content of an enum's variant.
+    #[inline]
+    fn open_variant(&mut self, variant: &str) -> Result<(), Refusal> {
+        self.open(b"{")?;
+        self.scalar(variant)?;
+        self.push(b":")
+    }
+}
+
+/// What `serde_json` writes to. Its error is never shown: too large is the only one.
+impl io::Write for &mut Text<'_> {
+    #[inline]
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        self.write_all(piece)?;
+        Ok(piece.len())
+    }
+
+    #[inline]
+    fn write_all(&mut self, piece: &[u8]) -> io::Result<()> {
+        self.push(piece).map_err(|_| io::ErrorKind::FileTooLarge.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A buffer that takes no more than fits the state.
+struct Capped<'s> {
+    text: &'s mut String,
+    room: usize,
+    full: bool,
+}
+
+impl fmt::Write for Capped<'_> {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        if piece.len() > self.room - self.text.len() {
+            self.full = true;
+            return Err(fmt::Error);
+        }
+        self.text.push_str(piece);
+        Ok(())
+    }
+}
+
+/// Writes one value.
+struct Strict<'t, 'b> {
+    text: &'t mut Text<'b>,
+    /// It is what a `Some` holds, so it may not be null.
+    in_some: bool,
+    /// It is a text that is JSON already.
+    verbatim: bool,
+}
+
+impl<'t, 'b> Strict<'t, 'b> {
+    #[inline]
+    fn new(text: &'t mut Text<'b>) -> Self {
+        Self { text, in_some: false, verbatim: false }
+    }
+
+    #[inline]
+    fn null(&mut self) -> Result<(), Refusal> {
+        if self.in_some {
+            return Err(Refusal::new("a `Some` that is written as null would come back as `None`"));
+        }
+        self.text.push(b"null")
+    }
+}
+
+macro_rules! scalars {
+    ($($method:ident($type:ty))*) => {$(
+        #[inline]
+        fn $method(self, value: $type) -> Result<(), Refusal> {
+            self.text.scalar(&value)
+        }
+    )*};
+}
+
+impl<'t, 'b> Serializer for Strict<'t, 'b> {
+    type Ok = ();
+    type Error = Refusal;
+    type SerializeSeq = List<'t, 'b>;
+    type SerializeTuple = List<'t, 'b>;
+    type SerializeTupleStruct = List<'t, 'b>;
+    type SerializeTupleVariant = List<'t, 'b>;
+    type SerializeMap = Entries<'t, 'b>;
+    type SerializeStruct = Fields<'t, 'b>;
+    type SerializeStructVariant = Fields<'t, 'b>;
+
+    scalars! {
+        serialize_bool(bool) serialize_char(char)
+        serialize_i8(i8) serialize_i16(i16) serialize_i32(i32) serialize_i64(i64)
+        serialize_u8(u8) serialize_u16(u16) serialize_u32(u32) serialize_u64(u64)
+    }
+
+    fn serialize_i128(self, value: i128) -> Result<(), Refusal> {
+        self.text.wide(value)
+    }
+
+    fn serialize_u128(self, value: u128) -> Result<(), Refusal> {
+        self.text.wide(value)
+    }
+
+    fn serialize_f32(self, value: f32) -> Result<(), Refusal> {
+        self.text.float(value.into(), |text| text.scalar(&value))
+    }
+
+    fn serialize_f64(self, value: f64) -> Result<(), Refusal> {
+        self.text.float(value, |text| text.scalar(&value))
+    }
+
+    fn serialize_str(mut self, value: &str) -> Result<(), Refusal> {
+        match (self.verbatim, value) {
+            (false, _) => self.text.scalar(value),
+            (true, "null") => self.null(),
+            (true, _) => self.text.push(value.as_bytes()),
+        }
+    }
+
+    fn serialize_bytes(self, value: &[u8]) -> Result<(), Refusal> {
+        use ser::SerializeSeq as _;
+        let mut list = self.serialize_seq(Some(value.len()))?;
+        for byte in value {
+            list.serialize_element(byte)?;
+        }
+        list.end()
+    }
+
+    fn serialize_none(mut self) -> Result<(), Refusal> {
+        self.null()
+    }
+
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Refusal> {
+        value.serialize(Self { in_some: true, ..self })
+    }
+
+    fn serialize_unit(mut self) -> Result<(), Refusal> {
+        self.null()
+    }
+
+    fn serialize_unit_struct(mut self, _: &'static str) -> Result<(), Refusal> {
+        self.null()
+    }
+
+    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), Refusal> {
+        self.serialize_str(variant)
+    }
+
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        value: &T,
+    ) -> Result<(), Refusal> {
+        value.serialize(self)
+    }
+
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        value: &T,
+    ) -> Result<(), Refusal> {
+        self.text.open_variant(variant)?;
+        value.serialize(Strict::new(self.text))?;
+        self.text.close(b"}")
+    }
+
+    fn serialize_seq(self, _: Option<usize>) -> Result<List<'t, 'b>, Refusal> {
+        self.text.open(b"[")?;
+        Ok(List { text: self.text, first: true, close: &[b"]"] })
+    }
+
+    fn serialize_tuple(self, length: usize) -> Result<List<'t, 'b>, Refusal> {
+        self.serialize_seq(Some(length))
+    }
+
+    fn serialize_tuple_struct(self, _: &'static str, length: usize) -> Result<List<'t, 'b>, Refusal> {
+        self.serialize_seq(Some(length))
+    }
+
+    fn serialize_tuple_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        length: usize,
+    ) -> Result<List<'t, 'b>, Refusal> {
+        self.text.open_variant(variant)?;
+        Ok(List { close: &[b"]", b"}"], ..self.serialize_seq(Some(length))? })
+    }
+
+    fn serialize_map(self, _: Option<usize>) -> Result<Entries<'t, 'b>, Refusal> {
+        Entries::open(self.text)
+    }
+
+    fn serialize_struct(self, name: &'static str, _: usize) -> Result<Fields<'t, 'b>, Refusal> {
+        if VERBATIM.contains(&name) {
+            return Ok(Fields { text: self.text, first: true, close: &[], verbatim: Some(self.in_some) });
+        }
+        self.text.open(b"{")?;
+        Ok(Fields { text: self.text, first: true, close: &[b"}"], verbatim: None })
+    }
+
+    fn serialize_struct_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        length: usize,
+    ) -> Result<Fields<'t, 'b>, Refusal> {
+        self.text.open_variant(variant)?;
+        Ok(Fields { close: &[b"}", b"}"], ..self.serialize_struct(variant, length)? })
+    }
+
+    fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), Refusal> {
+        self.text.printed(value, |text, printed| text.scalar(printed))
+    }
+
+    fn is_human_readable(&self) -> bool {
+        true
+    }
+}
+
+/// Writes an array.
+struct List<'t, 'b> {
+    text: &'t mut Text<'b>,
+    first: bool,
+    close: &'static [&'static [u8]],
+}
+
+impl List<'_, '_> {
+    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Refusal> {
+        if !std::mem::take(&mut self.first) {
+            self.text.push(b",")?;
+        }
+        value.serialize(Strict::new(self.text))
+    }
+
+    fn finish(self) -> Result<(), Refusal> {
+        self.close.iter().try_for_each(|bracket| self.text.close(bracket))
+    }
+}
+
+macro_rules! list {
+    ($($trait:ident $method:ident)*) => {$(
+        impl ser::$trait for List<'_, '_> {
+            type Ok = ();
+            type Error = Refusal;
+
+            #[inline]
+            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Refusal> {
+                self.element(value)
+            }
+
+            fn end(self) -> Result<(), Refusal> {
+                self.finish()
+            }
+        }
+    )*};
+}
+
+list! {
+    SerializeSeq serialize_element
+    SerializeTuple serialize_element
+    SerializeTupleStruct serialize_field
+    SerializeTupleVariant serialize_field
+}
+
+/// Writes the fields of a struct, whose names are fixed in its type.
+struct Fields<'t, 'b> {
+    text: &'t mut Text<'b>,
+    first: bool,
+    close: &'static [&'static [u8]],
+    /// It has one field, whose text is JSON already; whether it is what a `Some` holds.
+    verbatim: Option<bool>,
+}
+
+impl Fields<'_, '_> {
+    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Refusal> {
+        if let Some(in_some) = self.verbatim {
+            return value.serialize(Strict { text: self.text, in_some, verbatim: true });
+        }
+        if !std::mem::take(&mut self.first) {
+            self.text.push(b",")?;
+        }
+        self.text.scalar(name)?;
+        self.text.push(b":")?;
+        value.serialize(Strict::new(self.text))
+    }
+
+    fn finish(self) -> Result<(), Refusal> {
+        self.close.iter().try_for_each(|bracket| self.text.close(bracket))
+    }
+}
+
+macro_rules! fields {
+    ($($trait:ident)*) => {$(
+        impl ser::$trait for Fields<'_, '_> {
+            type Ok = ();
+            type Error = Refusal;
+
+            #[inline]
+            fn serialize_field<T: Serialize + ?Sized>(
+                &mut self,
+                name: &'static str,
+                value: &T,
+            ) -> Result<(), Refusal> {
+                self.field(name, value)
+            }
+
+            fn end(self) -> Result<(), Refusal> {
+                self.finish()
+            }
+        }
+    )*};
+}
+
+fields! { SerializeStruct SerializeStructVariant }

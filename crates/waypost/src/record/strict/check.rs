@@ -1,0 +1,123 @@
+//! Whether a state comes back as it went in, found out by trying.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::encode;
+use crate::path::{FieldPath, quoted};
+use crate::record::Flaw;
+
+/// Finds out whether a state comes back as it went in: writes it, reads it, writes it again and compares.
+///
+/// For a test of one's own state type, or once before a long run: it catches what [`encode`] alone cannot, such as a
+/// field that is written and not read, or a type that cannot be read at all. The order of keys and of elements does
+/// not count, since that of a hash set differs from one value to the next. Costs about four times an encoding.
+///
+/// # Errors
+/// - Those of [`encode`].
+/// - [`Flaw::Unkept`]: names the field that cannot be read back, or that comes back as something else.
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use waypost::record::check_state;
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct State {
+///     price: f64,
+///     #[serde(skip_deserializing)]
+///     note: String,
+/// }
+///
+/// assert!(check_state(&State { price: 1.5, note: String::new() }).is_ok());
+/// let refused = check_state(&State { price: f64::NAN, note: String::new() }).unwrap_err();
+/// assert_eq!(refused.to_string(), "price: NaN cannot be kept in JSON");
+/// let refused = check_state(&State { price: 1.5, note: "lost".into() }).unwrap_err();
+/// assert_eq!(refused.to_string(), r#"note: it is written as "lost" and comes back as """#);
+/// ```
+pub fn check_state<S: Serialize + DeserializeOwned>(state: &S) -> Result<(), Flaw> {
+    let mut first = Vec::new();
+    encode(state, &mut first)?;
+    let read = crate::schema::decode::<S>(&first)
+        .map_err(|error| Flaw::Unkept { path: error.path, why: error.why })?;
+    let mut second = Vec::new();
+    encode(&read, &mut second)?;
+    if first == second {
+        return Ok(());
+    }
+    let value = |text: &[u8]| {
+        crate::schema::decode::<Value>(text)
+            .map_err(|error| Flaw::Unkept { path: error.path, why: error.why })
+    };
+    match changed(&value(&first)?, &value(&second)?, &mut FieldPath::default()) {
+        Some(flaw) => Err(flaw),
+        None => Ok(()),
+    }
+}
+
+/// Finds the first value of `first` that `second` does not have.
+fn changed(first: &Value, second: &Value, path: &mut FieldPath) -> Option<Flaw> {
+    match (first, second) {
+        _ if first == second => None,
+        (Value::Object(first), Value::Object(second)) if first.len() == second.len() => {
+            first.iter().find_map(|(key, value)| {
+                path.push(key.as_str());
+                let flaw = match second.get(key) {
+                    Some(other) => changed(value, other, path),
+                    None => {
+                        Some(Flaw::Unkept { path: path.clone(), why: "it does not come back".to_owned() })
+                    }
+                };
+                path.pop();
+                flaw
+            })
+        }
+        (Value::Array(first), Value::Array(second)) if first.len() == second.len() => {
+            if in_some_order(first) == in_some_order(second) {
+                return None;
+            }
+            first.iter().zip(second).enumerate().find_map(|(index, (value, other))| {
+                path.push(index);
+                let flaw = changed(value, other, path);
+                path.pop();
+                flaw
+            })
+        }
+        _ => {
+            let why = format!("it is written as {} and comes back as {}", shown(first), shown(second));
+            Some(Flaw::Unkept { path: path.clone(), why })
+        }
+    }
+}
+
+/// The elements without their order: as texts whose keys and elements are sorted, sorted.
+fn in_some_order(elements: &[Value]) -> Vec<String> {
+    let mut texts: Vec<String> = elements.iter().map(canonical).collect();
+    texts.sort_unstable();
+    texts
+}
+
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Array(elements) => format!("[{}]", in_some_order(elements).join(",")),
+        Value::Object(members) => {
+            let mut texts: Vec<String> = members
+                .iter()
+                .map(|(key, value)| format!("{}:{}", Value::from(key.as_str()), canonical(value)))
+                .collect();
+            texts.sort_unstable();
+            format!("{{{}}}", texts.join(","))
+        }
+        scalar => scalar.to_string(),
+    }
+}
+
+/// Enough of a value to recognise it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => quoted(text),
+        Value::Array(elements) => format!("{} elements", elements.len()),
+        Value::Object(members) => format!("{} members", members.len()),
+        scalar => scalar.to_string(),
+    }
+}

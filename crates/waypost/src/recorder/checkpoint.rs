@@ -1,0 +1,324 @@
+//! Checkpoints as a program reads them, and reading them: no lease is needed, and nothing changes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::evidence::Summary;
+use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::record::{Ending, FailureKind, Header, Pack, Phase, Record, Try, Verdict};
+use crate::store::{Damage, Page, Scan, ScanOrder, Store, StoreError};
+
+use super::Error;
+use super::label::Label;
+use super::stats::Stats;
+use super::step::State;
+
+/// Key of the progress that carries the verdicts of a later check.
+pub(super) const VERIFIED_KEY: &str = "evidence verified";
+/// Headers read at once when history is walked: few pages for a long walk, and little too much for a short one.
+const WALK_PAGE: usize = 100;
+
+/// A checkpoint, and the newest check of its evidence that was asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    record: Record,
+    /// What was found just now and not written.
+    found: Option<Pack>,
+    /// The newest check that was appended.
+    verification: Option<Record>,
+}
+
+impl Checkpoint {
+    pub(super) fn of(record: Record, verification: Option<Record>) -> Self {
+        Self { record, found: None, verification }
+    }
+
+    pub(super) fn found(record: Record, pack: Pack) -> Self {
+        Self { record, found: Some(pack), verification: None }
+    }
+
+    fn header(&self) -> &Header {
+        self.record.header()
+    }
+
+    /// Names it, as people write it.
+    pub fn reference(&self) -> CheckpointRef {
+        self.header().reference()
+    }
+
+    /// Returns its place in the run, from 1.
+    pub fn seq(&self) -> u64 {
+        self.header().seq
+    }
+
+    /// Returns its step, if it speaks of one.
+    pub fn step(&self) -> Option<&StepId> {
+        self.header().step.as_ref()
+    }
+
+    /// Returns which try of the step it is.
+    pub fn at(&self) -> &Try {
+        &self.header().at
+    }
+
+    /// Returns what it says: `started`, `completed`, `failed`, `restored`, or `progress` for the verdicts of a check.
+    pub fn phase(&self) -> &Phase {
+        &self.header().phase
+    }
+
+    /// Returns its label.
+    pub fn label(&self) -> Option<Label> {
+        Label::among(&self.header().labels)
+    }
+
+    /// Returns all labels of its header, the recorder's own among them.
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        &self.header().labels
+    }
+
+    /// Returns the id that the caller gave to the commit.
+    pub fn external(&self) -> Option<&str> {
+        self.header().external.as_deref()
+    }
+
+    /// Returns the seq of the checkpoint that this one belongs to: of a commit, that of its start; of the verdicts of
+    /// a check, that of what was checked.
+    pub fn about(&self) -> Option<u64> {
+        self.header().about
+    }
+
+    /// Returns when it was made, for people.
+    pub fn created_at(&self) -> Timestamp {
+        self.header().created_at
+    }
+
+    /// Returns its evidence as it was committed.
+    pub fn committed(&self) -> Option<&Pack> {
+        self.header().evidence.as_ref()
+    }
+
+    /// Returns its evidence as it was checked last, which may be when it was committed.
+    pub fn evidence(&self) -> Option<&Pack> {
+        let newest = self.verification.as_ref().and_then(|record| record.header().evidence.as_ref());
+        self.found.as_ref().or(newest).or_else(|| self.committed())
+    }
+
+    /// Returns what the evidence came to when it was checked last; `skipped` without evidence. Only `ok` is trust, and
+    /// it says nothing about now.
+    pub fn verdict(&self) -> Verdict {
+        self.evidence().map_or(Verdict::Skipped, Pack::verdict)
+    }
+
+    /// Counts the verdicts of the last check.
+    pub fn summary(&self) -> Summary {
+        self.evidence().map(Pack::summary).unwrap_or_default()
+    }
+
+    /// Returns how the step ended, if it has.
+    pub fn ending(&self) -> Option<&Ending> {
+        ending_of(self.header())
+    }
+
+    /// Returns the version of the state's schema; `None` where there is no state.
+    pub fn schema(&self) -> Option<u32> {
+        self.header().body.as_ref().map(|body| body.schema)
+    }
+
+    /// Returns the state.
+    ///
+    /// # Errors
+    /// - [`Error::NoState`]: retention dropped it, or the checkpoint was listed and not loaded.
+    /// - [`Error::Read`]: it is not what `S` reads.
+    pub fn state<S: DeserializeOwned>(&self) -> Result<S, Error> {
+        let bytes = self.record.state_bytes().ok_or_else(|| Error::NoState(self.reference()))?;
+        serde_json::from_slice(bytes)
+            .map_err(|error| Error::Read { at: self.reference(), why: error.to_string() })
+    }
+}
+
+/// Returns how a step ended by its header.
+pub(super) fn ending_of(header: &Header) -> Option<&Ending> {
+    match &header.phase {
+        Phase::Completed(ending) => Some(ending),
+        Phase::Failed(failure) => Some(&failure.ending),
+        _ => None,
+    }
+}
+
+/// Says whether a record commits a step with evidence, whatever that came to.
+pub(super) fn is_judged_commit(header: &Header) -> bool {
+    let judged = match &header.phase {
+        Phase::Completed(_) => true,
+        Phase::Failed(failure) => failure.kind == FailureKind::Evidence,
+        _ => false,
+    };
+    judged && header.step.is_some() && header.evidence.is_some()
+}
+
+/// Returns the state of a record, to go on with.
+pub(super) fn state_of(record: &Record) -> Result<State, Error> {
+    let at = record.header().reference();
+    let (Some(bytes), Some(body)) = (record.state_bytes(), &record.header().body) else {
+        return Err(Error::NoState(at));
+    };
+    let unreadable = |why: String| Error::Read { at: record.header().reference(), why };
+    if body.codec != "json" {
+        return Err(unreadable(format!("its codec is `{}`", body.codec)));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+    let json = RawValue::from_string(text.to_owned()).map_err(|error| unreadable(error.to_string()))?;
+    Ok(State { json: json.into(), schema: body.schema })
+}
+
+/// The checkpoints of a run, for reading.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) run: RunId,
+}
+
+/// A page of checkpoints in the order of their seq, without states.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// The checkpoints.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Damaged records that the page came by.
+    pub damaged: Vec<Damage>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<String>,
+}
+
+impl Checkpoints {
+    /// Reads the checkpoints of `run` in `store`.
+    pub fn of(store: Arc<dyn Store>, run: RunId) -> Self {
+        Self { store, run }
+    }
+
+    /// Returns one checkpoint with its state, as far as retention kept it, and the newest check of its evidence.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the run is not there, or the checkpoint is damaged.
+    pub async fn get(&self, at: &CheckpointRef) -> Result<Option<Checkpoint>, Error> {
+        let record = match self.load(at).await {
+            Ok(record) => record,
+            Err(Error::Store(StoreError::NotFound { .. })) => {
+                // A run that is not there is an error; a seq that is not there is an answer.
+                self.store.run(&self.run).await?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let verification = self.verification(at.seq).await?;
+        Ok(Some(Checkpoint::of(record, verification)))
+    }
+
+    /// Lists the checkpoints, by rising seq, of one label or of all.
+    ///
+    /// Starts, ends, checks and rollbacks are checkpoints of their own. What a rollback undid is listed too: history
+    /// only grows.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the run is not there, or the cursor is none.
+    pub async fn list(&self, label: Option<Label>, page: &Page) -> Result<Listed, Error> {
+        let scan = Scan {
+            branch: Some(BranchPath::main()),
+            label: label.map(Label::wanted),
+            cursor: page.cursor.clone(),
+            limit: page.limit,
+            ..Scan::of(&self.run)
+        };
+        let found = self.store.scan(&scan).await?;
+        let checkpoint = |record| Checkpoint::of(record, None);
+        let checkpoints = found.records.into_iter().map(checkpoint).collect();
+        Ok(Listed { checkpoints, damaged: found.damaged, next: found.next })
+    }
+
+    /// Counts what happened in the run, from its headers, a page at a time.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the run is not there.
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        let mut stats = Stats::default();
+        let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(&self.run) };
+        loop {
+            let page = self.store.scan(&scan).await?;
+            page.records.iter().for_each(|record| stats.take(record));
+            stats.damaged += page.damaged.len() as u64;
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(stats),
+            }
+        }
+    }
+
+    /// Loads a record of this run's main branch.
+    pub(super) async fn load(&self, at: &CheckpointRef) -> Result<Record, Error> {
+        if at.run != self.run || !at.branch.is_main() {
+            return Err(Error::Invalid(format!("checkpoint {at} is not one of run {}", self.run)));
+        }
+        Ok(self.store.load(&at.run, &at.branch, at.seq).await?)
+    }
+
+    /// Finds the newest verdicts about a checkpoint that were appended after it.
+    async fn verification(&self, seq: u64) -> Result<Option<Record>, Error> {
+        let scan = Scan {
+            branch: Some(BranchPath::main()),
+            about: Some(seq),
+            phase: Some("progress"),
+            order: ScanOrder::NewestFirst,
+            limit: 1,
+            ..Scan::of(&self.run)
+        };
+        Ok(self.store.scan(&scan).await?.records.pop())
+    }
+
+    /// Walks the effective history back from `seq`.
+    pub(super) fn walk(&self, seq: u64) -> Walk<'_> {
+        let scan = Scan {
+            branch: Some(BranchPath::main()),
+            seq_max: Some(seq),
+            order: ScanOrder::NewestFirst,
+            limit: WALK_PAGE,
+            ..Scan::of(&self.run)
+        };
+        Walk { checkpoints: self, wanted: Some(seq), scan: Some(scan), page: VecDeque::new() }
+    }
+}
+
+/// A walk of `basis`, newest first, a page of headers at a time. What a rollback undid is not on it.
+pub(super) struct Walk<'a> {
+    checkpoints: &'a Checkpoints,
+    wanted: Option<u64>,
+    scan: Option<Scan>,
+    page: VecDeque<Record>,
+}
+
+impl Walk<'_> {
+    pub(super) async fn next(&mut self) -> Result<Option<Record>, Error> {
+        loop {
+            let Some(wanted) = self.wanted else { return Ok(None) };
+            while let Some(record) = self.page.pop_front() {
+                // Where the one wanted is damaged or in quarantine, the walk goes on with the next sound one below.
+                if record.header().seq <= wanted {
+                    self.wanted = record.header().basis();
+                    return Ok(Some(record));
+                }
+            }
+            let Some(scan) = self.scan.take() else { return Ok(None) };
+            let found = self.checkpoints.store.scan(&scan).await?;
+            self.page = found.records.into();
+            self.scan = found.next.map(|cursor| Scan { cursor: Some(cursor), ..scan });
+        }
+    }
+}
+
+/// Says what the verdicts of a check come to, for the record that carries them.
+pub(super) fn verified_phase(pack: &Pack) -> Phase {
+    let summary = serde_json::to_value(pack.summary()).unwrap_or(Value::Null);
+    Phase::Progress { key: VERIFIED_KEY.to_owned(), value: summary }
+}

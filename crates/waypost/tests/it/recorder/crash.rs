@@ -1,0 +1,331 @@
+//! A program that drives its own loop over a disk that dies, and over a store whose answers are lost.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::json;
+use waypost::BranchPath;
+use waypost::disk::Disk;
+use waypost::file::FileStore;
+use waypost::lock::Holder;
+use waypost::record::{Claim, Pack, Record, RunStatus, SealedRun};
+use waypost::recorder::{Commit, Error, Options, Recorder, run_record};
+use waypost::store::{
+    Appended, Batch, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
+    Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+};
+use waypost_testing::TestClock;
+use waypost_testing::disk::{Sampling, SimDisk};
+
+use super::*;
+
+/// Passes of the loop.
+const PASSES: u64 = 2;
+/// The power is cut before one in so many calls, and one in so many states is checked then, primes both; all of them
+/// with `WAYPOST_RIG_SHARE=1`, which takes minutes.
+const CUTS_SHARE: usize = 7;
+const STATES_SHARE: usize = 29;
+
+/// What a program was told: commits, by id, and rollbacks.
+#[derive(Debug, Clone, Default)]
+struct Heard {
+    committed: Vec<(String, CheckpointRef)>,
+}
+
+/// The whole program: begins or goes on, does every pass once, and finishes. Its evidence is an exit code, so that
+/// the disk is asked for nothing else.
+async fn work(store: Arc<dyn Store>, heard: &mut Heard) -> Result<(), Error> {
+    let options = Options::new().with_clock(Arc::new(TestClock::default()));
+    let mut record = run_record(run(), "loop");
+    record.created_at = waypost_testing::records::time(0);
+    record.retention = Some(100);
+    let recorder = match Recorder::open_or_create(store, record, &json!({ "n": 0 }), options).await {
+        Err(Error::Ended(_)) => return Ok(()),
+        recorder => recorder?,
+    };
+    let last = recorder.last_verified_checkpoint(None).await?.checkpoint;
+    let state = match last {
+        Some(last) => recorder.rollback_to_checkpoint(&last.reference()).await?,
+        None => json!({ "n": 0 }),
+    };
+    let done = state["n"].as_u64().unwrap();
+    for n in done + 1..=PASSES {
+        let begun = recorder.begin_step(begin("pass")).await?;
+        let commit = Commit::with(Pack::all([Claim::exited("make", 0)])).exit_code(0);
+        let commit = commit.external(format!("pass-{n}")).state(&json!({ "n": n }));
+        let committed = recorder.commit_step(&begun, commit).await?;
+        heard.committed.push((format!("pass-{n}"), committed.reference()));
+        if n == 1 {
+            recorder.verify_checkpoint(&committed.reference()).await?;
+        }
+    }
+    for begun in recorder.cut().await? {
+        recorder.fail_step(&begun, ["it was cut".to_owned()], Vec::new()).await?;
+    }
+    recorder.finish().await?;
+    Ok(())
+}
+
+fn run_to_end<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+}
+
+/// Checks that what was told is there, that the program comes to its end, and that every pass was committed once.
+fn keeps_its_word(heard: &Heard, disk: &SimDisk) -> Result<(), String> {
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let store: Arc<dyn Store> = Arc::new(FileStore::on(disk, "disk/store"));
+    let mut again = heard.clone();
+    run_to_end(async {
+        work(store.clone(), &mut again)
+            .await
+            .map_err(|error| format!("it cannot go on: {error}: {error:?}"))?;
+        let status = store.run(&run()).await.map_err(|error| error.to_string())?.summary.status;
+        if status != RunStatus::Completed {
+            return Err(format!("it ended as {status:?}"));
+        }
+        for (id, at) in &again.committed {
+            let record = store.load(&at.run, &at.branch, at.seq).await.map_err(|error| error.to_string())?;
+            if record.header().external.as_ref() != Some(id) {
+                return Err(format!("{id} was committed at {at} and is not there: {record:?}"));
+            }
+        }
+        for n in 1..=PASSES {
+            let id = format!("pass-{n}");
+            let scan = Scan { external: Some(id.clone()), ..Scan::of(&run()) };
+            let found = store.scan(&scan).await.map_err(|error| error.to_string())?.records.len();
+            if found != 1 {
+                return Err(format!("{id} is there {found} times"));
+            }
+        }
+        Ok(())
+    })
+}
+
+fn share(default: usize) -> usize {
+    std::env::var("WAYPOST_RIG_SHARE").map_or(default, |text| text.parse().expect("a share is a number"))
+}
+
+#[test]
+fn a_power_cut_at_any_call_costs_at_most_the_step_under_way() {
+    let start = SimDisk::with_folder("disk");
+    let program = |disk: &SimDisk| {
+        let mut heard = Heard::default();
+        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+        // The disk may have died: what counts is what was told before.
+        let _ = run_to_end(work(Arc::new(FileStore::on(disk, "disk/store")), &mut heard));
+        heard
+    };
+    let whole = start.fork();
+    assert_eq!(program(&whole).committed.len() as u64, PASSES);
+    let mut checked = 0;
+
+    for cut in (start.call_count()..=whole.call_count()).step_by(share(CUTS_SHARE)) {
+        let disk = start.fork();
+        disk.die_at(cut);
+        let heard = program(&disk);
+        let states = disk.crash_states_with(Sampling { seed: 1, draws: 5 });
+        for (index, state) in states.enumerate().step_by(share(STATES_SHARE)) {
+            checked += 1;
+            let kept = keeps_its_word(&heard, &state);
+            kept.unwrap_or_else(|what| panic!("power cut before call {cut}, state {index}: {what}\n{state}"));
+        }
+    }
+
+    assert!(checked > 50, "{checked} states were checked");
+}
+
+/// What becomes of an append.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is refused before anything is written.
+    Fails,
+    /// It is written, and its answer is lost.
+    AnswerLost,
+    /// It is lost, and so is its answer.
+    Lost,
+    /// It is written, and never answered.
+    Hangs,
+    /// It is not written, and never answered.
+    HangsBefore,
+}
+
+/// A store in memory whose next appends go as they are told.
+#[derive(Debug)]
+struct Shaky {
+    inner: Arc<MemoryStore>,
+    fates: Mutex<Vec<Fate>>,
+}
+
+impl Shaky {
+    fn over(rig: &Rig) -> Arc<Self> {
+        Arc::new(Self { inner: rig.store.clone(), fates: Mutex::default() })
+    }
+
+    fn next(&self, fates: &[Fate]) {
+        *self.fates.lock().unwrap() = fates.iter().rev().copied().collect();
+    }
+}
+
+impl fmt::Display for Shaky {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("shaky:")
+    }
+}
+
+/// Writes a method that only passes on.
+macro_rules! passed_on {
+    ($(async fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {
+        #[async_trait]
+        impl Store for Shaky {
+            $(async fn $name(&self $(, $arg: $type)*) -> Result<$answer, StoreError> {
+                Store::$name(self.inner.as_ref() $(, $arg)*).await
+            })*
+
+            async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+                let fate = self.fates.lock().unwrap().pop();
+                let unknown = || StoreError::Unknown { store: self.to_string(), source: "cut off".into() };
+                match fate {
+                    None => Store::append(self.inner.as_ref(), lease, batch).await,
+                    Some(Fate::Fails) => {
+                        let source = std::io::ErrorKind::StorageFull.into();
+                        Err(StoreError::Full { place: "the disk".to_owned(), source })
+                    }
+                    Some(Fate::Lost) => Err(unknown()),
+                    Some(Fate::AnswerLost) => {
+                        Store::append(self.inner.as_ref(), lease, batch).await?;
+                        Err(unknown())
+                    }
+                    Some(Fate::Hangs) => {
+                        Store::append(self.inner.as_ref(), lease, batch).await?;
+                        std::future::pending().await
+                    }
+                    Some(Fate::HangsBefore) => std::future::pending().await,
+                }
+            }
+
+            fn blobs(&self) -> &dyn Blobs {
+                self.inner.blobs()
+            }
+
+            fn folder(&self, run: &RunId) -> Option<PathBuf> {
+                self.inner.folder(run)
+            }
+
+            fn home(&self) -> Option<&Path> {
+                self.inner.home()
+            }
+        }
+    };
+}
+
+passed_on! {
+    async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Lease;
+    async fn run(&self, run: &RunId) -> RunEntry;
+    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Lease;
+    async fn renew(&self, leases: &[&Lease]) -> Vec<Renewal>;
+    async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> ();
+    async fn heads(&self, run: &RunId, page: &Page) -> Heads;
+    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Record;
+    async fn scan(&self, scan: &Scan) -> Scanned;
+    async fn runs(&self, query: &RunQuery) -> Runs;
+    async fn signal(&self, run: &RunId, signal: &Signal) -> Signalled;
+    async fn signals(&self, run: &RunId) -> Vec<Signal>;
+    async fn quarantine(&self, lease: &Lease, damage: &Damage) -> ();
+    async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Trimmed;
+    async fn delete(&self, run: &RunId) -> ();
+    async fn close(&self) -> ();
+}
+
+async fn shaky(rig: &Rig) -> (Arc<Shaky>, Recorder) {
+    let store = Shaky::over(rig);
+    let recorder =
+        Recorder::create(store.clone(), run_record(run(), "loop"), &json!({ "n": 0 }), rig.options()).await;
+    (store, recorder.unwrap())
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_asked_about_and_nothing_is_written_twice() {
+    let rig = Rig::new();
+    let (store, recorder) = shaky(&rig).await;
+
+    for fate in [Fate::AnswerLost, Fate::Lost] {
+        store.next(&[fate]);
+        let begun = recorder.begin_step(begin("a")).await.unwrap();
+        store.next(&[fate]);
+        recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
+    }
+
+    assert_eq!(rig.count().await, 5);
+}
+
+#[tokio::test]
+async fn a_start_whose_answer_stays_lost_is_known_to_the_next_call() {
+    for fates in [[Fate::AnswerLost; 2], [Fate::Lost; 2]] {
+        let rig = Rig::new();
+        let (store, recorder) = shaky(&rig).await;
+        store.next(&fates);
+
+        let error = recorder.begin_step(begin("a")).await.unwrap_err();
+
+        assert!(matches!(error, Error::Store(StoreError::Unknown { .. })), "{error}");
+        let begun = recorder.begun(2).await.unwrap().unwrap();
+        recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
+        assert_eq!(rig.count().await, 3);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_has_happened_by_the_next() {
+    for fate in [Fate::Hangs, Fate::HangsBefore] {
+        let rig = Rig::new();
+        let (store, recorder) = shaky(&rig).await;
+        let begun = recorder.begin_step(begin("a")).await.unwrap();
+        let commit = || Commit::without_evidence().external("id").state(&json!({ "n": 1 }));
+        store.next(&[fate]);
+
+        {
+            let commit = recorder.commit_step(&begun, commit());
+            tokio::select! {
+                biased;
+                done = commit => panic!("it was not to end: {done:?}"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        let again = recorder.commit_step(&begun, commit()).await.unwrap();
+
+        assert_eq!((again.reference(), rig.count().await), (at(3), 3), "{fate:?}");
+        step(&rig, &recorder, "b", 2).await;
+        recorder.finish().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_could_not_be_written_can_be_written_later() {
+    let rig = Rig::new();
+    let (store, recorder) = shaky(&rig).await;
+    let a = step(&rig, &recorder, "a", 1).await;
+    let full = |error: &Error| matches!(error, Error::Store(StoreError::Full { .. }));
+
+    store.next(&[Fate::Fails]);
+    assert!(full(&recorder.begin_step(begin("b")).await.unwrap_err()));
+    let begun = recorder.begin_step(begin("b")).await.unwrap();
+    store.next(&[Fate::Fails]);
+    let commit = || Commit::without_evidence().state(&json!({ "n": 2 }));
+    assert!(full(&recorder.commit_step(&begun, commit()).await.unwrap_err()));
+    recorder.commit_step(&begun, commit()).await.unwrap();
+    store.next(&[Fate::Fails]);
+    assert!(full(&recorder.verify_checkpoint(&a.reference()).await.unwrap_err()));
+    store.next(&[Fate::Fails]);
+    assert!(full(&recorder.rollback_to_checkpoint::<Value>(&a.reference()).await.unwrap_err()));
+    let begun = recorder.begin_step(begin("c")).await.unwrap();
+    assert_eq!(state(&recorder, begun.since()).await, json!({ "n": 2 }), "it did not go back");
+    recorder.fail_step(&begun, ["no".to_owned()], Vec::new()).await.unwrap();
+    store.next(&[Fate::Fails]);
+    assert!(full(&recorder.finish().await.unwrap_err()));
+    recorder.finish().await.unwrap();
+
+    assert_eq!(rig.count().await, 8);
+}
