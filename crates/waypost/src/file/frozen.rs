@@ -49,12 +49,11 @@ pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result
     })
 }
 
-/// Returns the one of the two files that is not sound, why, and the text of the other.
-fn flawed(
-    disk: &dyn Disk,
-    run: &RunId,
-    paths: &RunPaths,
-) -> Result<Option<(&'static str, Flaw, Vec<u8>)>, StoreError> {
+/// The name of the file that is not sound, why, and the text of the other.
+type Flawed = (&'static str, Flaw, Vec<u8>);
+
+/// Returns the one of the two files that is not sound.
+fn flawed(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Option<Flawed>, StoreError> {
     let found = |name| read(disk, run, paths, name).map(|found| found.unwrap_or(Err(Flaw::Missing)));
     let text = |(ordinal, sealed): &(u64, SealedRun)| format::seal_run(sealed, *ordinal);
     Ok(match (found(RUN_FILE)?, found(RUN_COPY_FILE)?) {
