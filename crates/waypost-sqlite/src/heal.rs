@@ -55,6 +55,7 @@ impl<'a> NewestFirst<'a> {
         let id = RunRow::get(view.connection, view.place, run)?.id;
         let mut all = Self { view, run, ends: BinaryHeap::new() };
         for branch in Branch::newest(view.connection, id, BRANCHES_MAX)? {
+            let branch = branch.settled(view.connection, id)?;
             let newest = branch.newest;
             all.put(branch, newest)?;
         }

@@ -189,7 +189,8 @@ pub(crate) fn no_runs_yet(place: &Place) -> StoreError {
 }
 
 /// Says whether whoever made the database was killed before it was one: then its rollback journal takes it back to
-/// nothing. Only a connection that writes can do that.
+/// nothing, or to the one page that says how the tables are going to be kept: they come with the first commit of the
+/// log. Only a connection that writes can do that.
 fn is_half_made(place: &Place) -> bool {
     const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
     // Pages that the database had before: the fifth number of the header, behind the magic of two.
@@ -197,7 +198,8 @@ fn is_half_made(place: &Place) -> bool {
     let mut header = [0; 20];
     let read = File::open(place.beside("-journal"))
         .and_then(|mut file| io::Read::read_exact(&mut file, &mut header));
-    read.is_ok() && header.starts_with(&MAGIC) && header[PAGES_BEFORE] == [0; 4]
+    let before = [[0, 0, 0, 0], [0, 0, 0, 1]];
+    read.is_ok() && header.starts_with(&MAGIC) && before.iter().any(|pages| header[PAGES_BEFORE] == *pages)
 }
 
 /// Says in our words what SQLite says of a file that is none of its own.

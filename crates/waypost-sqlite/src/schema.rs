@@ -373,13 +373,13 @@ mod tests {
         let noted: i64 =
             connection.query_row("SELECT max(version) FROM migrations", [], |row| row.get(0)).unwrap();
         assert_eq!(noted, i64::from(VERSION) + 1);
-        let back_up = place.beside(".v2-1.backup");
+        let back_up = place.beside(&format!(".v{VERSION}-1.backup"));
         assert_eq!(version_of(&back_up), VERSION);
         let mode = std::os::unix::fs::PermissionsExt::mode(&back_up.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
 
         upgrade(&mut connection, &place, &options, ADD_A_COLUMN).unwrap();
-        assert!(!place.beside(".v2-2.backup").exists(), "nothing is left to do");
+        assert!(!place.beside(&format!(".v{VERSION}-2.backup")).exists(), "nothing is left to do");
     }
 
     #[test]
@@ -399,8 +399,8 @@ mod tests {
             .query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'more'", [], |row| row.get(0))
             .unwrap();
         assert_eq!(tables, 0);
-        assert_eq!(version_of(&place.beside(".v2-1.backup")), VERSION);
-        assert_eq!(version_of(&place.beside(".v2-2.backup")), VERSION);
+        assert_eq!(version_of(&place.beside(&format!(".v{VERSION}-1.backup"))), VERSION);
+        assert_eq!(version_of(&place.beside(&format!(".v{VERSION}-2.backup"))), VERSION);
     }
 
     #[test]

@@ -35,6 +35,8 @@ struct BranchPlan {
     drop: Vec<u64>,
     /// Kept bodies that get a frame of their own.
     freed: Vec<Freed>,
+    /// All records that keep a body which is made from one that goes: those, and damaged ones.
+    dependants: Vec<u64>,
     /// The oldest record that keeps its body, and its digest.
     oldest: (u64, [u8; 32]),
 }
@@ -106,11 +108,10 @@ fn plan_branch(
     if drop.is_empty() {
         return Ok(());
     }
+    let dependants = dependants(view.connection, &branch, oldest.0)?;
     let mut freed = Vec::new();
-    for (seq, base) in bases(view.connection, &branch, oldest.0 - 1)? {
-        if base < oldest.0
-            && let Some(record) = sound(seq)?
-        {
+    for &seq in &dependants {
+        if let Some(record) = sound(seq)? {
             let one = Freed::of(view.place, &record);
             let size = bodies.iter().find(|(of, _)| *of == seq).map_or(0, |(_, bytes)| int(*bytes));
             plan.bytes -= one.bytes() - size;
@@ -118,7 +119,7 @@ fn plan_branch(
         }
     }
     plan.checkpoints += drop.len() as u64;
-    plan.branches.push(BranchPlan { branch, drop, freed, oldest });
+    plan.branches.push(BranchPlan { branch, drop, freed, dependants, oldest });
     Ok(())
 }
 
@@ -131,7 +132,7 @@ pub(crate) fn apply(
     plan: &Plan,
 ) -> Result<bool, Failure> {
     let id = RunRow::leased(connection, place, run, token)?.id;
-    for BranchPlan { branch, freed, oldest, .. } in &plan.branches {
+    for BranchPlan { branch, freed, dependants: known, oldest, .. } in &plan.branches {
         let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
             Ok(connection
                 .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND body IS NOT NULL")?
@@ -144,6 +145,10 @@ pub(crate) fn apply(
             if !is_there(one.seq, &one.digest)? {
                 return Ok(false);
             }
+        }
+        // One that was appended meanwhile may be made from a body that goes.
+        if dependants(connection, branch, oldest.0)?.iter().any(|seq| !known.contains(seq)) {
+            return Ok(false);
         }
     }
     for BranchPlan { branch, drop, freed, .. } in &plan.branches {
@@ -248,6 +253,12 @@ fn bodies(connection: &Connection, branch: &Branch) -> Result<Vec<(u64, u64)>, F
         }
     }
     Ok(bodies)
+}
+
+/// Returns the records from `oldest` on whose bodies are made from one before it.
+fn dependants(connection: &Connection, branch: &Branch, oldest: u64) -> Result<Vec<u64>, Failure> {
+    let deltas = bases(connection, branch, oldest - 1)?;
+    Ok(deltas.into_iter().filter(|(_, base)| *base < oldest).map(|(seq, _)| seq).collect())
 }
 
 /// Returns the deltas above record `seq`, oldest first, each with the record that it is made from, as far as the row

@@ -1,8 +1,8 @@
 //! Events: what records say, one line each, for logs, screens and other programs.
 //!
 //! Events are derived from headers and from nothing else, so that they can be made again at any time and are the same
-//! on every store. They are never read back to decide anything: `events.jsonl` may be deleted. This module knows
-//! neither files nor stores.
+//! on every store. What is to be done is never read from them: `events.jsonl` may be deleted. This module knows neither
+//! files nor stores.
 
 use std::fmt;
 use std::str::FromStr;

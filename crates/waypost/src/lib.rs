@@ -111,4 +111,6 @@ pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, Outcome, RunError};
 pub use graph::{Context, END, Graph, GraphError, StepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
+pub use record::{RunStatus, Usage};
 pub use shape::Retry;
+pub use store::StoreError;

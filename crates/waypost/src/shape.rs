@@ -27,6 +27,8 @@ pub struct Step {
     pub needs: Vec<StepId>,
     /// Steps that it may lead to by choice, back edges of loops included.
     pub routes: Vec<StepId>,
+    /// It may also end its branch by choice.
+    pub may_end: bool,
     /// It may be repeated after it was cut.
     pub idempotent: bool,
     /// How often and when it is tried again.
@@ -48,6 +50,7 @@ impl Step {
             id,
             needs,
             routes: Vec::new(),
+            may_end: false,
             idempotent: true,
             retry: Retry::default(),
             timeout: None,

@@ -73,7 +73,7 @@ async fn a_row_that_vanished_is_not_mended_away() {
 
 #[tokio::test]
 async fn counts_are_compared_and_mended() {
-    for (column, wrong) in [("checkpoints", 3), ("checkpoints", 1 << 40), ("bytes", 1), ("branches", 9)] {
+    for (column, wrong) in [("checkpoints", 3), ("checkpoints", 1_i64 << 40), ("bytes", 1), ("branches", 9)] {
         let site = Site::new();
         let mut links = five(&site).await;
         site.execute(&format!("UPDATE runs SET {column} = {wrong}"));

@@ -114,6 +114,40 @@ async fn a_dropped_append_leaves_nobody_waiting() {
 }
 
 #[tokio::test]
+async fn a_body_made_from_one_before_the_last_survives_a_trim() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let main = waypost::BranchPath::main();
+    let text: String = (0..900_u64).map(|word| format!("{:x} ", word * word * 7919)).collect();
+    let mut batches = Vec::new();
+    for step in 0..6 {
+        let header = writing.links.header(&main);
+        let record = writing.links.seal(header, &serde_json::json!([text, step]));
+        batches.push((record.clone(), writing.links.batch(vec![record])));
+    }
+    for (step, (_, batch)) in batches.iter().enumerate() {
+        let mut appended = Box::pin(Store::append(&*store, &writing.lease, batch.clone()));
+        // The last but one is dropped: it is carried out, and the store does not learn of it.
+        if step == 4 {
+            std::future::poll_fn(|context| Poll::Ready(appended.as_mut().poll(context).is_pending())).await;
+        } else {
+            appended.await.unwrap();
+        }
+    }
+
+    let trimmed = store.trim(&writing.lease, 2, waypost::store::TrimMode::Apply).await.unwrap();
+
+    assert_eq!(trimmed.checkpoints, 5);
+    let run = writing.lease.run().clone();
+    drop((writing, store));
+    let store = site.open();
+    for (record, _) in &batches[4..] {
+        assert_eq!(store.load(&run, &main, record.header().seq).await.unwrap(), *record);
+    }
+}
+
+#[tokio::test]
 async fn what_is_refused_does_not_hinder_its_neighbours() {
     let site = Site::new();
     let store = site.open();

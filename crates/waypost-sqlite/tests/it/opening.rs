@@ -52,10 +52,10 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
     let text = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, rusqlite::types::Value>(0)).unwrap();
     assert_eq!(text("PRAGMA page_size"), 8192.into());
     assert_eq!(text("PRAGMA journal_mode"), "wal".to_owned().into());
-    assert_eq!(text("PRAGMA user_version"), 2.into());
+    assert_eq!(text("PRAGMA user_version"), 3.into());
     assert_eq!(text("PRAGMA auto_vacuum"), 2.into());
     assert_eq!(text("PRAGMA application_id"), 0x5759_5054.into());
-    assert_eq!(text("SELECT version FROM migrations"), 2.into());
+    assert_eq!(text("SELECT version FROM migrations"), 3.into());
 }
 
 #[test]
@@ -110,28 +110,32 @@ fn an_empty_file_becomes_a_store_but_is_none_to_a_reader() {
 /// What stops it now: the journal says that the database was nothing before, so that there are no runs.
 #[test]
 fn a_store_whose_maker_was_killed_has_no_runs_yet() {
-    let site = Site::new();
-    fs::create_dir(site.home()).unwrap();
-    let elsewhere = site.home().join("elsewhere");
-    let maker = Connection::open(&elsewhere).unwrap();
-    maker
-        .execute_batch(
-            "PRAGMA cache_size = 1; BEGIN; CREATE TABLE half (made);
-             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)
-             INSERT INTO half SELECT randomblob(4000) FROM n;",
-        )
-        .unwrap();
-    for suffix in ["", "-journal"] {
-        let [source, target] =
-            ["elsewhere", "waypost.db"].map(|name| site.home().join(format!("{name}{suffix}")));
-        assert!(fs::copy(source, target).unwrap() > 0, "SQLite has written to `{suffix}`");
+    // The database was nothing before, or the one page that says how it gives pages back.
+    for begun in ["", "PRAGMA page_size = 8192; PRAGMA auto_vacuum = 2;"] {
+        let site = Site::new();
+        fs::create_dir(site.home()).unwrap();
+        let elsewhere = site.home().join("elsewhere");
+        let maker = Connection::open(&elsewhere).unwrap();
+        maker.execute_batch(begun).unwrap();
+        maker
+            .execute_batch(
+                "PRAGMA cache_size = 1; BEGIN; CREATE TABLE half (made);
+                 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)
+                 INSERT INTO half SELECT randomblob(4000) FROM n;",
+            )
+            .unwrap();
+        for suffix in ["", "-journal"] {
+            let [source, target] =
+                ["elsewhere", "waypost.db"].map(|name| site.home().join(format!("{name}{suffix}")));
+            assert!(fs::copy(source, target).unwrap() > 0, "SQLite has written to `{suffix}`");
+        }
+
+        let error = try_read(&site.file()).err().unwrap();
+
+        assert!(matches!(&error, StoreError::NotFound { what, .. } if what == "runs yet"), "{error}");
+        try_open(&site.file()).unwrap();
+        try_read(&site.file()).unwrap();
     }
-
-    let error = try_read(&site.file()).err().unwrap();
-
-    assert!(matches!(&error, StoreError::NotFound { what, .. } if what == "runs yet"), "{error}");
-    try_open(&site.file()).unwrap();
-    try_read(&site.file()).unwrap();
 }
 
 #[test]
@@ -161,9 +165,9 @@ async fn newer_is_refused() {
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
 
     // Another program upgrades it while this one has it open.
-    site.tables().pragma_update(None, "user_version", 3).unwrap();
+    site.tables().pragma_update(None, "user_version", 4).unwrap();
 
-    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 3, supported: 2, .. });
+    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 4, supported: 3, .. });
     assert!(newer(writing.step().await.unwrap_err()));
     assert!(newer(store.run(writing.lease.run()).await.unwrap_err()));
     assert!(newer(store.heads(writing.lease.run(), &Page::default()).await.unwrap_err()));

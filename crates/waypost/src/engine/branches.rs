@@ -143,7 +143,8 @@ async fn take_up_one<P: Program>(
         return Ok(());
     };
     let index = found.indexes.get(&(parent, place)).and_then(|indexes| indexes.get(&key)).copied();
-    // What was opened after the record that is gone on with is found when it would be opened again.
+    // What was opened after the record that is gone on with is found when it would be opened again, and what damage
+    // left only of an earlier fan-out when all seem to have ended.
     let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
     session.lines.get_mut(parent).fan_mut(place).ended += 1;

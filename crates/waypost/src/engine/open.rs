@@ -66,22 +66,33 @@ impl<'a, P: Program> Session<'a, P> {
         format!("items/{branch}.{}.{}.{seq}.jsonl", line.step_id(place), self.lease().token())
     }
 
-    /// Looks up the ends of children that ended before this session.
-    pub(super) async fn gather(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+    /// Looks up the ends of children that ended before this session; says whether all of them are there.
+    ///
+    /// Where branches were there before, damage to all that a child has of this fan-out leaves what it has of an
+    /// earlier one: such a child is opened again.
+    pub(super) async fn gather(&mut self, id: LineId, place: usize) -> Result<bool, RunError> {
         let line = self.lines.get(id);
         let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let unknown: u64 = fan.ended - fan.ended_here;
         if unknown == 0 {
-            return Ok(());
+            return Ok(true);
         }
+        let revisited = fan.revisited;
         let (branch, run) = (line.branch().clone(), line.chain.run.clone());
         let name = children_of(line, place).name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
-        let (mut failed, mut digests) = (0, Vec::new());
+        let (mut failed, mut digests, mut missing) = (0, Vec::new(), Vec::new());
         while let Some(item) = reader.next().await? {
             if here[item.index as usize] {
                 continue;
+            }
+            if revisited {
+                let earlier = self.earlier(id, place, &item).await?;
+                if let Earlier::None(chain) = earlier {
+                    missing.push((item, chain));
+                    continue;
+                }
             }
             let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
             let scan =
@@ -92,10 +103,27 @@ impl<'a, P: Program> Session<'a, P> {
                 digests.push((item.index, record.digest()));
             }
         }
+        if !missing.is_empty() {
+            for (item, chain) in missing {
+                let line = self.lines.get(id);
+                match self.program.child(line.spot(place), &line.state, &item) {
+                    Ok(state) => {
+                        let fan = self.lines.get_mut(id).fan_mut(place);
+                        (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
+                        self.open_child(id, place, &item, state, chain);
+                    }
+                    Err(failure) => {
+                        self.not_opened(id, place, failure);
+                        return Ok(false);
+                    }
+                }
+            }
+            return Ok(false);
+        }
         let fan = self.lines.get_mut(id).fan_mut(place);
         fan.failed += failed;
         digests.into_iter().for_each(|(index, digest)| fan.keep_digest(index, digest));
-        Ok(())
+        Ok(true)
     }
 
     /// Opens the next page of children. Those for which there is room begin at once, the others are only recorded.
@@ -235,7 +263,20 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
         if seq > 0 && since > 0 {
-            let record = self.engine.store.load(&chain.run, &chain.branch, seq).await?;
+            let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
+                // Its state is: the next sound one below is gone on with, as by whoever reads the heads.
+                Err(StoreError::Damaged { older, .. }) => {
+                    chain.prev = match older {
+                        Some(older) => {
+                            Some(self.engine.store.load(&chain.run, &chain.branch, older).await?.digest())
+                        }
+                        None => None,
+                    };
+                    (chain.basis, chain.repair) = (Some(0), true);
+                    return Ok(Earlier::None(chain));
+                }
+                record => record?,
+            };
             if record.body_bytes().is_some() && position_of(&record)?.origin == Some(since) {
                 return Ok(match end {
                     Some(_) => Earlier::Ended,

@@ -223,7 +223,10 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Readies the step that joins children which have all ended.
     async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
-        self.gather(id, place).await?;
+        if !self.gather(id, place).await? {
+            self.touched.insert(id);
+            return Ok(());
+        }
         let line = self.lines.get_mut(id);
         let dead = line.fan_mut(place).failed;
         line.position.dead += dead;

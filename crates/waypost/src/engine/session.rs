@@ -92,6 +92,10 @@ impl<'a, S> Lines<'a, S> {
         line
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (LineId, &mut Line<'a, S>)> {
+        self.kept.iter_mut().enumerate().filter_map(|(id, line)| line.as_mut().map(|line| (id, line)))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
         self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
     }
@@ -241,6 +245,9 @@ impl<'a, P: Program> Session<'a, P> {
     /// Writes the first record of a resume.
     async fn take_up(&mut self) -> Result<Option<RunStatus>, RunError> {
         self.deliver_all().await?;
+        // What slept while nobody was there may be due; no timer of this session knows of it.
+        let now = self.engine.clock.now();
+        self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
         self.schedule().await?;
         let status = self.standstill();
         // What needs a start of its own brings its own record; everything else begins with this one, even if all of it

@@ -462,6 +462,8 @@ impl<S: State> Assembly<S> {
             let (next, routes) = self.next(way, &find);
             let mut step = Step::new(id.clone(), Vec::new(), Digest::of_parts([]));
             step.routes = routes;
+            step.may_end =
+                matches!(&next, Next::Route { targets, .. } if targets.iter().any(|(_, to)| to.is_none()));
             (step.idempotent, step.retry, step.timeout) = (draft.idempotent, draft.retry, draft.timeout);
             let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
             prints.extend(ways_out);

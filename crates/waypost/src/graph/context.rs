@@ -192,12 +192,12 @@ impl Context {
         self.told().notes.push(Note::Event { name: name.to_owned(), data: data.into() });
     }
 
-    /// Adds Markdown to the section of this step in the report.
+    /// Adds Markdown to the section of this step in the report, which is written when the step ends.
     pub fn report(&self, markdown: &str) {
         self.told().notes.push(Note::Report(markdown.to_owned()));
     }
 
-    /// Makes durable now what was said so far: usage, events, report.
+    /// Makes durable now what was said so far: usage and events. Report text is written when the step ends.
     ///
     /// # Errors
     /// What cannot be kept, as for [`once`](Self::once).
@@ -224,6 +224,16 @@ impl Context {
         self.inner.heeds_stop.load(Ordering::Relaxed)
     }
 
+    /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
+    /// again says it again, and its section in the report is that of its end.
+    fn take_said_now(&self) -> Told {
+        let mut told = self.told();
+        let notes = std::mem::take(&mut told.notes);
+        let (report, now) = notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
+        told.notes = report;
+        Told { notes: now, usage: told.usage.take(), evidence: None }
+    }
+
     /// Takes what was said and not yet written.
     pub(super) fn take_told(&self) -> Told {
         std::mem::take(&mut *self.told())
@@ -242,7 +252,7 @@ impl Context {
     }
 
     async fn keep(&self, key: &str, value: Value) -> Result<(), StepError> {
-        let told = self.take_told();
+        let told = self.take_said_now();
         self.inner.attempt.keep(key, value.clone(), told).await.map_err(StepError::fatal)?;
         self.inner
             .kept

@@ -49,8 +49,8 @@ fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) 
                 language.edge(depth, &name(step), &name(next), "");
             }
         }
-        let chooses = shape.routes(place).len() > 1 || shape.routes(place).contains(&place);
-        if shape.followers(place).is_empty() && (shape.routes(place).is_empty() || chooses) {
+        let leads_on = !shape.followers(place).is_empty() || !shape.routes(place).is_empty();
+        if step.may_end || !leads_on {
             language.edge(depth, &name(step), &end, "");
         }
         let Some(children) = &step.children else { continue };

@@ -157,6 +157,7 @@ pub struct Run<'a, S> {
     graph: &'a Graph<S>,
     id: Option<String>,
     state: S,
+    or_resume: bool,
     session: Session,
     durability: Durability,
     labels: BTreeMap<String, String>,
@@ -180,6 +181,7 @@ impl Engine {
             graph,
             id: None,
             state,
+            or_resume: false,
             session: Session::default(),
             durability: Durability::Sync,
             labels: BTreeMap::new(),
@@ -242,6 +244,13 @@ pub(super) fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {
 impl<'a, S: State> Run<'a, S> {
     session_settings!();
 
+    /// Takes the run up where it stood if there is one of this id: for programs that are simply started again. What is
+    /// said of state, durability, retention, labels and configuration is then passed over: the run has its own.
+    pub fn or_resume(mut self) -> Self {
+        self.or_resume = true;
+        self
+    }
+
     /// Acknowledges checkpoints before they are on disk, or after.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
@@ -275,11 +284,15 @@ impl<'a, S: State> Run<'a, S> {
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, id, state, session, durability, labels, config } = self;
+        let Self { engine, graph, id, state, or_resume, session, durability, labels, config } = self;
         let id = match &id {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
+        if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
+            let (id, options) = (id.to_string(), ResumeOptions::default());
+            return Resume { engine, graph, id, session, options }.go().await;
+        }
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let options = session.options()?;
         let engine = session.engine(engine);

@@ -925,3 +925,19 @@ fn a_made_id_is_always_a_run_id() {
     }
     assert!(RunId::random("nightly report!").as_str().starts_with("nightly-report-"));
 }
+
+#[tokio::test]
+async fn a_program_that_is_simply_started_again_goes_on() {
+    let rig = Rig::new();
+    let graph = line(&rig.trace);
+    let start = || rig.engine.run(&graph, "r", Notes::default()).or_resume();
+    rig.crash_at(start().into_future(), "b").await;
+    rig.trace.clear();
+
+    let outcome = start().await.unwrap();
+    let again = start().await.unwrap();
+
+    assert_eq!(rig.trace.text(), "b c");
+    assert_eq!(outcome.state.done, ["a", "b", "c"]);
+    assert!(again.idle);
+}

@@ -67,6 +67,9 @@ async fn a_long_sleep_lets_the_process_go() {
 
     assert_eq!(outcome.status, RunStatus::Waiting);
     assert!(matches!(outcome.waiting[0].wait.on, WaitKind::Until(_)));
+
+    let too_early = engine.resume(&graph, "r").await.unwrap();
+    assert_eq!(too_early.status, RunStatus::Waiting);
 }
 
 async fn ship(mut order: Order, context: Context) -> Result<Order, StepError> {
