@@ -154,7 +154,7 @@ fn what_json_would_change_is_refused() {
     );
     assert_eq!(
         json("[{\"a\": 1, \"b\": {\"a\": 1}, \"a\": 2}]"),
-        "error: stdout cannot be read as JSON: the key `a` stands twice in one map at line 1, column 31"
+        "error: stdout cannot be read as JSON: the key `a` stands twice in one map at line 1, column 28"
     );
     assert!(JsonPath::parse("$.b").unwrap().find_in(b"{\"a\": 1e-999, \"b\": 1}").is_err());
 }

@@ -559,7 +559,8 @@ async fn a_person_settles_what_is_in_doubt() {
         let rig = Rig::new();
         let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
         rig.crash(&toy, false, "a b").await;
-        let again = toy.again();
+        // A redo is attempt 1 again, which must not hang once more.
+        let again = toy.healed();
         assert!(matches!(rig.resume(&again).await.unwrap_err(), RunError::InDoubt { .. }));
 
         let options = ResumeOptions { on_doubt, ..ResumeOptions::default() };
