@@ -155,7 +155,7 @@ impl Maker {
             },
         );
         let each = each.collect().max_parallel(1 + self.random.below(3) as usize);
-        let builder = each.join(move |mut state: Notes, mut ends: ItemEnds<u32, u32>, context: Context| {
+        let builder = each.join(move |state: Notes, mut ends: ItemEnds<u32, u32>, context: Context| {
             *joined.lock().unwrap().entry(name_of(&context)).or_default() += 1;
             async move {
                 let mut told = Vec::new();
