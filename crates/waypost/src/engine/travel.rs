@@ -5,7 +5,8 @@ use serde_json::Value;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::portable::Portable;
 use crate::record::{
-    Definition, FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Settled, Status, Try,
+    Definition, FORMAT, FrontierEntry, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
+    Settled, Status, Try,
 };
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
@@ -24,15 +25,24 @@ impl Engine {
     /// - [`RunError::Answered`]: it has an answer already, which stays.
     pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
         let run = RunId::new(run)?;
-        let known = format!("answer-{id}");
-        let waiting = self.waiting(&run).await?;
-        if !waiting.iter().any(|waiting| waiting.wait.id == id && !id.is_empty()) {
+        let mut since = None;
+        let mut waiting = Vec::new();
+        for head in &Snapshot::read(self.store.as_ref(), &run).await?.heads {
+            let position = position_of(&head.record)?;
+            let asks =
+                |entry: &&FrontierEntry| entry.waits.iter().any(|wait| wait.id == id && !id.is_empty());
+            since = since.or(position.frontier.iter().find(asks).map(|entry| entry.since));
+            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+        }
+        let Some(since) = since else {
             // It may have been answered, and taken in, since it was shown.
             return match self.was_answered(&run, id).await? {
                 true => Err(RunError::Answered { run, id: id.to_owned() }),
                 false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
             };
-        }
+        };
+        // One answer each time that it is asked: where damage took away the record of an answer, it is asked again.
+        let known = format!("answer-{id}-{since}");
         let kind = SignalKind::Answer { wait: id.to_owned(), value };
         match self.store.signal(&run, &Signal { id: known, ..self.message(kind) }).await? {
             Signalled::Now => Ok(()),
@@ -76,8 +86,8 @@ impl Engine {
     /// Says whether the wait `id` was answered, taken in or not, without leaving an answer. One that was withdrawn, as
     /// its branch was cancelled, was not.
     async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
-        let signal = format!("answer-{id}");
-        if self.store.signals(run).await?.iter().any(|pending| pending.id == signal) {
+        let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
+        if self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)) {
             return Ok(true);
         }
         let asks = |record: &Record| match &record.header().phase {

@@ -27,4 +27,5 @@ mod schema;
 mod strict;
 mod toy;
 mod traps_5;
+mod travel;
 mod waits;

@@ -22,7 +22,7 @@ use crate::faulty::{Fault, World, run_id};
 use crate::play::Notes;
 
 /// Graphs of the short form.
-const GRAPHS: u64 = 25;
+const GRAPHS: u64 = 8;
 /// Sessions after which a run that does not end is wrong: more than any graph here has crashes and questions.
 const SESSIONS_MAX: usize = 200;
 
@@ -155,7 +155,7 @@ impl Maker {
             },
         );
         let each = each.collect().max_parallel(1 + self.random.below(3) as usize);
-        let builder = each.join(move |mut state: Notes, mut ends: ItemEnds<u32, u32>, context: Context| {
+        let builder = each.join(move |state: Notes, mut ends: ItemEnds<u32, u32>, context: Context| {
             *joined.lock().unwrap().entry(name_of(&context)).or_default() += 1;
             async move {
                 let mut told = Vec::new();
@@ -246,12 +246,20 @@ async fn play(
     panic!("it does not end");
 }
 
-/// Damages the newest record of an open branch that has an older one.
+/// Damages the newest record of an open branch that has an older one to fall back to.
 async fn damage(world: &World, random: &mut Seeded) {
     let Ok(heads) = world.store.heads(&run_id(), &waypost::store::Page::default()).await else { return };
-    let older = heads.heads.iter().filter(|head| head.record.header().seq > 1 && head.damaged.is_empty());
-    let found: Vec<(BranchPath, u64)> =
-        older.map(|head| (head.record.header().branch.clone(), head.record.header().seq)).collect();
+    let mut found: Vec<(BranchPath, u64)> = Vec::new();
+    for head in heads.heads.iter().filter(|head| head.damaged.is_empty()) {
+        let (branch, newest) = (&head.record.header().branch, head.record.header().seq);
+        for seq in 1..newest {
+            let older = world.store.load(&run_id(), branch, seq).await;
+            if older.is_ok_and(|record| record.body_bytes().is_some()) {
+                found.push((branch.clone(), newest));
+                break;
+            }
+        }
+    }
     if !found.is_empty() {
         let (branch, seq) = &found[random.below(found.len() as u64) as usize];
         let part = if random.below(2) == 0 { Part::Header } else { Part::Body };

@@ -7,7 +7,7 @@ use serde_json::json;
 use waypost::engine::RunError;
 use waypost::memory::MemoryStore;
 use waypost::record::{End, RunStatus, STATE_BYTES_MAX};
-use waypost::store::{Store as _, StoreError, StoreExt as _};
+use waypost::store::{StoreError, StoreExt as _};
 use waypost::{BranchPath, Context, END, Engine, Graph, StepError};
 
 use crate::faulty::{Fault, World, run_id};

@@ -150,7 +150,7 @@ async fn a_hold_or_a_question_that_cannot_be_saved_is_not_reported() {
 async fn an_answer_while_the_session_is_at_work_is_taken_in_by_it() {
     let world = World::memory();
     let stage = Stage::default();
-    let (gate, opened) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let opened = Arc::new(tokio::sync::Notify::new());
     let waits = opened.clone();
     let builder = stage.steps(Graph::builder("ask"), &["plan"]).step("a", stage.ask());
     let builder = builder.step("b", move |state: Notes, _| {
@@ -183,7 +183,6 @@ async fn an_answer_while_the_session_is_at_work_is_taken_in_by_it() {
     let (outcome, ()) = tokio::join!(world.engine.run(&graph, "r", Notes::default()).into_future(), answer);
 
     assert_eq!(outcome.unwrap().state.done, ["plan", "a=a:yes+a2", "b=b"]);
-    drop(gate);
 }
 
 #[tokio::test]

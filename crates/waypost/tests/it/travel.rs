@@ -1,0 +1,200 @@
+//! Going back, going on from elsewhere, going on as another run; and a second crash after each of them.
+
+use waypost::engine::RunError;
+use waypost::graph::ItemEnds;
+use waypost::record::RunStatus;
+use waypost::store::Store as _;
+use waypost::{END, Graph, RunId, StepError};
+
+use crate::faulty::{World, run_id};
+use crate::play::{Notes, Stage};
+
+const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
+
+// A rollback to before a fan-out whose branches are open leaves them behind: they count no more, are not planned, and
+// do not run.
+#[tokio::test]
+async fn branches_left_behind_by_a_rollback_do_not_count() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+
+        let back = world.engine.resume(&graph, "r").from_checkpoint(1).without_running().await.unwrap();
+        assert_eq!(back.status, RunStatus::Interrupted);
+        assert!(world.engine.waiting(&run_id()).await.unwrap().is_empty());
+        world.reopen();
+        let mut said = Vec::new();
+        for at in ["plan", "a", "a2", "merge"] {
+            stage
+                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
+                .await;
+            said.extend(stage.said());
+        }
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, WHOLE);
+        said.extend(stage.said());
+        for (name, times) in [("plan", 2), ("a", 2), ("b", 1), ("a2", 2), ("merge", 2), ("after", 1)] {
+            let count = said.iter().filter(|said| *said == name).count();
+            assert_eq!(count, times, "{name}: {said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_rollback_into_a_fan_out_keeps_its_branches_unless_they_have_gone_on_as_others() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        let records = world.records().await;
+        let waiting = records.iter().find(|line| line.contains("waiting merge")).unwrap();
+        let seq: u64 = waiting["main@".len()..].split(' ').next().unwrap().parse().unwrap();
+        stage.said();
+
+        world.reopen();
+        let kept = world.engine.resume(&graph, "r").from_checkpoint(seq).await.unwrap();
+        assert_eq!(
+            (kept.state.done.as_slice(), stage.said_sorted()),
+            (&WHOLE.map(str::to_owned)[..], vec!["after".to_owned(), "merge".to_owned()])
+        );
+        // The fork is opened anew; then the branches of the first one are no longer what they were.
+        world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
+        stage.said();
+        stage
+            .crash(&mut world, "a2", async |world| {
+                world.engine.resume(&graph, "r").from_checkpoint(seq).into_future().await
+            })
+            .await;
+        let anew = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(anew.state.done, WHOLE);
+        assert_eq!(stage.said_sorted(), ["a", "a2", "a2", "after", "b", "merge"]);
+    }
+}
+
+#[tokio::test]
+async fn a_join_alone_is_done_again_from_its_step() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        stage.said();
+
+        stage
+            .crash(&mut world, "merge", async |world| {
+                world.engine.resume(&graph, "r").from_step("merge").into_future().await
+            })
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, WHOLE);
+        assert_eq!(stage.said(), ["merge", "merge", "after"]);
+    }
+}
+
+#[tokio::test]
+async fn a_second_crash_after_a_fork_in_time_or_an_edit_loses_nothing() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.line();
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        stage.said();
+        let from = "r@2".parse().unwrap();
+
+        stage
+            .crash(&mut world, "b", async |world| {
+                let fork = world.engine.fork(&graph, &from, "r2");
+                fork.edit_state(|state| state.done.push("edited".to_owned())).into_future().await
+            })
+            .await;
+        world.store.delete(&run_id()).await.unwrap();
+        let forked = world.engine.resume(&graph, "r2").await.unwrap();
+        assert_eq!(forked.state.done, ["a", "edited", "b", "c"]);
+        stage
+            .crash(&mut world, "c", async |world| {
+                let resume = world.engine.resume(&graph, "r2").from_step("c");
+                resume.edit_state(|state| state.done.push("again".to_owned())).into_future().await
+            })
+            .await;
+        let outcome = world.engine.resume(&graph, "r2").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["a", "edited", "b", "again", "c"]);
+        assert_eq!(stage.said(), ["b", "b", "c", "c", "c"]);
+        assert_eq!(outcome.run, RunId::new("r2").unwrap());
+    }
+}
+
+// The highest epoch was forgotten where the newest record did not name it: keys were given out twice.
+#[tokio::test]
+async fn every_redo_has_an_epoch_of_its_own() {
+    let world = World::memory();
+    let graph = Graph::builder("epochs")
+        .step("a", |state: Notes, context: waypost::Context| async move {
+            Ok::<_, StepError>(state.and(context.idempotency_key()))
+        })
+        .build()
+        .unwrap();
+    let mut keys = vec![world.engine.run(&graph, "r", Notes::default()).await.unwrap().state.done];
+
+    keys.push(world.engine.resume(&graph, "r").from_step("a").await.unwrap().state.done);
+    world.engine.resume(&graph, "r").from_step(END).await.unwrap();
+    keys.push(world.engine.resume(&graph, "r").from_step("a").await.unwrap().state.done);
+    world.engine.resume(&graph, "r").from_step(END).await.unwrap();
+    keys.push(world.engine.resume(&graph, "r").restart(Notes::default()).await.unwrap().state.done);
+
+    let all: std::collections::BTreeSet<_> = keys.iter().flatten().collect();
+    assert_eq!(all.len(), 4, "{keys:?}");
+}
+
+#[tokio::test]
+async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let work = stage.clone();
+    let graph = Graph::builder("pages")
+        .each(
+            "each",
+            |_: &Notes| (0..1_500).collect(),
+            |n: &u32| format!("n{n}"),
+            move |n: u32, _| {
+                let stage = work.clone();
+                async move { stage.pass(&format!("n{n}")).await.map(|()| n) }
+            },
+        )
+        .join(|mut state: Notes, mut ends: ItemEnds<u32, u32>, _| async move {
+            while let Some(end) = ends.next().await? {
+                state.done.push(end.key);
+            }
+            Ok::<_, StepError>(state)
+        })
+        .build()
+        .unwrap();
+    stage
+        .crash(&mut world, "n1200", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+        .await;
+
+    // The record of the first page: what is known of the second one is found by looking.
+    let outcome = world.engine.resume(&graph, "r").from_checkpoint(2).await.unwrap();
+
+    assert_eq!(outcome.state.done.len(), 1_500);
+    assert!(stage.said().len() <= 1_508);
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_is_not_there_changes_nothing() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.line();
+    world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    let before = world.records().await;
+
+    let refused = world.engine.resume(&graph, "r").from_checkpoint(99).await;
+
+    assert!(matches!(refused, Err(RunError::Store(_))), "{refused:?}");
+    assert_eq!(world.records().await, before);
+}
