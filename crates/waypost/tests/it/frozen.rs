@@ -85,35 +85,3 @@ async fn a_run_of_format_1_is_read_to_the_byte_and_gone_on_with() {
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(outcome.state, Trip { places: vec!["a!".into(), "b!".into()], budget: Some(0.1) });
 }
-
-#[tokio::test]
-async fn generate_me() {
-    let folder = Path::new("/tmp/frozen-gen");
-    let _ = fs::remove_dir_all(folder);
-    let store = Arc::new(FileStore::open(folder).unwrap());
-    let hang = |state: Trip, context: Context| async move {
-        let _: String =
-            context.once("where", async { Ok::<_, StepError>(format!("{}!", context.step())) }).await?;
-        if context.step().as_str() == "b" {
-            std::future::pending::<()>().await;
-        }
-        let mut state = state;
-        state.places.push("a!".into());
-        Ok::<_, StepError>(state)
-    };
-    let g = Graph::builder("trip")
-        .step("plan", |mut state: Trip, context: Context| async move {
-            context.report("A plan was made.");
-            state.budget = Some(0.1);
-            Ok::<_, StepError>(state)
-        })
-        .step("a", hang)
-        .step("b", hang)
-        .fork("plan", ["a", "b"])
-        .join("home", |state: Trip, _: Branches<Trip>, _| async move { Ok::<_, StepError>(state) })
-        .build()
-        .unwrap();
-    let engine = Engine::new(store.clone());
-    let run = async { engine.run(&g, "frozen", Trip::default()).label("kind", "fixture").await };
-    let _ = tokio::time::timeout(std::time::Duration::from_secs(2), run).await;
-}
