@@ -20,6 +20,7 @@ use crate::store::{Progress, RunEntry, Store, StoreError};
 
 mod advance;
 mod attempt;
+mod back;
 mod begin;
 mod branches;
 pub(crate) mod chain;

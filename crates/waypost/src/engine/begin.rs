@@ -5,18 +5,18 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change::{self, Change};
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::plan::{Cause, Decision, Verdicts, plan};
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, Wait,
-    WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
     Damage, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
 };
 
+use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
@@ -24,8 +24,8 @@ use super::schedule::BEFORE;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{
-    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
-    SessionOptions, StateError, Then, Waiting,
+    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeOptions, RunError, SessionOptions,
+    StateError, Then, Waiting,
 };
 
 /// Makes a run and works on it.
@@ -102,11 +102,11 @@ enum Prepared<'a, P: Program> {
 }
 
 /// What a resume begins with.
-struct Base {
-    snapshot: Snapshot,
+pub(super) struct Base {
+    pub(super) snapshot: Snapshot,
     /// The record whose state and position are gone on with.
-    record: Record,
-    position: Position,
+    pub(super) record: Record,
+    pub(super) position: Position,
     /// The seq of the next record.
     next: u64,
     /// Newer records that were damaged.
@@ -117,78 +117,122 @@ async fn prepare_resume<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,
-    options: ResumeOptions<P::State>,
+    mut options: ResumeOptions<P::State>,
 ) -> Result<Prepared<'a, P>, RunError> {
-    let ResumeOptions {
-        session: session_options,
-        adopt,
-        restart,
-        from,
-        edit,
-        validate,
-        config,
-        on_doubt,
-        ..
-    } = options;
-    let adoption = adopt.as_ref().map(|adoption| adoption.definition.clone());
-    if let Some(state) = restart {
-        let mut session = restarted(engine, program, lease, state, session_options).await?;
-        session.adopt = adoption;
+    if let Some(state) = options.restart.take() {
+        let mut session = restarted(engine, program, lease, state, options.session).await?;
+        session.adopt = options.adopt.map(|adoption| adoption.definition);
         return Ok(Prepared::Session(Box::new(session)));
     }
+    let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
     let snapshot = match Snapshot::main(engine.store.as_ref(), lease.run()).await {
-        Err(StoreError::Damaged { older: None, .. }) if matches!(options.on_damage, OnDamage::Restart(_)) => {
-            let OnDamage::Restart(state) = options.on_damage else { unreachable!("it was just matched") };
-            let session = restarted(engine, program, lease, state, session_options).await?;
+        Err(error @ StoreError::Damaged { older: None, .. }) => {
+            let OnDamage::Restart(state) = options.on_damage else { return Err(error.into()) };
+            let session = restarted(engine, program, lease, state, options.session).await?;
             return Ok(Prepared::Session(Box::new(session)));
         }
         snapshot => snapshot?,
     };
-    let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
     // What somebody took away is missing perhaps only for now: what it held as finished is not done again unasked.
-    let stops = |damage: &&Damage| stops_at_damage || (damage.flaw == Flaw::Missing && from.is_none());
+    let stops =
+        |damage: &&Damage| stops_at_damage || (damage.flaw == Flaw::Missing && options.from.is_none());
     if let Some(damage) = snapshot.damaged().find(stops) {
         let older = Some(snapshot.newest().header().seq);
         return Err(StoreError::of_damage(damage.clone(), older).into());
     }
-    let changes_nothing = from.is_none() && edit.is_none();
-    if snapshot.ended.is_some() && changes_nothing {
+    if snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() {
         return idle(&snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
     }
     if snapshot.newest().header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(lease.run().clone()));
     }
-    let mut base = find_base(engine, lease, snapshot).await?;
+    let base = find_base(engine, lease, snapshot).await?;
+    let session = go_on(engine, program, lease, base, options).await?;
+    Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Makes the session that goes on from where a run stands, or from where it is to go back to.
+async fn go_on<'a, P: Program>(
+    engine: &'a Engine,
+    program: &'a P,
+    lease: &Lease,
+    mut base: Base,
+    options: ResumeOptions<P::State>,
+) -> Result<Session<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
+    let adopt = options.adopt.as_ref();
     // By what was in force when they were started, whatever the definition says of them now.
-    let began_with = adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let questions = match from {
+    let began_with = adopt.map_or(program.shape(), |adoption| &adoption.before);
+    let questions = match options.from {
         None => questions(engine, began_with, &base).await?,
         Some(_) => Vec::new(),
     };
-    if matches!(on_doubt, OnDoubt::Ask) && !questions.is_empty() {
+    if matches!(options.on_doubt, OnDoubt::Ask) && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
-    let known = adopt_change(&base, program.shape(), adopt.as_ref(), options.on_change)
+    let known = adopt_change(&base, program.shape(), adopt, options.on_change)
         .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
     if let Some(known) = known {
         base.position = known;
     }
-    let mut draft = None;
-    if let Some(from) = &from {
-        draft = Some(go_back(engine, program.shape(), &mut base, from).await?);
-    }
-    let at = base.record.header().reference().to_string();
+    let mut draft = match &options.from {
+        Some(from) => Some(go_back(engine, program.shape(), &mut base, from).await?),
+        None => None,
+    };
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    if let Some(edit) = edit {
+    if let Some(edit) = options.edit {
         (edit.0)(&mut state);
-        draft.get_or_insert_with(|| Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
+        draft.get_or_insert_with(by_hand);
     }
-    if let Some(validate) = validate {
+    if let Some(validate) = options.validate {
+        let at = base.record.header().reference().to_string();
         (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
     }
+    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let chain = chain_behind(&base, lease, newest_seq);
+    let is_repeated = chain.basis.is_some();
+    let mut main = Line::new(chain, program.shape(), base.position, state);
+    decide_as_told(&mut main, questions, &options.on_doubt)?;
+    main.position.revisited |= is_repeated;
+    if options.then == Then::GoOn {
+        reopen(&mut main);
+    }
+    if !options.config.is_empty() {
+        merge(&mut config, options.config);
+        draft.get_or_insert_with(by_hand).config = Some(config.clone());
+        main.position.config = Some(main.chain.next);
+    }
+    main.drafts.extend(draft);
+    for damage in &base.damaged {
+        engine.store.quarantine(lease, damage).await?;
+    }
+    let is_written = !main.drafts.is_empty();
+    let mut session = Session::new(engine, program, main, options.session)?;
+    session.config = Arc::new(config);
+    session.repaired = base.damaged;
+    session.lost = base.snapshot.entry.summary.summary.lost;
+    let is_adopted = options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape());
+    let own = || is_adopted.then(|| program.shape().definition(None));
+    session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
+    if is_written {
+        session.mark_dirty(MAIN);
+    }
+    let questions = branches::take_up(&mut session, lease).await?;
+    if options.from.is_none() && !questions.is_empty() {
+        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
+    }
+    Ok(session)
+}
+
+/// What is written where a person changes something by hand.
+fn by_hand() -> Draft {
+    Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
+}
+
+/// The end of the main branch, from where a base is gone on with.
+fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
     let header = base.record.header();
-    let chain = Chain {
+    Chain {
         run: header.run.clone(),
         branch: BranchPath::main(),
         token: lease.token(),
@@ -199,44 +243,7 @@ async fn prepare_resume<'a, P: Program>(
         repair: base.next != newest_seq + 1,
         root: None,
         resumed: true,
-    };
-    let mut in_force = engine.config_of(&base.snapshot.entry, &base.position).await?;
-    let is_laid_over = !config.is_empty();
-    merge(&mut in_force, config);
-    let is_repeated = base.next != header.seq + 1;
-    let mut main = Line::new(chain, program.shape(), base.position, state);
-    decide_as_told(&mut main, questions, &on_doubt)?;
-    main.position.revisited |= is_repeated;
-    if options.then == Then::GoOn {
-        reopen(&mut main);
     }
-    if is_laid_over {
-        let draft =
-            draft.get_or_insert_with(|| Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
-        draft.config = Some(in_force.clone());
-        main.position.config = Some(main.chain.next);
-    }
-    main.drafts.extend(draft);
-    let written = !main.drafts.is_empty();
-    for damage in &base.damaged {
-        engine.store.quarantine(lease, damage).await?;
-    }
-    let mut session = Session::new(engine, program, main, session_options)?;
-    session.config = Arc::new(in_force);
-    session.repaired = base.damaged;
-    session.lost = base.snapshot.entry.summary.summary.lost;
-    session.adopt = adoption.or_else(|| {
-        (options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape()))
-            .then(|| program.shape().definition(None))
-    });
-    if written {
-        session.mark_dirty(MAIN);
-    }
-    let questions = branches::take_up(&mut session, lease).await?;
-    if from.is_none() && !questions.is_empty() {
-        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
-    }
-    Ok(Prepared::Session(Box::new(session)))
 }
 
 /// Reads what the run stands at.
@@ -342,127 +349,6 @@ pub(super) fn check_fit(
     let changes = change::changes(shape, position, definition, shape);
     let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
-}
-
-/// Goes back to an older record of the main branch, or to its end; returns what is written about it.
-async fn go_back(
-    engine: &Engine,
-    shape: &Shape,
-    base: &mut Base,
-    from: &ResumeFrom,
-) -> Result<Draft, RunError> {
-    let run = base.record.header().run.clone();
-    let (seq, step) = match from {
-        ResumeFrom::Checkpoint(seq) => (*seq, None),
-        ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
-            return Err(RunError::InvalidStep(step.clone()));
-        }
-        ResumeFrom::Step(step) => {
-            let newest = base.snapshot.newest().header().seq;
-            let history = engine.store.history(&run, &BranchPath::main(), newest).await?;
-            let starts = |record: &&Record| record.header().started.iter().any(|start| start.step == *step);
-            let found = history.iter().find(starts);
-            let why = || format!("step `{step}` has not been started in this run");
-            let at = || format!("run {run}");
-            let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
-            (found.header().seq, Some(step))
-        }
-        ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
-        ResumeFrom::End => {
-            base.position.frontier.clear();
-            return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
-        }
-    };
-    let record = load_with_state(engine, &run, seq).await?;
-    let mut position = position_of(&record)?;
-    if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
-        // Its start shared a record with what came after it, as a checkpoint was lost.
-        let why = format!("the state that step `{step}` began with was not kept");
-        return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
-    }
-    let epoch = epochs(engine, &run).await? + 1;
-    for entry in &mut position.frontier {
-        entry.at.epoch = epoch;
-        entry.memos = 0;
-        entry.failures = 0;
-        let is_named = step == Some(&entry.step);
-        // A question of then was perhaps answered since, and its answer taken: it is asked anew.
-        let asks =
-            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let since = entry.fan.as_ref().map(|fan| fan.since);
-        let is_left = match since {
-            Some(since) => fanned_out_since(engine, &run, &entry.step, since).await?,
-            None => false,
-        };
-        if is_left {
-            entry.fan = None;
-        }
-        if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
-            entry.status = Status::Ready;
-            entry.at.attempt = 0;
-            entry.waits.clear();
-        }
-        if entry.status == Status::Ready {
-            entry.wake_at = None;
-        }
-    }
-    let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
-    let at = Try { attempt: 0, ..at };
-    let about = step.cloned().or_else(|| position.frontier.first().map(|entry| entry.step.clone()));
-    let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
-    (base.record, base.position) = (record, position);
-    Ok(Draft::new(Phase::Restored, reason, about, at))
-}
-
-/// Returns the highest epoch that was ever on the main branch, so that one more is new: what is done again has keys and
-/// memos of its own. Reads the branch's headers.
-async fn epochs(engine: &Engine, run: &RunId) -> Result<u32, RunError> {
-    let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
-    let mut highest = 0;
-    loop {
-        let page = engine.store.scan(&scan).await?;
-        let started = |record: &Record| record.header().started.iter().map(|start| start.at.epoch).max();
-        let epochs =
-            page.records.iter().map(|record| record.header().at.epoch.max(started(record).unwrap_or(0)));
-        highest = epochs.max().unwrap_or(0).max(highest);
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(highest),
-        }
-    }
-}
-
-/// Says whether a step of the main branch has opened branches again since that record: then those of the earlier
-/// fan-out have gone on as others.
-async fn fanned_out_since(engine: &Engine, run: &RunId, step: &StepId, since: u64) -> Result<bool, RunError> {
-    let scan = Scan {
-        branch: Some(BranchPath::main()),
-        seq_min: Some(since + 1),
-        step: Some(step.to_string()),
-        phase: Some("waiting"),
-        ..Scan::of(run)
-    };
-    let page = engine.store.scan(&scan).await?;
-    Ok(page.records.iter().any(|record| record.header().reason == Reason::Fork))
-}
-
-/// Loads a record of the main branch, or the one of the same batch that carries its state.
-pub(super) async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Record, RunError> {
-    let main = BranchPath::main();
-    let named = engine.store.load(run, &main, seq).await?;
-    if named.state_bytes().is_some() {
-        return Ok(named);
-    }
-    let at = named.header().reference().to_string();
-    let trimmed = || RunError::NoState { at: at.clone(), why: "retention dropped its state".to_owned() };
-    if named.header().body.is_some() {
-        return Err(trimmed());
-    }
-    let scan = Scan { branch: Some(main.clone()), seq_min: Some(seq), ..Scan::of(run) };
-    let page = engine.store.scan(&scan).await?;
-    let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
-    let record = engine.store.load(run, &main, carrier.header().seq).await?;
-    if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.

@@ -10,7 +10,8 @@ use crate::record::{
 };
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
-use super::begin::{decode_state, load_with_state};
+use super::back::load_with_state;
+use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::line::Line;
 use super::session::Session;
