@@ -327,7 +327,9 @@ fn results(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let path = folder.path().join("waypost.db");
     let empty = {
         let none = Row::of(1, Last { steps: 0, result: String::new() }, |_: &mut Last| {});
-        let path = folder.path().join("empty.db");
+        // In a folder of its own, as every store has one: what belongs to its runs lies beside it.
+        let folder = tempfile::tempdir_in(folder.path())?;
+        let path = folder.path().join("waypost.db");
         run(&path, &none)?;
         fs::metadata(path)?.len()
     };

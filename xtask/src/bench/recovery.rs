@@ -34,8 +34,11 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let mut subjects =
         vec![Subject::new(NOTHING, Unit::Milliseconds, move || start_often(Part::Nothing, &nothing, starts))];
     let many = bench.count_or(HISTORY_MANY, HISTORY_MANY_SHORT);
-    for (name, file, history) in [(FEW, "few.db", HISTORY_FEW), (MANY, "many.db", many)] {
-        let mut store = Store { path: folder.join(file), history, made: false };
+    // Each store in a folder of its own: what belongs to its runs lies beside it.
+    for (name, home, history) in [(FEW, "few", HISTORY_FEW), (MANY, "many", many)] {
+        std::fs::create_dir_all(folder.join(home))?;
+        let path = folder.join(home).join("waypost.db");
+        let mut store = Store { path, history, made: false };
         subjects.push(Subject::new(name, Unit::Milliseconds, move || {
             start_often(Part::Resume, store.made()?, starts)
         }));
