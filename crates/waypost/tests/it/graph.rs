@@ -941,3 +941,24 @@ async fn a_program_that_is_simply_started_again_goes_on() {
     assert_eq!(outcome.state.done, ["a", "b", "c"]);
     assert!(again.idle);
 }
+
+#[tokio::test]
+async fn branches_that_an_earlier_pass_left_open_do_not_count() {
+    // Given a fan-out of two pages, of which the second was open when it crashed, begun again from before it, and
+    // crashed again while only the first page was open anew.
+    let rig = Rig::new();
+    let graph = each(&rig.trace, 1_500, 4);
+    rig.crash_at(rig.engine.run(&graph, "r", Notes::default()).into_future(), "n1005").await;
+    rig.trace.clear();
+    let back = rig.engine.resume(&graph, "r").from_checkpoint(1);
+    rig.crash_at(back.into_future(), "n3").await;
+    let before = rig.trace.said.lock().unwrap().clone();
+
+    let outcome = rig.engine.resume(&graph, "r").await.unwrap();
+
+    let all = rig.trace.said.lock().unwrap().clone();
+    let again = all[before.len()..].iter().filter(|said| before.contains(said)).count();
+    assert_eq!(outcome.state.done.len(), 1_500);
+    assert!(again <= 4, "only what was cut: {again}");
+    assert_eq!(all.len() - again, 1_500, "each item is worked on in the new pass");
+}
