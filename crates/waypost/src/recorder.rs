@@ -167,17 +167,7 @@ impl Recorder {
         let sealed = SealedRun::seal(run).map_err(unwritable)?;
         let now = options.clock.now();
         let mut tip = Tip {
-            chain: Chain {
-                run: id.clone(),
-                branch: BranchPath::main(),
-                token: FIRST_TOKEN,
-                next: 1,
-                prev: None,
-                basis: None,
-                repair: false,
-                root: Some(sealed.digest()),
-                resumed: false,
-            },
+            chain: Chain::first(&sealed),
             position: Position::default(),
             state: state.clone(),
             epoch: 0,

@@ -8,7 +8,7 @@ use waypost::RunId;
 use waypost::engine::{RunError, SessionOptions};
 use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
-use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, Status, Try};
+use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord};
 use waypost::store::{RunQuery, Store, StoreError};
 use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
@@ -169,18 +169,7 @@ fn is_of_medium(error: &StoreError) -> bool {
 /// Says what would run, in which order.
 fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result<Exit, Error> {
     let shape = shape_of(workflow, surroundings::cores())?;
-    let entry = |place: usize| FrontierEntry {
-        step: shape.steps()[place].id.clone(),
-        status: Status::Ready,
-        at: Try::default(),
-        failures: 0,
-        since: 0,
-        wake_at: None,
-        waits: Vec::new(),
-        memos: 0,
-        exited: None,
-        fan: None,
-    };
+    let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
     let position =
         Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
     let branch = waypost::BranchPath::main();

@@ -75,7 +75,7 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// The begin of the main branch of a new run.
-    pub(super) fn first(run: &SealedRun) -> Self {
+    pub(crate) fn first(run: &SealedRun) -> Self {
         Self {
             run: run.record().run.clone(),
             branch: BranchPath::main(),
