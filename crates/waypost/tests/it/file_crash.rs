@@ -401,7 +401,8 @@ fn damage_is_seen_whatever_byte_of_whatever_file_is_changed() {
     let tally = damage_disk(&disk, OneIn(37), is_record, |disk| outcome(&story, disk));
 
     let tally = tally.unwrap_or_else(|wrong| panic!("{wrong}"));
-    assert!(tally.older > 0 && tally.right > 0 && tally.refused > 0, "{tally:?}");
+    // Every record has an older one before it, and the run record a copy: one damage leaves something to go on from.
+    assert!(tally.older > 0 && tally.right > 0, "{tally:?}");
 }
 
 /// Reads all of a damaged store: every value is right, or its damage is told.

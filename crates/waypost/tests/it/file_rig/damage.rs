@@ -117,7 +117,7 @@ fn damaged(lie: Option<Lie>, share: OneIn, chosen: impl Fn(&Path) -> bool) -> Re
 fn damage_is_seen() {
     let tally = damaged(None, OneIn(share(SHARE)), decides).unwrap_or_else(|wrong| panic!("{wrong}"));
 
-    assert!(tally.right > 0 && tally.older > 10 && tally.refused > 0, "{tally:?}");
+    assert!(tally.right > 0 && tally.older > 10, "{tally:?}");
 }
 
 #[test]
