@@ -10,6 +10,7 @@ use crate::fault::Failure;
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::RunRow;
+use crate::witness::folder_of;
 
 /// Most findings of SQLite that are told: a damaged page has many, and each says the same.
 const FINDINGS_MAX: u32 = 10;
@@ -36,7 +37,7 @@ pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<Str
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
         checked => found.extend(checked?),
     }
-    for run in lost(connection, told_runs(place)) {
+    for run in lost(connection, place, told_runs(place)) {
         found.push(format!("run {run} has left its log, and the database does not know it"));
     }
     Ok(found)
@@ -50,21 +51,26 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
     Ok(lines.filter(|line| *line != "ok" && !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// Returns the runs that have left their logs beside the database. Those that are not in it are lost, as long as this
-/// was asked before the database was: a run has its rows before it has a log.
+/// Returns the runs that have a folder beside the database. Those of them that have left a log and are not in it are
+/// lost, as long as this was asked before the database was: a run has its rows before it has a log.
 pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
     let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
-    let named = |entry: std::fs::DirEntry| {
-        let run = RunId::new(entry.file_name().to_str()?).ok()?;
-        has_told(&RealDisk, &entry.path()).then_some(run)
-    };
-    let mut runs: Vec<RunId> = entries.filter_map(named).collect();
-    runs.sort_unstable();
-    runs
+    let named = |entry: std::fs::DirEntry| RunId::new(entry.file_name().to_str()?).ok();
+    entries.filter_map(named).collect()
 }
 
-/// Keeps those that the database does not know. What is wrong with a row that cannot be read, others say; it is there.
-pub(crate) fn lost(connection: &Connection, mut told: Vec<RunId>) -> Vec<RunId> {
-    told.retain(|run| matches!(RunRow::find(connection, run), Ok(None)));
+/// Says whether there are more folders than runs: a list asks only this, since it must not look at every run.
+pub(crate) fn may_have_lost(connection: &Connection, folders: usize) -> bool {
+    let count = connection.query_row("SELECT count(*) FROM runs", [], |row| row.get::<_, i64>(0));
+    count.is_ok_and(|count| usize::try_from(count).is_ok_and(|count| folders > count))
+}
+
+/// Keeps those that the database does not know and that have left a log. What is wrong with a row that cannot be read,
+/// others say; it is there.
+pub(crate) fn lost(connection: &Connection, place: &Place, mut told: Vec<RunId>) -> Vec<RunId> {
+    told.retain(|run| {
+        matches!(RunRow::find(connection, run), Ok(None)) && has_told(&RealDisk, &folder_of(place, run))
+    });
+    told.sort_unstable();
     told
 }

@@ -126,9 +126,12 @@ impl View<'_> {
 
     /// Returns the runs that the database does not know and that have left their logs beside it.
     fn lost(&self, query: &RunQuery, mut told: Vec<RunId>) -> Vec<UnreadableRun> {
+        if !inspect::may_have_lost(self.connection, told.len()) {
+            return Vec::new();
+        }
         told.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
         let why = "it has left its log, and the database does not know it";
-        let lost = inspect::lost(self.connection, told).into_iter();
+        let lost = inspect::lost(self.connection, self.place, told).into_iter();
         lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }
 
