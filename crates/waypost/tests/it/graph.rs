@@ -943,9 +943,8 @@ async fn a_program_that_is_simply_started_again_goes_on() {
 }
 
 #[tokio::test]
-async fn branches_that_an_earlier_pass_left_open_do_not_count() {
-    // Given a fan-out of two pages, of which the second was open when it crashed, begun again from before it, and
-    // crashed again while only the first page was open anew.
+async fn a_fan_out_begun_again_works_on_every_item_anew_and_repeats_none_after_a_crash() {
+    // Given a fan-out of two pages that crashed in its second one, was begun again from before it, and crashed again.
     let rig = Rig::new();
     let graph = each(&rig.trace, 1_500, 4);
     rig.crash_at(rig.engine.run(&graph, "r", Notes::default()).into_future(), "n1005").await;
