@@ -193,7 +193,13 @@ impl<'a, S> Line<'a, S> {
             };
             self.drafts.push(draft);
         }
-        self.drafts.last_mut().expect("there is one by now").started.extend(starts);
+        let last = self.drafts.last_mut().expect("there is one by now");
+        for start in starts {
+            // A checkpoint that was lost may have said it: the one written instead says it once.
+            if !last.started.contains(&start) {
+                last.started.push(start);
+            }
+        }
     }
 
     /// Takes a finished step out of the frontier and puts in what it freed.
