@@ -306,6 +306,8 @@ impl<'a, P: Program> Session<'a, P> {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
+        // Nothing is scheduled any more: what is left is how it stands.
+        self.touched.clear();
         self.commit(self.standstill()).await?;
         Err(error.into())
     }
