@@ -348,6 +348,17 @@ impl<'a, S> Line<'a, S> {
         self.draft_of(place, Phase::Progress { key, value }, Reason::Answer);
     }
 
+    /// Asks again, where damage took away what came after a question: its answer may have been taken in by what is gone,
+    /// and each time that something is asked it has an answer of its own.
+    pub(super) fn ask_again(&mut self) {
+        for place in self.asking_places() {
+            let entry = self.entry_mut(place);
+            entry.since = 0;
+            let waits = entry.waits.clone();
+            self.draft_of(place, Phase::Waiting(waits), Reason::Repair);
+        }
+    }
+
     /// Readies sleepers that are due.
     pub(super) fn wake(&mut self, now: Timestamp) {
         for entry in &mut self.position.frontier {
