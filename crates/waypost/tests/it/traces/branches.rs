@@ -106,6 +106,32 @@ async fn children_are_opened_page_by_page_and_a_crash_between_two_pages_loses_no
     }
 }
 
+// An empty list of items could not be frozen in a file, and the run ended there.
+#[tokio::test]
+async fn no_items_are_joined_at_once_in_every_store() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = squares(&stage, 0);
+        stage
+            .crash(&mut world, "join", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(
+            (outcome.status, outcome.state.done),
+            (RunStatus::Completed, vec!["0 of 0, in order: true".to_owned()])
+        );
+        assert_told!(
+            told(world.store.as_ref(), &run_id()).await,
+            "main@1 started | square ready
+             main@2 waiting square(0) > square(1) | square started 0/0
+             main@3 started square(2) > square(2) | square started 0/0
+             main@4 completed square(2) | - = completed"
+        );
+    }
+}
+
 fn opens_another_page(batch: &Batch) -> bool {
     let of_children = |phase: &Phase| matches!(phase, Phase::Progress { key, .. } if key == "children");
     batch.records.iter().any(|record| of_children(&record.header().phase))
