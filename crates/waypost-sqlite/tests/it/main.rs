@@ -6,6 +6,7 @@ mod counters;
 mod crash;
 mod damage;
 mod economy;
+mod graphs;
 mod group;
 mod old;
 mod opening;
