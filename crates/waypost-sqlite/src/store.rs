@@ -204,13 +204,14 @@ impl SqliteStore {
         while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
-    /// Has what was committed written down for people.
+    /// Writes what was committed into the log, before it is acknowledged, and has it put into the report.
     fn tell(&self, lease: &Lease, batch: Arc<Batch>) {
         let folder = match lock(&self.held).get(lease.run()) {
             Some(held) if held.token == lease.token() => held.folder.clone(),
             _ => None,
         };
         if let Some(folder) = folder {
+            lock(&folder).log(&batch.records);
             self.teller.tell(folder, batch);
         }
     }

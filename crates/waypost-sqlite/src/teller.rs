@@ -1,6 +1,6 @@
-//! Writing down for people what was committed, behind the back of those who commit.
+//! Putting into the report for people what was committed, behind the back of those who commit.
 //!
-//! Lines and sections are derived from records that are durable already, so that nobody need wait for them. They are
+//! Its sections are derived from records that are durable already, so that nobody need wait for them. They are
 //! written by a thread of their own, which begins at the first commit of a store:
 //!
 //! ```text
@@ -24,7 +24,7 @@ use waypost::store::Batch;
 
 use crate::commit::lock;
 
-/// How long commits gather before they are written down together: nobody who reads along sees the difference.
+/// How long commits gather before they are put into the report: nobody who reads along sees the difference.
 const NAP: Duration = Duration::from_millis(1);
 /// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
 const BACKLOG_BATCHES_MAX: usize = 512;
@@ -82,12 +82,12 @@ struct Job {
 
 impl Job {
     fn write(&self) {
-        lock(&self.folder).committed(&self.batch.records);
+        lock(&self.folder).report(&self.batch.records);
     }
 }
 
 impl Teller {
-    /// Has the records of `batch` written down in `folder`, soon.
+    /// Has the records of `batch` put into the report in `folder`, soon.
     pub(crate) fn tell(&self, folder: SharedFolder, batch: Arc<Batch>) {
         let bodies = batch.records.iter().filter_map(|record| record.body_bytes());
         let bytes = bodies.map(|body| body.len()).sum::<usize>();
@@ -115,7 +115,7 @@ impl Teller {
         }
     }
 
-    /// Returns once all is written down that was told before.
+    /// Returns once all that was told before is in its report.
     pub(crate) fn finish(&self) {
         let mut backlog = lock(&self.desk.backlog);
         backlog.waiting += 1;
