@@ -30,7 +30,7 @@ pub use header::{
     BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
-pub use position::{Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
+pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 

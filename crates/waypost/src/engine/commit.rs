@@ -81,6 +81,11 @@ impl<P: Program> Session<'_, P> {
     fn number(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let since = line.chain.next + line.drafts.len() as u64 - 1;
+        if let Some(ahead) = &mut line.position.ahead
+            && ahead.since == 0
+        {
+            ahead.since = since;
+        }
         for entry in &mut line.position.frontier {
             if entry.since == 0 {
                 entry.since = since;

@@ -269,6 +269,18 @@ impl<'a, S> Line<'a, S> {
         self.position.steps_started -= 1;
     }
 
+    /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
+    pub(super) fn doubt(&mut self, step: &StepId) {
+        let Some(place) = self.shape.place(step.as_str()) else { return };
+        let entry = self.entry_mut(place);
+        (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
+        entry.at.attempt = 1;
+        entry.waits.clear();
+        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        let phase = Phase::Interrupted { in_progress: true, by: by.to_owned() };
+        self.draft_of(place, phase, Reason::Redo);
+    }
+
     /// Settles a step that was cut as a person says that it is done: without outputs.
     pub(super) fn settle_as_told(&mut self, place: usize) {
         let settled = Some(Settled::Completed(self.seq_of_next_draft()));

@@ -45,7 +45,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     fn is_stopping(&self) -> bool {
-        self.halted || self.options.stop.asked().is_some()
+        self.halted || self.is_pausing || self.options.stop.asked().is_some()
     }
 
     /// Marks what starts on one branch, and returns the steps that must open children first.

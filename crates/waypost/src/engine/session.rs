@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
+use crate::evidence::Site;
 use crate::id::{Digest, StepId};
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
@@ -131,6 +132,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) asks_anew: bool,
     /// What steps read as their configuration.
     pub(super) config: Arc<Map<String, Value>>,
+    /// Where evidence is checked.
+    pub(super) site: Arc<Site>,
     /// Branches that end as failed once nothing below them is in flight.
     pub(super) dying: BTreeSet<LineId>,
     /// Something failed for good: nothing more is started.
@@ -138,6 +141,25 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) failed: Option<(StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
+    /// It goes on with what another one of the same lease left off.
+    pub(super) is_again: bool,
+    /// A step that was done again has ended: nothing more is started until what comes of that is known.
+    pub(super) is_pausing: bool,
+}
+
+/// How the work of a session ended.
+pub(super) enum Worked<S> {
+    /// Nothing goes on by itself; the lease is given back.
+    Done(Box<Outcome<S>>),
+    /// Another session goes on under the same lease, from wherever it finds the run.
+    Again(Carried),
+}
+
+/// What the next session under the same lease must know.
+pub(super) struct Carried {
+    /// Batches sent so far: their ids are used up.
+    pub(super) batches: u64,
+    pub(super) repaired: Vec<Damage>,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -182,11 +204,14 @@ impl<'a, P: Program> Session<'a, P> {
             adopt: None,
             asks_anew: false,
             config: Arc::default(),
+            site: Arc::default(),
             dying: BTreeSet::new(),
             halted: false,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
+            is_again: false,
+            is_pausing: false,
         })
     }
 
@@ -224,7 +249,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Goes on after a resume: plans were made, nothing was started.
-    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
+    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         if let Some(definition) = self.adopt.take() {
             let main = self.main_mut();
@@ -234,7 +259,7 @@ impl<'a, P: Program> Session<'a, P> {
             main.drafts.push(draft);
         }
         match self.take_up().await {
-            Ok(status) => self.work(status).await,
+            Ok(status) => self.work_on(status).await,
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
@@ -274,21 +299,29 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Works until nothing goes on by itself; `status` is set if that is so already.
-    pub(super) async fn work(mut self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+    /// Works until nothing goes on by itself; `status` is set if that is so already. For sessions of new runs.
+    pub(super) async fn work(self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+        match self.work_on(status).await? {
+            Worked::Done(outcome) => Ok(*outcome),
+            Worked::Again(_) => unreachable!("only a run that is resumed does something again"),
+        }
+    }
+
+    async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
         if let Some(status) = status {
-            return Ok(self.outcome(status));
+            return Ok(Worked::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
         let result = match self.program.begin(&lease).await {
             Ok(()) => self.turns().await,
-            Err(error) => self.give_up(error).await,
+            Err(error) => self.give_up(error).await.map(Some),
         };
         // Dropping what is in flight ends its processes; `end` waits for all the rest.
         self.jobs.clear();
         self.program.end().await;
         match result {
-            Ok(status) => Ok(self.outcome(status)),
+            Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
+            Ok(None) => Ok(Worked::Again(Carried { batches: self.batches, repaired: self.repaired })),
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
                 let _ = self.engine.store.release(lease, None).await;
@@ -310,7 +343,8 @@ impl<'a, P: Program> Session<'a, P> {
         Err(error.into())
     }
 
-    async fn turns(&mut self) -> Result<RunStatus, RunError> {
+    /// Works turn by turn; returns how the run stands, or nothing if another session is to go on.
+    async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.options.stop.clone();
@@ -319,7 +353,7 @@ impl<'a, P: Program> Session<'a, P> {
         // What needs the lease, the first batch could not do.
         self.schedule().await?;
         if let Some(status) = self.commit_turn().await? {
-            return Ok(status);
+            return Ok(Some(status));
         }
         loop {
             self.launch().await?;
@@ -343,7 +377,10 @@ impl<'a, P: Program> Session<'a, P> {
             }
             self.schedule().await?;
             if let Some(status) = self.commit_turn().await? {
-                return Ok(status);
+                return Ok(Some(status));
+            }
+            if self.is_pausing && self.jobs.is_empty() && self.launching.is_empty() {
+                return Ok(None);
             }
         }
     }
@@ -456,6 +493,8 @@ impl<'a, P: Program> Session<'a, P> {
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
             clock: Arc::clone(&self.engine.clock),
             config: Arc::clone(&self.config),
+            verifier: Arc::clone(&self.engine.verifier),
+            site: Arc::clone(&self.site),
         };
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());

@@ -156,7 +156,7 @@ impl Engine {
             let why = "a run can be forked from its main branch only".to_owned();
             return Err(RunError::NoState { at: from.to_string(), why });
         }
-        let checkpoint = load_with_state(self, &from.run, from.seq).await?;
+        let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
         let mut settled = Vec::new();
@@ -226,6 +226,7 @@ impl Engine {
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
+        session.site = std::sync::Arc::new(self.site(sealed.record()));
         session.mark_dirty(super::line::MAIN);
         let status = session.create(&sealed, &holder).await?;
         session.work(status).await
@@ -255,7 +256,7 @@ impl Engine {
             let why = "only states of the main branch can be read so".to_owned();
             return Err(RunError::NoState { at: at.to_string(), why });
         }
-        let record = load_with_state(self, &at.run, at.seq).await?;
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
         let state = decode_state(program, program.shape().level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
@@ -311,6 +312,7 @@ fn begun_anew(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();
+    position.ahead = None;
     for entry in &mut position.frontier {
         entry.status = Status::Ready;
         entry.at.attempt = 0;

@@ -7,6 +7,7 @@ mod diff;
 mod engine;
 mod events;
 mod evidence;
+mod evidence_graph;
 mod examples;
 mod faulty;
 mod file;
