@@ -57,7 +57,7 @@ pub use program::{
 };
 pub use snapshot::Snapshot;
 pub use stop::{Stop, StopHandle, StopLevel};
-pub use travel::StartOptions;
+pub use travel::{OriginEvidence, StartOptions};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

@@ -84,15 +84,11 @@ impl<P: Program> Session<'_, P> {
     /// used again.
     fn pause_if_again(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
-        let has_ended = line.position.frontier.is_empty();
-        if has_ended && id == MAIN {
+        if !line.position.frontier.is_empty() {
+            self.is_pausing |= line.position.ahead.is_some();
+        } else if id == MAIN {
             line.position.ahead = None;
-            return;
         }
-        let above = line.opener.filter(|_| has_ended).map(|opener| opener.line);
-        let goes_back = |line: &Line<'_, P::State>| line.position.ahead.is_some();
-        let is_again = goes_back(line) && !has_ended;
-        self.is_pausing |= is_again || above.is_some_and(|above| goes_back(self.lines.get(above)));
     }
 
     /// Holds what comes after a step, if that was asked for.

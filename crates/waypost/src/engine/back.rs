@@ -1,7 +1,7 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Phase, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{Header, Phase, Reason, Record, Status, Try, Wait, WaitKind};
 use crate::shape::Shape;
 use crate::store::{Scan, StoreExt as _};
 
@@ -26,8 +26,7 @@ pub(super) async fn go_back(
         ResumeFrom::Step(step) => {
             let newest = base.snapshot.newest().header().seq;
             let history = engine.store.history(&run, &BranchPath::main(), newest).await?;
-            let starts = |record: &&Record| record.header().started.iter().any(|start| start.step == *step);
-            let found = history.iter().find(starts);
+            let found = history.iter().find(|record| stands_at(record.header(), step));
             let why = || format!("step `{step}` has not been started in this run");
             let at = || format!("run {run}");
             let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
@@ -81,6 +80,12 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Says whether a record starts a step, or holds it in doubt right before it would have been started.
+fn stands_at(header: &Header, step: &StepId) -> bool {
+    let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
+    header.started.iter().any(|start| start.step == *step) || (in_doubt && header.step.as_ref() == Some(step))
 }
 
 /// Returns the highest epoch that was ever on a branch, so that one more is new: what is done again has keys and

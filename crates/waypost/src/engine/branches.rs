@@ -248,7 +248,8 @@ pub(super) async fn go_on<P: Program>(
     let mut line = Line::new(chain, shape, position, state);
     line.opener = Some(opener);
     line.around = around;
-    if is_moved || !session.is_again {
+    line.reopens = is_moved || !session.is_again || session.lines.get(opener.line).reopens;
+    if line.reopens {
         reopen(&mut line);
     }
     line.drafts.extend(draft);

@@ -94,10 +94,12 @@ pub enum RunError {
         source: StoreError,
     },
     /// The state cannot be written as it is.
-    #[error("cannot write the state of run {run}")]
+    #[error("cannot write the state of run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
     Serialize {
         /// The run.
         run: RunId,
+        /// The step that gave it, or is the first to be given it.
+        step: Option<StepId>,
         /// Why.
         source: Flaw,
     },

@@ -13,7 +13,9 @@ use crate::id::{BranchPath, StepId};
 use crate::plan::{
     Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan,
 };
-use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Reason, Record, RunRecord, Verdict};
+use crate::record::{
+    Claim, Ending, Header, Pack, Phase, Position, Reason, Record, RunRecord, Settled, Verdict,
+};
 use crate::shape::Shape;
 use crate::store::{Store, StoreError};
 
@@ -129,6 +131,47 @@ pub(super) async fn judge<P: Program>(
     let mut broken = broken(shape, &effective, &verdicts);
     broken.retain(may_run);
     Ok(Judged { questions, broken, found })
+}
+
+/// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold
+/// or could not be checked. Nothing can be done again there: what steps were given is not known.
+pub(super) async fn doubted(
+    engine: &Engine,
+    shape: &Shape,
+    run: &RunRecord,
+    (position, settled): (&Position, &[Record]),
+) -> Vec<Decision> {
+    let record = |seq: u64| settled.iter().find(|record| record.header().seq == seq);
+    let made = |(step, known): (&StepId, &Settled)| {
+        Some((step.clone(), record(known.seq())?.header().evidence.clone()?))
+    };
+    let effective = Effective {
+        branch: BranchPath::main(),
+        seq: 0,
+        position: Position { frontier: Vec::new(), ..position.clone() },
+        evidence: position.ledger.iter().filter_map(made).collect(),
+        passes: BTreeMap::new(),
+        in_flux: Default::default(),
+        stopped_by: None,
+    };
+    let checks = checks(shape, std::slice::from_ref(&effective));
+    let site = engine.site(run);
+    let with_code = |seq: Option<u64>| {
+        let ending = seq.and_then(record).and_then(|record| ending_of(record.header()));
+        site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code))
+    };
+    let claims: Vec<_> = checks.iter().map(|check| (check.claim.clone(), with_code(check.seq))).collect();
+    let checked = engine.verifier.verify_all(&claims).await;
+    let verdicts = checks.into_iter().zip(checked);
+    let verdicts: Verdicts = verdicts
+        .map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict))
+        .collect();
+    let planned = plan(shape, &[effective], &verdicts, engine.clock.now());
+    let doubted = |decision: &Decision| {
+        matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_))
+    };
+    let asked = |decision| Decision { action: Action::Ask, ..decision };
+    planned.decisions.into_iter().filter(doubted).map(asked).collect()
 }
 
 /// Asks the program what the steps under way of a branch are about to write.

@@ -20,7 +20,7 @@ use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
 use crate::record::{Ahead, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
 use crate::shape::Shape;
-use crate::store::{Store, StoreError, StoreExt as _};
+use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
@@ -68,6 +68,7 @@ pub(super) async fn pace<P: Program>(
     if !same_claims(header.evidence.as_ref(), pack.as_ref()) {
         return Ok(Pace::Changed);
     }
+    let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };
     let Some(then_state) = then.state_bytes() else { return Ok(Pace::Behind) };
     let next = |position: &Position| -> BTreeSet<StepId> {
         position.frontier.iter().map(|entry| entry.step.clone()).collect()
@@ -81,6 +82,27 @@ pub(super) async fn pace<P: Program>(
         Some(stood) => Ok(Pace::Level(Box::new(stood))),
         None => Ok(Pace::Behind),
     }
+}
+
+/// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
+/// step ended between the two.
+async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
+    if then.state_bytes().is_some() {
+        return Ok(Some(then));
+    }
+    let header = then.header();
+    let (run, branch) = (&header.run, &header.branch);
+    let carrier = match load_with_state(engine, run, branch, header.seq).await {
+        Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => return Ok(None),
+        carrier => carrier?,
+    };
+    let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
+    let between =
+        Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
+    let between = engine.store.scan(&between).await?;
+    let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
+    let keeps = |record: &Record| !changes(&record.header().phase);
+    Ok(between.records.iter().all(keeps).then_some(carrier))
 }
 
 /// Reads where a branch stood before it went back; nothing if that is gone, or the graph has no such step any more.

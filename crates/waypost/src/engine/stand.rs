@@ -112,7 +112,7 @@ impl<P: Program> Scout<'_, P> {
             let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
             self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
             self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
-            let Some((branch, stood)) = self.joins_the_same(&branches).await? else {
+            let Some((branch, stood)) = self.joins_the_same(&branches, &moves).await? else {
                 return Ok((branches, moves));
             };
             self.joins.insert(branch, stood);
@@ -196,6 +196,7 @@ impl<P: Program> Scout<'_, P> {
     async fn joins_the_same(
         &self,
         branches: &Branches,
+        moves: &BTreeMap<BranchPath, Move>,
     ) -> Result<Option<(BranchPath, (Record, Position))>, RunError> {
         let store = self.engine.store.as_ref();
         for ((_, branch), known) in branches.iter().rev() {
@@ -207,7 +208,7 @@ impl<P: Program> Scout<'_, P> {
                 let about = Some(fan.since);
                 let then = done_before(store, header, (&entry.step, &entry.at.iteration), ahead.seq).await?;
                 if then.is_none_or(|(then, _)| then.header().about != about)
-                    || self.outcome_of(branches, branch, entry).await? != Joint::Same
+                    || self.outcome_of((branches, moves), branch, entry).await? != Joint::Same
                 {
                     continue;
                 }
@@ -222,7 +223,7 @@ impl<P: Program> Scout<'_, P> {
     /// Says how the branches that a step waits for stand to what they were before.
     async fn outcome_of(
         &self,
-        branches: &Branches,
+        (branches, moves): (&Branches, &BTreeMap<BranchPath, Move>),
         branch: &BranchPath,
         entry: &FrontierEntry,
     ) -> Result<Joint, RunError> {
@@ -232,7 +233,8 @@ impl<P: Program> Scout<'_, P> {
         };
         let mut joint = Joint::Same;
         for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
-            if known.record.header().end.is_none() {
+            // One that is to be taken forward to its end has not ended yet.
+            if known.record.header().end.is_none() || moves.contains_key(&known.record.header().branch) {
                 return Ok(Joint::Open);
             }
             let Some(ahead) = known.position.ahead else { continue };
@@ -299,7 +301,7 @@ impl<P: Program> Scout<'_, P> {
                 let careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
                 let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
                 let waits =
-                    entry.fan.is_some() && self.outcome_of(branches, branch, entry).await? == Joint::Open;
+                    entry.fan.is_some() && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;
                 if !careful || !comes_next || waits {
                     continue;
                 }

@@ -14,6 +14,7 @@ use super::back::load_with_state;
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::line::Line;
+use super::recheck;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
@@ -143,6 +144,7 @@ impl Engine {
     ///
     /// # Errors
     /// - [`RunError::NoState`]: the state of that checkpoint is gone.
+    /// - [`RunError::InDoubt`]: evidence of what is finished there does not hold, or could not be checked.
     /// - [`RunError::Changed`]: it is a checkpoint of another program, and `start` does not say to adopt that.
     /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
     pub async fn fork_program<P: Program>(
@@ -199,6 +201,12 @@ impl Engine {
         let fits = super::begin::check_fit(program.shape(), &position, &definition, start.on_change);
         fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
+        if start.evidence == OriginEvidence::Checked {
+            let questions = recheck::doubted(self, program.shape(), &run, (&position, &settled)).await;
+            if !questions.is_empty() {
+                return Err(RunError::InDoubt { run: header.run.clone(), questions });
+            }
+        }
         if let Some(edit) = start.edit {
             (edit.0)(&mut state);
         }
@@ -218,10 +226,13 @@ impl Engine {
         for record in &settled {
             let (seq, old) = (main.seq_of_next_draft(), record.header().seq);
             let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
-            if let Some((step, known)) = known {
+            let is_left = start.evidence == OriginEvidence::Left && record.header().evidence.is_some();
+            if let Some((step, known)) = known.filter(|_| !is_left) {
                 main.position.ledger.insert(step.clone(), settled_at(*known, seq));
             }
-            main.drafts.push(copy_of(record));
+            let mut copy = copy_of(record);
+            copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+            main.drafts.push(copy);
         }
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let mut session = Session::new(self, program, main, start.session)?;
@@ -280,11 +291,23 @@ pub struct StartOptions<S> {
     pub edit: Option<super::Edit<S>>,
     /// What to do where the program is not that of the checkpoint.
     pub on_change: OnChange,
+    /// Whether the evidence of what is finished there is checked.
+    pub evidence: OriginEvidence,
+}
+
+/// Whether a run that begins where another stood checks the evidence of what is finished there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OriginEvidence {
+    /// It does, and does not begin unless all of it holds.
+    #[default]
+    Checked,
+    /// It takes a person's word: it begins without that evidence, and never checks it.
+    Left,
 }
 
 impl<S> Default for StartOptions<S> {
     fn default() -> Self {
-        Self { session: SessionOptions::default(), edit: None, on_change: OnChange::Stop }
+        Self { session: SessionOptions::default(), edit: None, on_change: OnChange::Stop, evidence: OriginEvidence::Checked }
     }
 }
 

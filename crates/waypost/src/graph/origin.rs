@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use super::Graph;
 use super::level::State;
 use super::run::{Session, held_edit, known, record_of, session_settings};
-use crate::engine::{Edit, Engine, OnChange, OnLostCheckpoint, Outcome, RunError, StartOptions, StopHandle};
+use crate::engine::{
+    Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
+};
 use crate::id::{CheckpointRef, RunId};
 use crate::portable::Portable;
 use crate::record::{Durability, Position, Record};
@@ -41,7 +43,8 @@ impl Engine {
         let (session, durability, config) = (Session::default(), Durability::Sync, None);
         let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
         let (from, edit, on_change) = (Origin::Run(from), None, OnChange::Stop);
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change }
+        let evidence = OriginEvidence::Checked;
+        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change, evidence }
     }
 
     /// Makes a new run `id` that begins with a checkpoint from a file.
@@ -52,7 +55,8 @@ impl Engine {
         let (session, durability, config) = (Session::default(), Durability::Sync, None);
         let (id, labels, edit) = (id.to_owned(), BTreeMap::new(), None);
         let (from, on_change) = (Origin::File(Box::new(from.clone())), OnChange::Stop);
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change }
+        let evidence = OriginEvidence::Checked;
+        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change, evidence }
     }
 
     /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
@@ -84,6 +88,7 @@ pub struct Forked<'a, S> {
     config: Option<Map<String, Value>>,
     edit: Option<Edit<S>>,
     on_change: OnChange,
+    evidence: OriginEvidence,
 }
 
 /// Where a new run takes its begin from.
@@ -114,6 +119,13 @@ impl<'a, S: State> Forked<'a, S> {
         self
     }
 
+    /// Leaves the evidence of what is finished there behind, on your word: where its files are not, for instance. The new
+    /// run does not begin with evidence that does not hold, unless this is said.
+    pub fn without_evidence(mut self) -> Self {
+        self.evidence = OriginEvidence::Left;
+        self
+    }
+
     /// Acknowledges checkpoints before they are on disk, or after.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
@@ -127,7 +139,19 @@ impl<'a, S: State> Forked<'a, S> {
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, from, id, session, durability, labels, config, edit, on_change } = self;
+        let Self {
+            engine,
+            graph,
+            from,
+            id,
+            session,
+            durability,
+            labels,
+            config,
+            edit,
+            on_change,
+            evidence,
+        } = self;
         let id = RunId::new(&id)?;
         let config = match (config, &from) {
             (Some(config), _) => config,
@@ -136,7 +160,7 @@ impl<'a, S: State> Forked<'a, S> {
         };
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let edit = edit.map(held_edit);
-        let start = StartOptions { session: session.options()?, edit, on_change };
+        let start = StartOptions { session: session.options()?, edit, on_change, evidence };
         let (engine, program) = (session.engine(engine), graph.erased());
         let outcome = match &from {
             Origin::Run(from) => engine.fork_program(&program, from, record, start).await,
