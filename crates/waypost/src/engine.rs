@@ -20,6 +20,7 @@ use crate::lock::Holder;
 use crate::record::{Position, Record, RunRecord, SealedRun};
 use crate::store::{Progress, RunEntry, Store, StoreError};
 
+mod accept;
 mod advance;
 mod attempt;
 mod back;
@@ -48,8 +49,8 @@ mod travel;
 pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
-    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions,
-    SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
+    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, ResumeFrom,
+    ResumeOptions, SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{

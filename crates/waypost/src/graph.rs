@@ -54,6 +54,7 @@ mod draw;
 mod error;
 mod evidence;
 mod fork;
+mod history;
 mod homes;
 mod join;
 mod level;
@@ -64,6 +65,7 @@ pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
 pub use context::{Context, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
+pub use history::HistoryEntry;
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
 pub use origin::{Forked, Inspected};
@@ -209,9 +211,7 @@ impl Program for Erased {
         };
         let failed = |failure| Performed::Failed { failure, told: context.take_told() };
         match ended {
-            Ok(Ok(Ok(output))) => {
-                evidence::vouched((level, job.place), output, &attempt, &context).await
-            }
+            Ok(Ok(Ok(output))) => evidence::vouched((level, job.place), output, &attempt, &context).await,
             Ok(Ok(Err(error))) => {
                 let retryable = level.is_retryable(job.place, &error);
                 let kind = if retryable { FailureKind::Error } else { FailureKind::Fatal };

@@ -230,9 +230,10 @@ impl Effective {
         let mut firsts: HashMap<&StepId, usize> = HashMap::new();
         let ledger = |step| self.position.ledger.get(step).map(|settled| settled.seq());
         let newest = self.evidence.iter().map(|(step, pack)| (step, ledger(step), pack));
-        let passes = self.passes.iter().flat_map(|(step, passes)| {
-            passes.iter().map(move |(seq, pack)| (step, Some(*seq), pack))
-        });
+        let passes = self
+            .passes
+            .iter()
+            .flat_map(|(step, passes)| passes.iter().map(move |(seq, pack)| (step, Some(*seq), pack)));
         for (step, seq, pack) in newest.chain(passes) {
             let first = firsts.entry(step).or_default();
             made.push(Made { step, seq, pack, first: *first });
@@ -306,10 +307,8 @@ pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
 
 /// Returns for each branch the records of the branches above with which it and they were opened.
 fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
-    let own: HashMap<&BranchPath, u64> = effective
-        .iter()
-        .filter_map(|branch| Some((&branch.branch, branch.position.origin?)))
-        .collect();
+    let own: HashMap<&BranchPath, u64> =
+        effective.iter().filter_map(|branch| Some((&branch.branch, branch.position.origin?))).collect();
     let mut origins = HashMap::new();
     for branch in effective {
         let mut walk = Vec::new();
@@ -446,8 +445,7 @@ impl BranchView<'_> {
         if !self.shape.is_routed() {
             return found;
         }
-        let again =
-            |step: &&Step| matches!(self.doubted(step), Some((Action::Run | Action::Restart, _)));
+        let again = |step: &&Step| matches!(self.doubted(step), Some((Action::Run | Action::Restart, _)));
         for step in self.shape.steps().iter().filter(again) {
             let mut walk = vec![self.shape.place(step.id.as_str()).expect("it is one of the shape's")];
             while let Some(place) = walk.pop() {

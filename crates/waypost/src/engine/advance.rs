@@ -51,10 +51,8 @@ impl<P: Program> Session<'_, P> {
         let program = self.program;
         let line = self.lines.get_mut(id);
         let joins = line.shape.steps()[place].opens_evidence();
-        let matters = told.evidence.is_some()
-            || joins
-            || !ending.outputs.is_empty()
-            || ending.outputs_bytes.is_some();
+        let matters =
+            told.evidence.is_some() || joins || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
         let about = line.entry(place).fan.as_ref().filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, line, place, Settlement::Completed(output, &ending));
         let follow = match follow {

@@ -301,7 +301,7 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
 }
 
 /// Reads what the run stands at.
-async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
+pub(super) async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
     let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());

@@ -139,6 +139,16 @@ pub enum RunError {
         /// Why.
         why: String,
     },
+    /// Evidence cannot be accepted as it is found. Nothing changed.
+    #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
+    NotAccepted {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: StepId,
+        /// What does not hold, or could not be checked.
+        why: String,
+    },
     /// The checkpoint to go on from is not there any more. Nothing changed.
     #[error("cannot go on from {at}: {why}")]
     NoState {

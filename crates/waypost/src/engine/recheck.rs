@@ -10,9 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, StepId};
-use crate::plan::{
-    Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan,
-};
+use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
 use crate::record::{
     Claim, Ending, Header, Pack, Phase, Position, Reason, Record, RunRecord, Settled, Verdict,
 };
@@ -42,6 +40,8 @@ pub(super) struct Judged {
     pub(super) questions: Vec<Decision>,
     /// Finished steps whose evidence does not hold and that may run again.
     pub(super) broken: Vec<Broken>,
+    /// Finished steps whose evidence does not hold and that must not be repeated blindly: they are asked about.
+    pub(super) held: Vec<Broken>,
     /// The claims that were checked, as they are now, by branch and record.
     pub(super) found: HashMap<(BranchPath, u64), Vec<Claim>>,
 }
@@ -120,17 +120,15 @@ pub(super) async fn judge<P: Program>(
     };
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     // Of steps that were cut on other branches, who takes those up speaks.
-    let ours = |decision: &&Decision| {
-        decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_))
-    };
+    let ours =
+        |decision: &&Decision| decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_));
     let questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     let may_run = |broken: &Broken| {
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent)
     };
-    let mut broken = broken(shape, &effective, &verdicts);
-    broken.retain(may_run);
-    Ok(Judged { questions, broken, found })
+    let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
+    Ok(Judged { questions, broken, held, found })
 }
 
 /// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold
@@ -163,13 +161,11 @@ pub(super) async fn doubted(
     let claims: Vec<_> = checks.iter().map(|check| (check.claim.clone(), with_code(check.seq))).collect();
     let checked = engine.verifier.verify_all(&claims).await;
     let verdicts = checks.into_iter().zip(checked);
-    let verdicts: Verdicts = verdicts
-        .map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict))
-        .collect();
+    let verdicts: Verdicts =
+        verdicts.map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict)).collect();
     let planned = plan(shape, &[effective], &verdicts, engine.clock.now());
-    let doubted = |decision: &Decision| {
-        matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_))
-    };
+    let doubted =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
     let asked = |decision| Decision { action: Action::Ask, ..decision };
     planned.decisions.into_iter().filter(doubted).map(asked).collect()
 }

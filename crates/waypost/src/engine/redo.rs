@@ -97,8 +97,7 @@ async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, Run
         carrier => carrier?,
     };
     let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
-    let between =
-        Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
+    let between = Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
     let between = engine.store.scan(&between).await?;
     let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
     let keeps = |record: &Record| !changes(&record.header().phase);
@@ -167,7 +166,8 @@ pub(super) fn same_state<P: Program>(
     (record, then_state): (&Record, &[u8]),
     then: &Record,
 ) -> Result<bool, RunError> {
-    let schema = |record: &Record| record.header().body.as_ref().map(|body| (body.schema, body.codec.clone()));
+    let schema =
+        |record: &Record| record.header().body.as_ref().map(|body| (body.schema, body.codec.clone()));
     let Some(state) = record.state_bytes() else { return Ok(false) };
     if schema(record) == schema(then) {
         return Ok(state == then_state || same_json(state, then_state));
@@ -194,11 +194,7 @@ pub(super) struct Target {
 
 /// Chooses for each branch the earliest step to be done again. What comes after it waits for what that gives: only then
 /// is it looked at.
-pub(super) fn targets(
-    shape: &Shape,
-    branches: &Branches,
-    broken: &[Broken],
-) -> BTreeMap<BranchPath, Target> {
+pub(super) fn targets(shape: &Shape, branches: &Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Target> {
     let mut targets = BTreeMap::new();
     if let Some((_, main)) = branches.keys().next() {
         choose(shape, branches, broken, main, &mut targets);
@@ -283,7 +279,9 @@ pub(super) async fn back_to(
     };
     let start = history.iter().find(starts).ok_or_else(|| gone("where it was started is not recorded"))?;
     let record = match load_with_state(engine, run, branch, start.header().seq).await {
-        Err(RunError::NoState { .. }) => return Err(gone("the state that it was given is not kept any more")),
+        Err(RunError::NoState { .. }) => {
+            return Err(gone("the state that it was given is not kept any more"));
+        }
         record => record?,
     };
     let mut position = position_of(&record)?;
@@ -309,7 +307,8 @@ pub(super) async fn back_to(
     draft.about = Some(target.seq);
     draft.told.evidence = judged.pack_of(branch, target.seq).filter(|_| target.claims.is_some());
     if let Some(claims) = &target.claims {
-        let data = json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
+        let data =
+            json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
         draft.told.notes.push(Note::Event { name: "evidence_failed".to_owned(), data });
     }
     Ok(Move { record, position, draft: Some(draft) })

@@ -90,6 +90,17 @@ pub(super) async fn stand<P: Program>(
     }
 }
 
+/// Finds the branches that count, as they would be gone on with.
+pub(super) async fn survey<P: Program>(
+    engine: &Engine,
+    program: &P,
+    main: (&Record, &Position),
+) -> Result<Branches, RunError> {
+    let shape = program.shape();
+    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    Ok(scout.survey(main).await?.0)
+}
+
 /// Looks around in a run.
 struct Scout<'a, P> {
     engine: &'a Engine,
@@ -300,8 +311,8 @@ impl<P: Program> Scout<'_, P> {
             for entry in &known.position.frontier {
                 let careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
                 let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
-                let waits =
-                    entry.fan.is_some() && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;
+                let waits = entry.fan.is_some()
+                    && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;
                 if !careful || !comes_next || waits {
                     continue;
                 }

@@ -307,7 +307,12 @@ pub enum OriginEvidence {
 
 impl<S> Default for StartOptions<S> {
     fn default() -> Self {
-        Self { session: SessionOptions::default(), edit: None, on_change: OnChange::Stop, evidence: OriginEvidence::Checked }
+        Self {
+            session: SessionOptions::default(),
+            edit: None,
+            on_change: OnChange::Stop,
+            evidence: OriginEvidence::Checked,
+        }
     }
 }
 

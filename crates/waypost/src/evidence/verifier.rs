@@ -189,7 +189,8 @@ impl Verifier {
         aim: Aim,
         deadline: Instant,
     ) -> Vec<(usize, Finding)> {
-        let cost = |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
+        let cost =
+            |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
         places.sort_by_key(cost);
         let mut checks: Vec<Look<'_>> = Vec::new();
         for place in places {

@@ -12,7 +12,7 @@ use super::run::{Session, held_edit, known, record_of, session_settings};
 use crate::engine::{
     Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
 };
-use crate::id::{CheckpointRef, RunId};
+use crate::id::{CheckpointRef, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{Durability, Position, Record};
 
@@ -44,7 +44,19 @@ impl Engine {
         let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
         let (from, edit, on_change) = (Origin::Run(from), None, OnChange::Stop);
         let evidence = OriginEvidence::Checked;
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change, evidence }
+        Forked {
+            engine: self,
+            graph,
+            from,
+            id,
+            session,
+            durability,
+            labels,
+            config,
+            edit,
+            on_change,
+            evidence,
+        }
     }
 
     /// Makes a new run `id` that begins with a checkpoint from a file.
@@ -56,7 +68,30 @@ impl Engine {
         let (id, labels, edit) = (id.to_owned(), BTreeMap::new(), None);
         let (from, on_change) = (Origin::File(Box::new(from.clone())), OnChange::Stop);
         let evidence = OriginEvidence::Checked;
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change, evidence }
+        Forked {
+            engine: self,
+            graph,
+            from,
+            id,
+            session,
+            durability,
+            labels,
+            config,
+            edit,
+            on_change,
+            evidence,
+        }
+    }
+
+    /// Takes the evidence of a finished step as it is found now, on a person's word: see
+    /// [`accept_program`](Self::accept_program). Returns how many packs were accepted; 0 if all of them hold.
+    ///
+    /// # Errors
+    /// As there, and [`RunError::InvalidName`] or [`RunError::UnknownStep`] for names that no run or step can have.
+    pub async fn accept<S: State>(&self, graph: &Graph<S>, run: &str, step: &str) -> Result<usize, RunError> {
+        let run = RunId::new(run)?;
+        let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
+        self.accept_program(&graph.erased(), &run, &step).await
     }
 
     /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
@@ -139,19 +174,8 @@ impl<'a, S: State> Forked<'a, S> {
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self {
-            engine,
-            graph,
-            from,
-            id,
-            session,
-            durability,
-            labels,
-            config,
-            edit,
-            on_change,
-            evidence,
-        } = self;
+        let Self { engine, graph, from, id, session, durability, labels, config, edit, on_change, evidence } =
+            self;
         let id = RunId::new(&id)?;
         let config = match (config, &from) {
             (Some(config), _) => config,

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 use waypost::engine::{OnUnknown, Outcome};
 use waypost::evidence::{Limits, Verifier};
-use waypost::graph::{Branches, ItemEnds, Resume};
+use waypost::graph::{Branches, ItemEnds};
 use waypost::memory::MemoryStore;
 use waypost::plan::Cause;
 use waypost::record::{Claim, FailureKind, Pack, Phase, Reason, Record, RunStatus, Verdict};
-use waypost::store::{Scan, Store as _, StoreExt as _};
-use waypost::{BranchPath, Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
+use waypost::store::{Scan, Store as _};
+use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 
+mod accept;
 mod again;
 mod branches;
 mod probes;
@@ -172,10 +173,7 @@ async fn a_step_whose_evidence_does_not_hold_has_failed_and_says_what_was_expect
     assert_eq!((step.as_str(), failure.kind), ("a", FailureKind::Evidence));
     assert_eq!(failure.error[0], "the evidence of step `a` does not hold");
     let found = waypost::Digest::of(b"of a");
-    assert_eq!(
-        failure.error[1],
-        format!("file_sha256 a.txt: expected \"{wanted}\", found \"{found}\"")
-    );
+    assert_eq!(failure.error[1], format!("file_sha256 a.txt: expected \"{wanted}\", found \"{found}\""));
     assert!(failure.error[2].starts_with("artifact_exists missing.txt"), "{:?}", failure.error);
     let records = desk.records().await;
     assert_eq!(verdicts(records.last().unwrap()), [Verdict::Failed, Verdict::Failed]);
@@ -208,11 +206,8 @@ async fn a_step_whose_evidence_fails_is_tried_again() {
 #[tokio::test]
 async fn an_empty_pack_is_refused() {
     let desk = Desk::new();
-    let graph = Graph::<Work>::builder("empty")
-        .step("a", desk.notes())
-        .evidence(|_| Pack::all([]))
-        .build()
-        .unwrap();
+    let graph =
+        Graph::<Work>::builder("empty").step("a", desk.notes()).evidence(|_| Pack::all([])).build().unwrap();
 
     let outcome = desk.run(&graph).await;
 

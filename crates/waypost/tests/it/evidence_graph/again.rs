@@ -30,10 +30,7 @@ async fn a_step_whose_evidence_fails_runs_again_and_what_is_after_it_is_used_aga
     assert_eq!(desk.said(), ["a"], "`b` and `c` gave nothing else");
     assert_eq!(outcome.state.done, ["a", "b", "c"]);
     assert_eq!(desk.read("a.txt"), "of a");
-    assert_eq!(
-        desk.told().await[4..],
-        ["@5 restored a basis 1", "@6 completed a", "@7 restored a basis 4"]
-    );
+    assert_eq!(desk.told().await[4..], ["@5 restored a basis 1", "@6 completed a", "@7 restored a basis 4"]);
     let records = desk.records().await;
     let cause = records[4].header();
     assert_eq!((cause.reason, cause.about), (Reason::Redo, Some(2)));
@@ -170,8 +167,7 @@ async fn a_crash_while_steps_are_done_again_costs_no_more_than_any_other() {
 
         // The future of the resume is dropped when the step has been done and before it is recorded.
         let engine = desk.engine();
-        let resume = engine.resume(&graph, "r").into_future();
-        tokio::pin!(resume);
+        let mut resume = engine.resume(&graph, "r").into_future();
         loop {
             let done = futures_util::poll!(&mut resume).is_ready();
             if desk.said.lock().unwrap().iter().any(|said| said == crash_at) {
@@ -181,7 +177,6 @@ async fn a_crash_while_steps_are_done_again_costs_no_more_than_any_other() {
             tokio::task::yield_now().await;
         }
         drop(resume);
-        desk.store.drop_holder(&RunId::new("r").unwrap());
         let outcome = desk.resume(&graph).await;
 
         assert_eq!(outcome.status, RunStatus::Completed, "{crash_at}");
@@ -208,10 +203,7 @@ async fn a_step_that_must_not_be_repeated_is_asked_about() {
 
     let refused = desk.engine().resume(&graph, "r").await.unwrap_err();
 
-    assert_eq!(
-        refused.to_string(),
-        "run r needs a decision: step `a`: evidence no longer holds: the letter"
-    );
+    assert_eq!(refused.to_string(), "run r needs a decision: step `a`: evidence no longer holds: the letter");
     assert_eq!(desk.said(), Vec::<String>::new());
     assert_eq!(desk.records().await.len(), 4, "nothing was written");
 }
@@ -317,7 +309,6 @@ async fn subjects_of_a_step_that_was_cut_are_not_judged_against_older_pins() {
         ended = run => panic!("it ended: {ended:?}"),
         () = async { while !desk.said.lock().unwrap().contains(&"d".to_owned()) { tokio::task::yield_now().await; } } => {}
     }
-    desk.store.drop_holder(&RunId::new("r").unwrap());
     desk.said();
 
     let outcome = desk.resume(&graph).await;
@@ -346,7 +337,7 @@ async fn a_change_that_nobody_declared_costs_one_more_run_and_no_endless_ones() 
 }
 
 /// Three passes, each of which leaves a page.
-fn pages(desk: &Desk) -> Graph<Work> {
+pub(super) fn pages(desk: &Desk) -> Graph<Work> {
     let pages = desk.clone();
     Graph::<Work>::builder("pages")
         .step("page", move |mut work: Work, context: Context| {
