@@ -7,13 +7,13 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, Settled, Verdict};
+use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
 use super::chain::{Chain, Draft};
-use super::recheck::{Trust, judge, made_at};
-use super::snapshot::{Snapshot, position_of};
+use super::recheck::{Trust, judge};
+use super::snapshot::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
 use super::stand::survey;
 use super::{Engine, OnUnknown, Program, RunError};
 
@@ -96,13 +96,14 @@ impl Engine {
 
     /// Pins the evidence of a record anew.
     async fn repinned(&self, run: &RunId, broken: &Broken, site: &Site) -> Result<Pack, RunError> {
-        let record = self.store.load(run, &broken.branch, broken.seq).await?;
-        let made = made_at(self.store.as_ref(), record.header(), broken.seq).await?;
+        let made = self.store.load(run, &broken.branch, broken.seq).await?;
+        let accepted = accepted_on(self.store.as_ref(), made.header()).await?.remove(&broken.seq);
         let code = match &made.header().phase {
             Phase::Completed(Ending { exit_code, .. }) => *exit_code,
             _ => None,
         };
-        let mut pack = record.header().evidence.clone().unwrap_or_else(|| Pack::all([]));
+        let claimed = accepted.or_else(|| made.header().evidence.clone());
+        let mut pack = claimed.unwrap_or_else(|| Pack::all([]));
         let open = |claim: Claim| if claim.pinned { claim.pinning() } else { claim };
         pack.claims = pack.claims.into_iter().map(open).collect();
         let pinned = self.verifier.commit(&pack, &site.clone().with_exit_code(code)).await;
@@ -124,21 +125,19 @@ impl Engine {
         let store = self.store.as_ref();
         let newest = store.newest(lease.run(), branch).await?;
         let header = newest.header();
-        let mut position = position_of(&newest)?;
+        let position = position_of(&newest)?;
         let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
         let mut drafts = Vec::new();
         for (seq, pack) in packs {
-            let made = made_at(store, header, *seq).await?;
+            let made = store.load(&header.run, branch, *seq).await?;
             let value = json!(pack.summary());
             let phase = Phase::Progress { key: ACCEPTED_KEY.to_owned(), value };
             let at = made.header().at.clone();
             let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
             draft.about = Some(made.header().seq);
             draft.told.evidence = Some(pack.clone());
-            if position.ledger.get(step).map(|settled| settled.seq()) == Some(*seq) {
-                let accepted = Settled::Completed(chain.next + drafts.len() as u64);
-                position.ledger.insert(step.clone(), accepted);
-            }
+            let (key, value) = ACCEPTED_LABEL;
+            draft.labels.insert(key.to_owned(), value.to_owned());
             drafts.push(draft);
         }
         if let Some(last) = drafts.last_mut() {

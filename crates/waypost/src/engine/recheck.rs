@@ -11,9 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::evidence::Site;
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
-use crate::record::{
-    Claim, Ending, Header, Pack, Phase, Position, Reason, Record, RunRecord, Settled, Verdict,
-};
+use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
 use crate::shape::Shape;
 use crate::store::{Store, StoreError};
 
@@ -82,19 +80,10 @@ pub(super) async fn joined_on(
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     for step in steps.iter().filter(|step| step.opens_evidence()) {
         let Some(settled) = position.ledger.get(&step.id) else { continue };
-        let made = made_at(store, header, settled.seq()).await?;
+        let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
     Ok(joined)
-}
-
-/// Loads the record that finished a step, where the one given may be that with which its evidence was accepted.
-pub(super) async fn made_at(store: &dyn Store, header: &Header, seq: u64) -> Result<Record, StoreError> {
-    let mut record = store.load(&header.run, &header.branch, seq).await?;
-    while let (Reason::Accept, Some(about)) = (record.header().reason, record.header().about) {
-        record = store.load(&header.run, &header.branch, about).await?;
-    }
-    Ok(record)
 }
 
 /// Judges what is finished on branches, and lists what a person must decide.
@@ -237,12 +226,7 @@ async fn exit_code_at(
     run: &RunRecord,
     (branch, seq): &(BranchPath, u64),
 ) -> Result<Option<i32>, RunError> {
-    let store = engine.store.as_ref();
-    let record = store.load(&run.run, branch, *seq).await?;
-    let made = match record.header().reason {
-        Reason::Accept => made_at(store, record.header(), *seq).await?,
-        _ => record,
-    };
+    let made = engine.store.load(&run.run, branch, *seq).await?;
     Ok(ending_of(made.header()).and_then(|ending| ending.exit_code))
 }
 

@@ -25,9 +25,9 @@ use crate::store::{Scan, Store, StoreError, StoreExt as _};
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
 use super::chain::Draft;
-use super::recheck::{Branches, Judged, Known, made_at};
+use super::recheck::{Branches, Judged, Known};
 use super::same::same_json;
-use super::snapshot::position_of;
+use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
 
 /// Where a branch is gone on with, if not where it stands.
@@ -130,17 +130,14 @@ pub(super) async fn done_before(
     (step, iteration): (&StepId, &[u32]),
     newest: u64,
 ) -> Result<Option<(Record, Option<Pack>)>, RunError> {
-    let mut accepted = BTreeMap::new();
     for record in store.history(&header.run, &header.branch, newest).await? {
         let found = record.header();
-        if let (Reason::Accept, Some(about)) = (found.reason, found.about) {
-            accepted.entry(about).or_insert_with(|| found.evidence.clone());
-        }
         let is_it = found.step.as_ref() == Some(step)
             && found.at.iteration == iteration
             && matches!(found.phase, Phase::Completed(_));
         if is_it {
-            let pack = accepted.remove(&found.seq).unwrap_or_else(|| found.evidence.clone());
+            let accepted = accepted_on(store, header).await?.remove(&found.seq);
+            let pack = accepted.or_else(|| found.evidence.clone());
             return match store.load(&header.run, &header.branch, found.seq).await {
                 Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
                 record => Ok(Some((record?, pack))),
@@ -263,7 +260,7 @@ pub(super) async fn back_to(
 ) -> Result<Move, RunError> {
     let header = known.record.header();
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
-    let made = made_at(store, header, target.seq).await?;
+    let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
     let history = store.history(run, branch, header.seq).await?;
     let starts = |record: &&Record| {

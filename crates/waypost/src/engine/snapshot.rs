@@ -6,11 +6,12 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan};
-use crate::record::{
-    Definition, FrontierEntry, Header, Pack, Phase, Position, Reason, Record, RunStatus, Status,
-};
+use crate::record::{Definition, FrontierEntry, Header, Pack, Phase, Position, Record, RunStatus, Status};
 use crate::shape::{Shape, Step};
-use crate::store::{Damage, Head, Page, RunEntry, Store, StoreError, StoreExt};
+use crate::store::{Damage, Head, Page, RunEntry, Scan, Store, StoreError, StoreExt};
+
+/// The label of records with which evidence was accepted.
+pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
 
 /// A run as its newest sound records tell it.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,9 +160,12 @@ pub(super) async fn effective_of(
     let position = position_of(record)?;
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| step.has_evidence()) {
-        let pack = match position.ledger.get(&step.id) {
-            Some(settled) => pack_of(store, header, settled.seq()).await?,
+    let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
+    let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
+    for step in steps {
+        let pack = match position.ledger.get(&step.id).map(|settled| settled.seq()) {
+            Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
+            Some(seq) => store.load(&header.run, &header.branch, seq).await?.header().evidence.clone(),
             None => cut_pack_of(store, header, &position, step).await?,
         };
         evidence.extend(pack.map(|pack| (step.id.clone(), pack)));
@@ -171,12 +175,34 @@ pub(super) async fn effective_of(
         _ => None,
     };
     let (branch, seq) = (header.branch.clone(), header.seq);
-    let passes = passes_of(store, shape, header, &position).await?;
+    let passes = passes_of(store, shape, (header, &position), &accepted).await?;
     Ok(Effective { branch, seq, position, evidence, passes, in_flux: BTreeSet::new(), stopped_by })
 }
 
-async fn pack_of(store: &dyn Store, header: &Header, seq: u64) -> Result<Option<Pack>, StoreError> {
-    Ok(store.load(&header.run, &header.branch, seq).await?.header().evidence.clone())
+/// Reads what evidence of a branch a person has accepted, by the record that it stands for. A person's word is about the
+/// world, which does not go back with a run: it counts wherever that record does.
+pub(super) async fn accepted_on(
+    store: &dyn Store,
+    header: &Header,
+) -> Result<HashMap<u64, Pack>, StoreError> {
+    let (key, value) = ACCEPTED_LABEL;
+    let label = Some((key.to_owned(), value.to_owned()));
+    let mut scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
+    let mut accepted = HashMap::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in &page.records {
+            let found = record.header();
+            // Oldest first: the newest word counts.
+            if let (Some(about), Some(pack)) = (found.about, &found.evidence) {
+                accepted.insert(about, pack.clone());
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(accepted),
+        }
+    }
 }
 
 /// Reads the evidence that the start of a cut step named. A start that shares the record of an end has none: what
@@ -200,8 +226,8 @@ async fn cut_pack_of(
 async fn passes_of(
     store: &dyn Store,
     shape: &Shape,
-    header: &Header,
-    position: &Position,
+    (header, position): (&Header, &Position),
+    accepted: &HashMap<u64, Pack>,
 ) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
     let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
     let Some(shape) = shape.of_branch(&header.branch) else { return Ok(passes) };
@@ -213,20 +239,13 @@ async fn passes_of(
     if !looping.iter().any(|step| position.ledger.contains_key(*step)) {
         return Ok(passes);
     }
-    // What was accepted since stands for what was claimed.
-    let mut accepted: HashMap<u64, (u64, Pack)> = HashMap::new();
     for record in store.history(&header.run, &header.branch, header.seq).await? {
         let found = record.header();
         let Some(step) = found.step.as_ref().filter(|step| looping.contains(step)) else { continue };
-        let newest = position.ledger.get(step).map(|settled| settled.seq());
-        let Some(pack) = found.evidence.clone() else { continue };
-        let (seq, pack) = accepted.remove(&found.seq).unwrap_or((found.seq, pack));
-        match (&found.phase, found.reason, found.about) {
-            (_, Reason::Accept, Some(about)) => drop(accepted.insert(about, (seq, pack))),
-            (Phase::Completed(_), ..) if newest != Some(seq) => {
-                passes.entry(step.clone()).or_default().push((seq, pack));
-            }
-            _ => {}
+        let is_newest = position.ledger.get(step).map(|settled| settled.seq()) == Some(found.seq);
+        let pack = accepted.get(&found.seq).or(found.evidence.as_ref());
+        if let (Phase::Completed(_), false, Some(pack)) = (&found.phase, is_newest, pack) {
+            passes.entry(step.clone()).or_default().push((found.seq, pack.clone()));
         }
     }
     Ok(passes)

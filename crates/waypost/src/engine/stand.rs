@@ -13,7 +13,7 @@ use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, made_at, wanted_origin};
+use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, wanted_origin};
 use super::redo::{Move, Pace, back_to, done_before, forward, opener_of, pace, standing_at, targets};
 use super::snapshot::position_of;
 use super::{Engine, Program, RunError};
@@ -276,7 +276,7 @@ impl<P: Program> Scout<'_, P> {
             let run = &base.record.header().run;
             let newest = store.newest(run, branch).await?;
             let Some(ahead) = position_of(&newest)?.ahead else { continue };
-            let made = made_at(store, newest.header(), *seq).await?;
+            let made = store.load(run, branch, *seq).await?;
             let history = store.history(run, branch, newest.header().seq).await?;
             let again = |record: &Record| {
                 let header = record.header();

@@ -168,3 +168,19 @@ async fn a_run_in_memory_that_is_dropped_gives_its_lease_back_as_a_crash_does() 
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(desk.said(), ["a", "a"]);
 }
+
+#[tokio::test]
+async fn what_was_accepted_is_believed_also_where_the_run_goes_back() {
+    let desk = Desk::new();
+    let graph = desk.line();
+    desk.run(&graph).await;
+    desk.said();
+    desk.write("a.txt", "mended by hand");
+    desk.engine().accept(&graph, "r", "a").await.unwrap();
+
+    let outcome = desk.engine().resume(&graph, "r").from_step("b").await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(desk.said(), ["b", "c"]);
+    assert_eq!(desk.read("a.txt"), "mended by hand");
+}

@@ -4,8 +4,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::memory::MemoryStore;
-use waypost::{Context, Engine, Graph, StepError};
+use waypost::{Context, Engine, Graph, MemoryStore, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Rates {
