@@ -223,6 +223,9 @@ async fn go_on<'a, P: Program>(
     let mut main = Line::new(chain, program.shape(), base.position, state);
     decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
+    if main.chain.repair {
+        main.ask_again();
+    }
     main.reopens = options.then == Then::GoOn && reopens;
     if main.reopens {
         reopen(&mut main);

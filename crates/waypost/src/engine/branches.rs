@@ -248,6 +248,9 @@ pub(super) async fn go_on<P: Program>(
     let mut line = Line::new(chain, shape, position, state);
     line.opener = Some(opener);
     line.around = around;
+    if line.chain.repair {
+        line.ask_again();
+    }
     line.reopens = is_moved || !session.is_again || session.lines.get(opener.line).reopens;
     if line.reopens {
         reopen(&mut line);
@@ -261,9 +264,10 @@ pub(super) async fn go_on<P: Program>(
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
     line.has_room = !line.rests() && fan.active < parallel_max;
     fan.active += usize::from(line.has_room);
+    let is_written = !line.drafts.is_empty();
     let id = session.lines.add(line);
     session.touched.insert(id);
-    if is_done || is_moved {
+    if is_written {
         session.mark_dirty(id);
     }
     Ok(Some(id))

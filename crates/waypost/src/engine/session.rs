@@ -4,7 +4,8 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -52,12 +53,13 @@ pub(super) struct Landed<O> {
 /// The branches in memory. The main branch is always there.
 pub(super) struct Lines<'a, S> {
     kept: Vec<Option<Line<'a, S>>>,
-    free: Vec<LineId>,
+    /// Numbers to be given again, the lowest first: what is opened in order is written in order.
+    free: BinaryHeap<Reverse<LineId>>,
 }
 
 impl<'a, S> Lines<'a, S> {
     pub(super) fn new(main: Line<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: Vec::new() }
+        Self { kept: vec![Some(main)], free: BinaryHeap::new() }
     }
 
     pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
@@ -74,7 +76,7 @@ impl<'a, S> Lines<'a, S> {
 
     pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
         match self.free.pop() {
-            Some(id) => {
+            Some(Reverse(id)) => {
                 self.kept[id] = Some(line);
                 id
             }
@@ -88,7 +90,7 @@ impl<'a, S> Lines<'a, S> {
     pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
         let line = self.kept.get_mut(id)?.take();
         if line.is_some() {
-            self.free.push(id);
+            self.free.push(Reverse(id));
         }
         line
     }
@@ -136,6 +138,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) site: Arc<Site>,
     /// Branches that end as failed once nothing below them is in flight.
     pub(super) dying: BTreeSet<LineId>,
+    /// Branches on which a step is under way that must not be repeated blindly.
+    pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
@@ -166,7 +170,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn new(
         engine: &'a Engine,
         program: &'a P,
-        main: Line<'a, P::State>,
+        mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
         let wanted = match &options.until {
@@ -182,6 +186,8 @@ impl<'a, P: Program> Session<'a, P> {
                 return Err(RunError::InvalidStep(step.clone()));
             }
         }
+        // Its progress is told with each commit.
+        main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
             engine,
@@ -206,6 +212,7 @@ impl<'a, P: Program> Session<'a, P> {
             config: Arc::default(),
             site: Arc::default(),
             dying: BTreeSet::new(),
+            doubtful: 0,
             halted: false,
             failed: None,
             repaired: Vec::new(),
@@ -339,6 +346,8 @@ impl<'a, P: Program> Session<'a, P> {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
+        // Nothing is scheduled any more: what is left is how it stands.
+        self.touched.clear();
         self.commit(self.standstill()).await?;
         Err(error.into())
     }
@@ -454,6 +463,10 @@ impl<'a, P: Program> Session<'a, P> {
     async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+                if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
+                    // A checkpoint was lost, and a join reads from the store how its branches ended.
+                    self.commit_surely().await?;
+                }
                 self.start(id, place);
             }
             for place in std::mem::take(&mut self.lines.get_mut(id).alone) {
@@ -499,17 +512,16 @@ impl<'a, P: Program> Session<'a, P> {
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let name = children_of(line, place).name.clone();
-            (Joined { store, run, branch, name, source, total }, fan.digests.clone())
+            let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
+            Joined { store, run, branch, name, source, total, ends }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());
-        let handed = joined.as_ref().map(|(joined, _)| joined.clone());
-        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, handed));
+        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
-                    Some((joined, known)) => Some(joined.root(known).await),
+                    Some(joined) => Some(joined.root().await),
                     None => None,
                 };
                 match (prepared, root.transpose()) {
