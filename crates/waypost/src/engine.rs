@@ -31,6 +31,7 @@ mod commit;
 mod fall;
 mod fan;
 mod line;
+mod lines;
 mod open;
 mod options;
 mod outcome;

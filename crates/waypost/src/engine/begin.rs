@@ -166,79 +166,16 @@ async fn go_on<'a, P: Program>(
     program: &'a P,
     lease: &Lease,
     mut base: Base,
-    options: ResumeOptions<P::State>,
+    mut options: ResumeOptions<P::State>,
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let adopt = options.adopt.as_ref();
-    // By what was in force when they were started, whatever the definition says of them now.
-    let began_with = adopt.map_or(program.shape(), |adoption| &adoption.before);
-    let asked = asked(&options, carried.is_some());
-    let mut stand = match options.from {
-        None => stand::stand(engine, program, began_with, &base, asked).await?,
-        Some(_) => Stand::default(),
-    };
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
-    if is_done && stand.is_unmoved() {
+    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
+    let Some(mut begin) = found else {
         return idle(&base.snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
-    }
-    let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
-    if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
-        return Err(in_doubt(stand.questions));
-    }
-    let known = adopt_change(&base, program.shape(), adopt, options.on_change)
-        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
-    if let Some(known) = known {
-        base.position = known;
-    }
-    let mut drafts = Vec::new();
-    if let Some(from) = &options.from {
-        drafts.push(go_back(engine, program.shape(), &mut base, from).await?);
-        if !asked.still {
-            stand = stand::stand(engine, program, program.shape(), &base, asked).await?;
-        }
-        if !stand.questions.is_empty() {
-            return Err(in_doubt(stand.questions));
-        }
-    }
-    let moved = stand.moves.remove(&BranchPath::main());
-    // What was open when this session began is taken up once.
-    let reopens = carried.is_none() || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    if let Some(Move { record, position, draft }) = moved {
-        (base.record, base.position) = (record, position);
-        drafts.extend(draft);
-    }
-    let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    if let Some(edit) = options.edit {
-        (edit.0)(&mut state);
-        first_or_by_hand(&mut drafts);
-    }
-    if let Some(validate) = options.validate {
-        let at = base.record.header().reference().to_string();
-        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
-    }
-    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    };
     let chain = chain_behind(&base, lease, newest_seq);
-    let is_repeated = chain.basis.is_some();
-    let mut main = Line::new(chain, program.shape(), base.position, state);
-    decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
-    main.position.revisited |= is_repeated;
-    if main.chain.repair {
-        main.ask_again();
-    }
-    main.reopens = options.then == Then::GoOn && reopens;
-    if main.reopens {
-        reopen(&mut main);
-    }
-    if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
-        main.doubt(&step);
-    }
-    if !options.config.is_empty() {
-        merge(&mut config, options.config);
-        first_or_by_hand(&mut drafts).config = Some(config.clone());
-        main.position.config = Some(main.seq_of_next_draft());
-    }
-    main.drafts.extend(drafts);
+    let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
@@ -259,11 +196,112 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let questions = branches::take_up(&mut session, lease, stand).await?;
+    let questions = branches::take_up(&mut session, lease, begin.stand).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Where the session of a resume begins.
+struct Begin {
+    /// Of the branches beside the main one, and what is in doubt.
+    stand: Stand,
+    /// What is written first.
+    drafts: Vec<Draft>,
+    /// What is open on the main branch is taken up now, and was not before in this resume.
+    reopens: bool,
+}
+
+/// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
+async fn find_begin<P: Program>(
+    engine: &Engine,
+    program: &P,
+    lease: &Lease,
+    base: &mut Base,
+    options: &mut ResumeOptions<P::State>,
+    is_again: bool,
+) -> Result<Option<Begin>, RunError> {
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let asked = asked(options, is_again);
+    let mut stand = match options.from {
+        None => stand::stand(engine, program, began_with, base, asked).await?,
+        Some(_) => Stand::default(),
+    };
+    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    if is_done && stand.is_unmoved() {
+        return Ok(None);
+    }
+    let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
+    if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
+        return Err(in_doubt(stand.questions));
+    }
+    let known = adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change)
+        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    if let Some(known) = known {
+        base.position = known;
+    }
+    let mut drafts = Vec::new();
+    if let Some(from) = &options.from {
+        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        if !asked.still {
+            stand = stand::stand(engine, program, program.shape(), base, asked).await?;
+        }
+        if !stand.questions.is_empty() {
+            return Err(in_doubt(stand.questions));
+        }
+    }
+    let moved = stand.moves.remove(&BranchPath::main());
+    let reopens = !is_again || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    if let Some(Move { record, position, draft }) = moved {
+        (base.record, base.position) = (record, position);
+        drafts.extend(draft);
+    }
+    Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
+}
+
+/// Makes the main branch as it is gone on with, and the configuration in force.
+async fn main_line<'a, P: Program>(
+    engine: &Engine,
+    program: &'a P,
+    chain: Chain,
+    base: &mut Base,
+    begin: &mut Begin,
+    options: &mut ResumeOptions<P::State>,
+) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
+    let Begin { stand, drafts, reopens } = begin;
+    let mut state = decode_state(program, program.shape().level(), &base.record)?;
+    if let Some(edit) = options.edit.take() {
+        (edit.0)(&mut state);
+        first_or_by_hand(drafts);
+    }
+    if let Some(validate) = options.validate.take() {
+        let at = base.record.header().reference().to_string();
+        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
+    }
+    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let is_repeated = chain.basis.is_some();
+    let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
+    decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
+    main.position.revisited |= is_repeated;
+    if main.chain.repair {
+        main.ask_again();
+    }
+    main.reopens = *reopens;
+    if main.reopens {
+        reopen(&mut main);
+    }
+    if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
+        main.doubt(&step);
+    }
+    if !options.config.is_empty() {
+        merge(&mut config, std::mem::take(&mut options.config));
+        first_or_by_hand(drafts).config = Some(config.clone());
+        main.position.config = Some(main.seq_of_next_draft());
+    }
+    main.drafts.append(drafts);
+    Ok((main, config))
 }
 
 /// Says what is asked about a run before it is gone on with.

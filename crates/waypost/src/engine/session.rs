@@ -4,8 +4,7 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -29,6 +28,7 @@ use super::attempt::Memos;
 use super::chain::Draft;
 use super::fan::Joined;
 use super::line::{Flight, Line, LineId, MAIN};
+use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
 use super::stop::{Stop, StopLevel};
@@ -48,60 +48,6 @@ pub(super) struct Landed<O> {
     pub(super) performed: Option<Performed<O>>,
     /// Of a join: the Merkle root of what it joined.
     pub(super) root: Option<Digest>,
-}
-
-/// The branches in memory. The main branch is always there.
-pub(super) struct Lines<'a, S> {
-    kept: Vec<Option<Line<'a, S>>>,
-    /// Numbers to be given again, the lowest first: what is opened in order is written in order.
-    free: BinaryHeap<Reverse<LineId>>,
-}
-
-impl<'a, S> Lines<'a, S> {
-    pub(super) fn new(main: Line<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: BinaryHeap::new() }
-    }
-
-    pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
-        self.kept[id].as_ref().expect("only branches in memory are named")
-    }
-
-    pub(super) fn get_mut(&mut self, id: LineId) -> &mut Line<'a, S> {
-        self.kept[id].as_mut().expect("only branches in memory are named")
-    }
-
-    pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
-        self.kept.get_mut(id)?.as_mut()
-    }
-
-    pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
-        match self.free.pop() {
-            Some(Reverse(id)) => {
-                self.kept[id] = Some(line);
-                id
-            }
-            None => {
-                self.kept.push(Some(line));
-                self.kept.len() - 1
-            }
-        }
-    }
-
-    pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
-        let line = self.kept.get_mut(id)?.take();
-        if line.is_some() {
-            self.free.push(Reverse(id));
-        }
-        line
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (LineId, &mut Line<'a, S>)> {
-        self.kept.iter_mut().enumerate().filter_map(|(id, line)| line.as_mut().map(|line| (id, line)))
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
-        self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
-    }
 }
 
 /// A run under way.

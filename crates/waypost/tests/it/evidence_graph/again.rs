@@ -464,3 +464,39 @@ async fn a_fork_in_time_begins_only_with_what_holds() {
     assert!(matches!(refused, Err(RunError::InDoubt { .. })), "{refused:?}");
     assert!(desk.store.run(&RunId::new("bad").unwrap()).await.is_err(), "it was not made");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_write_of_doing_again_is_survived() {
+    use crate::faulty::{Fault, Faulty};
+
+    for fault in [Fault::DieBefore, Fault::DieAfter] {
+        for nth in 1.. {
+            let desk = Desk::new();
+            let graph = desk.line();
+            desk.run(&graph).await;
+            desk.said();
+            desk.remove("a.txt");
+            desk.remove("b.txt");
+
+            let store = Faulty::around(desk.store.clone());
+            store.plan(nth, 1, fault);
+            let dying = Engine::new(store.clone()).with_base(desk.path());
+            let resume = dying.resume(&graph, "r").into_future();
+            let died = tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err();
+            if !died {
+                assert!(nth > 5, "only {nth} writes");
+                break;
+            }
+            let outcome = desk.resume(&graph).await;
+
+            let said = desk.said();
+            let at = format!("{fault:?} {nth}: {said:?}");
+            assert_eq!(outcome.status, RunStatus::Completed, "{at}");
+            assert_eq!(outcome.state.done, ["a", "b", "c"], "{at}");
+            assert_eq!((desk.read("a.txt"), desk.read("b.txt")), ("of a".into(), "of b".into()), "{at}");
+            assert!(!said.contains(&"c".to_owned()), "{at}");
+            assert!(said.iter().filter(|said| *said == "a").count() <= 2, "{at}");
+            assert!(desk.resume(&graph).await.idle, "{at}");
+        }
+    }
+}

@@ -240,3 +240,37 @@ async fn a_step_before_a_fork_under_way_runs_again_and_the_branches_go_on() {
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(desk.said(), ["plan", "a2", "merge"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
+    use crate::faulty::{Fault, Faulty};
+
+    for fault in [Fault::DieBefore, Fault::DieAfter] {
+        for nth in 1.. {
+            let desk = Desk::new();
+            let graph = fork(&desk);
+            desk.run(&graph).await;
+            desk.said();
+            desk.remove("a.txt");
+            desk.remove("b.txt");
+
+            let store = Faulty::around(desk.store.clone());
+            store.plan(nth, 1, fault);
+            let dying = Engine::new(store.clone()).with_base(desk.path());
+            let resume = dying.resume(&graph, "r").into_future();
+            let died = tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err();
+            if !died {
+                assert!(nth > 3, "only {nth} writes");
+                break;
+            }
+            let outcome = desk.resume(&graph).await;
+
+            let said = desk.said();
+            let at = format!("{fault:?} {nth}: {said:?}");
+            assert_eq!(outcome.status, RunStatus::Completed, "{at}");
+            assert_eq!(outcome.state.done, ["plan", "a", "a2", "b", "after"], "{at}");
+            assert!(!said.iter().any(|said| said == "after" || said == "plan" || said == "a2"), "{at}");
+            assert!(desk.resume(&graph).await.idle, "{at}");
+        }
+    }
+}
