@@ -31,7 +31,7 @@ pub use header::{
     BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
-pub use position::{Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
+pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
@@ -153,6 +153,11 @@ impl Body {
         body.check()
     }
 
+    /// Returns the size of the state in bytes.
+    pub fn state_bytes(&self) -> usize {
+        self.bytes.len() - self.position_bytes - 1
+    }
+
     fn begin(position: &Position, codec: Cow<'static, str>, schema: u32) -> Result<Self, Flaw> {
         let mut bytes = Vec::with_capacity(256);
         encode(position, &mut bytes)?;
@@ -162,7 +167,7 @@ impl Body {
     }
 
     fn check(self) -> Result<Self, Flaw> {
-        let state_bytes = self.bytes.len() - self.position_bytes - 1;
+        let state_bytes = self.state_bytes();
         if state_bytes > STATE_BYTES_MAX {
             return Err(Flaw::Limit(format!(
                 "the state has {state_bytes} bytes, {STATE_BYTES_MAX} are allowed: keep large data in files and their hashes in the state"

@@ -54,12 +54,18 @@ impl<P: Program> Session<'_, P> {
         let now = self.engine.clock.now();
         let mut records = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (program, line) = (self.program, self.lines.get(*id));
+            let (program, line) = (self.program, self.lines.get_mut(*id));
             let level = line.shape.level();
             let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
-            Body::with(&line.position, program.schema(level), encode)
-                .and_then(|body| line.chain.seal(&line.drafts, body, now, &mut records))
-                .map_err(|source| RunError::Serialize { run: line.chain.run.clone(), source })?;
+            let body = Body::with(&line.position, program.schema(level), encode);
+            let sealed = body.and_then(|body| {
+                if let Some(warning) = line.warn_of_size(body.state_bytes()) {
+                    self.engine.observer.warned(&warning);
+                }
+                line.chain.seal(&line.drafts, body, now, &mut records)
+            });
+            let (run, step) = (&line.chain.run, line.drafts.last().and_then(|draft| draft.step.clone()));
+            sealed.map_err(|source| RunError::Serialize { run: run.clone(), step, source })?;
         }
         // A batch that failed may be there all the same; what is sent instead of it must not be taken for it.
         self.batches += 1;
@@ -84,6 +90,11 @@ impl<P: Program> Session<'_, P> {
     fn number(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let since = line.chain.next + line.drafts.len() as u64 - 1;
+        if let Some(ahead) = &mut line.position.ahead
+            && ahead.since == 0
+        {
+            ahead.since = since;
+        }
         for entry in &mut line.position.frontier {
             if entry.since == 0 {
                 entry.since = since;

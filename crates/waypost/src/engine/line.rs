@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
-    End, Ending, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait,
-    WaitKind,
+    End, Ending, FrontierEntry, Note, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN, Settled, Start,
+    Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -64,6 +64,8 @@ pub(super) struct Line<'a, S> {
     pub(super) fans: Vec<FanOut>,
     /// Steps that a resume lets pass although the run is held before them.
     pub(super) passed: Vec<usize>,
+    /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
+    pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
     pub(super) cut: Vec<StepId>,
     /// Through which only this branch is stopped.
@@ -84,6 +86,8 @@ pub(super) struct Line<'a, S> {
     pub(super) has_room: bool,
     /// Everything on it is done, but the run is held after its last step.
     pub(super) is_held_at_end: bool,
+    /// The size of its state when that was last warned of.
+    pub(super) warned_bytes: usize,
     /// When it is due, as the session has noted it.
     pub(super) timer: Option<Timestamp>,
     /// The reason of records that begin something, until the next commit.
@@ -107,6 +111,7 @@ impl<'a, S> Line<'a, S> {
             flights: Vec::new(),
             fans: Vec::new(),
             passed: Vec::new(),
+            reopens: false,
             cut: Vec::new(),
             cancel: StopHandle::default(),
             dying: None,
@@ -117,6 +122,7 @@ impl<'a, S> Line<'a, S> {
             parked: false,
             has_room: false,
             is_held_at_end: false,
+            warned_bytes: 0,
             timer: None,
             reason: Reason::Step,
         }
@@ -305,6 +311,34 @@ impl<'a, S> Line<'a, S> {
         entry.at.attempt -= 1;
         entry.since = 0;
         self.position.steps_started -= 1;
+    }
+
+    /// Puts a warning on what is written next if its state has become large, and again each time that it has doubled.
+    pub(super) fn warn_of_size(&mut self, bytes: usize) -> Option<String> {
+        if bytes < STATE_BYTES_WARN.max(2 * self.warned_bytes) {
+            return None;
+        }
+        self.warned_bytes = bytes;
+        let draft = self.drafts.last_mut()?;
+        let at = draft.step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`"));
+        let text = format!(
+            "the state of branch `{}`{at} has {bytes} bytes, and every checkpoint writes it again: keep large data in files and their hashes in the state",
+            self.chain.branch
+        );
+        draft.told.notes.push(Note::Warning(text.clone()));
+        Some(text)
+    }
+
+    /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
+    pub(super) fn doubt(&mut self, step: &StepId) {
+        let Some(place) = self.shape.place(step.as_str()) else { return };
+        let entry = self.entry_mut(place);
+        (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
+        entry.at.attempt = 1;
+        entry.waits.clear();
+        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        let phase = Phase::Interrupted { in_progress: true, by: by.to_owned() };
+        self.draft_of(place, phase, Reason::Redo);
     }
 
     /// Settles a step that was cut as a person says that it is done: without outputs.

@@ -159,7 +159,7 @@ impl<'a, P: Program> Session<'a, P> {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
-                    branches::go_on(self, &lease, opener, *head).await?;
+                    branches::go_on(self, &lease, opener, *head, None).await?;
                 }
                 Earlier::None(chain) => self.open_child(id, place, &item, state, chain),
             }

@@ -45,7 +45,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     fn is_stopping(&self) -> bool {
-        self.halted || self.options.stop.is_asked()
+        self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
     /// Marks what starts on one branch, and returns the steps that must open children first.
@@ -267,6 +267,8 @@ impl<'a, P: Program> Session<'a, P> {
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
         fan.failed += u64::from(end == End::Failed);
+        // Whether it is joined again is another question, where its opener has gone back for its sake.
+        self.is_pausing |= self.lines.get(opener.line).position.ahead.is_some();
         self.touched.insert(opener.line);
     }
 
@@ -387,7 +389,7 @@ impl<'a, P: Program> Session<'a, P> {
         if self.options.stop.is_asked() || any(&|line| line.has(Status::Started)) {
             return Some(RunStatus::Interrupted);
         }
-        if self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
+        if self.is_pausing || self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
             return None;
         }
         let held = any(&|line| line.is_held() || line.is_held_at_end);

@@ -4,8 +4,7 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
+use crate::evidence::Site;
 use crate::id::{Digest, StepId};
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
@@ -28,6 +28,7 @@ use super::attempt::Memos;
 use super::chain::Draft;
 use super::fan::Joined;
 use super::line::{Flight, Line, LineId, MAIN};
+use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
 use super::stop::{Stop, StopLevel};
@@ -47,60 +48,6 @@ pub(super) struct Landed<O> {
     pub(super) performed: Option<Performed<O>>,
     /// Of a join: the Merkle root of what it joined.
     pub(super) root: Option<Digest>,
-}
-
-/// The branches in memory. The main branch is always there.
-pub(super) struct Lines<'a, S> {
-    kept: Vec<Option<Line<'a, S>>>,
-    /// Numbers to be given again, the lowest first: what is opened in order is written in order.
-    free: BinaryHeap<Reverse<LineId>>,
-}
-
-impl<'a, S> Lines<'a, S> {
-    pub(super) fn new(main: Line<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: BinaryHeap::new() }
-    }
-
-    pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
-        self.kept[id].as_ref().expect("only branches in memory are named")
-    }
-
-    pub(super) fn get_mut(&mut self, id: LineId) -> &mut Line<'a, S> {
-        self.kept[id].as_mut().expect("only branches in memory are named")
-    }
-
-    pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
-        self.kept.get_mut(id)?.as_mut()
-    }
-
-    pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
-        match self.free.pop() {
-            Some(Reverse(id)) => {
-                self.kept[id] = Some(line);
-                id
-            }
-            None => {
-                self.kept.push(Some(line));
-                self.kept.len() - 1
-            }
-        }
-    }
-
-    pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
-        let line = self.kept.get_mut(id)?.take();
-        if line.is_some() {
-            self.free.push(Reverse(id));
-        }
-        line
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (LineId, &mut Line<'a, S>)> {
-        self.kept.iter_mut().enumerate().filter_map(|(id, line)| line.as_mut().map(|line| (id, line)))
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
-        self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
-    }
 }
 
 /// A run under way.
@@ -133,6 +80,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) asks_anew: bool,
     /// What steps read as their configuration.
     pub(super) config: Arc<Map<String, Value>>,
+    /// Where evidence is checked.
+    pub(super) site: Arc<Site>,
     /// Branches that end as failed once nothing below them is in flight.
     pub(super) dying: BTreeSet<LineId>,
     /// Branches on which a step is under way that must not be repeated blindly.
@@ -142,6 +91,25 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) failed: Option<(StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
+    /// It goes on with what another one of the same lease left off.
+    pub(super) is_again: bool,
+    /// A step that was done again has ended: nothing more is started until what comes of that is known.
+    pub(super) is_pausing: bool,
+}
+
+/// How the work of a session ended.
+pub(super) enum Worked<S> {
+    /// Nothing goes on by itself; the lease is given back.
+    Done(Box<Outcome<S>>),
+    /// Another session goes on under the same lease, from wherever it finds the run.
+    Again(Carried),
+}
+
+/// What the next session under the same lease must know.
+pub(super) struct Carried {
+    /// Batches sent so far: their ids are used up.
+    pub(super) batches: u64,
+    pub(super) repaired: Vec<Damage>,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -188,12 +156,15 @@ impl<'a, P: Program> Session<'a, P> {
             adopt: None,
             asks_anew: false,
             config: Arc::default(),
+            site: Arc::default(),
             dying: BTreeSet::new(),
             doubtful: 0,
             halted: false,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
+            is_again: false,
+            is_pausing: false,
         })
     }
 
@@ -231,7 +202,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Goes on after a resume: plans were made, nothing was started.
-    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
+    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         if let Some(definition) = self.adopt.take() {
             let main = self.main_mut();
@@ -241,7 +212,7 @@ impl<'a, P: Program> Session<'a, P> {
             main.drafts.push(draft);
         }
         match self.take_up().await {
-            Ok(status) => self.work(status).await,
+            Ok(status) => self.work_on(status).await,
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
@@ -281,21 +252,29 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Works until nothing goes on by itself; `status` is set if that is so already.
-    pub(super) async fn work(mut self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+    /// Works until nothing goes on by itself; `status` is set if that is so already. For sessions of new runs.
+    pub(super) async fn work(self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+        match self.work_on(status).await? {
+            Worked::Done(outcome) => Ok(*outcome),
+            Worked::Again(_) => unreachable!("only a run that is resumed does something again"),
+        }
+    }
+
+    async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
         if let Some(status) = status {
-            return Ok(self.outcome(status));
+            return Ok(Worked::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
         let result = match self.program.begin(&lease).await {
             Ok(()) => self.turns().await,
-            Err(error) => self.give_up(error).await,
+            Err(error) => self.give_up(error).await.map(Some),
         };
         // Dropping what is in flight ends its processes; `end` waits for all the rest.
         self.jobs.clear();
         self.program.end().await;
         match result {
-            Ok(status) => Ok(self.outcome(status)),
+            Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
+            Ok(None) => Ok(Worked::Again(Carried { batches: self.batches, repaired: self.repaired })),
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
                 let _ = self.engine.store.release(lease, None).await;
@@ -319,7 +298,8 @@ impl<'a, P: Program> Session<'a, P> {
         Err(error.into())
     }
 
-    async fn turns(&mut self) -> Result<RunStatus, RunError> {
+    /// Works turn by turn; returns how the run stands, or nothing if another session is to go on.
+    async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.options.stop.clone();
@@ -328,7 +308,7 @@ impl<'a, P: Program> Session<'a, P> {
         // What needs the lease, the first batch could not do.
         self.schedule().await?;
         if let Some(status) = self.commit_turn().await? {
-            return Ok(status);
+            return Ok(Some(status));
         }
         loop {
             self.launch().await?;
@@ -352,7 +332,10 @@ impl<'a, P: Program> Session<'a, P> {
             }
             self.schedule().await?;
             if let Some(status) = self.commit_turn().await? {
-                return Ok(status);
+                return Ok(Some(status));
+            }
+            if self.is_pausing && self.jobs.is_empty() && self.launching.is_empty() {
+                return Ok(None);
             }
         }
     }
@@ -469,6 +452,8 @@ impl<'a, P: Program> Session<'a, P> {
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
             clock: Arc::clone(&self.engine.clock),
             config: Arc::clone(&self.config),
+            verifier: Arc::clone(&self.engine.verifier),
+            site: Arc::clone(&self.site),
         };
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());

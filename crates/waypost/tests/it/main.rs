@@ -8,6 +8,7 @@ mod doubt;
 mod engine;
 mod events;
 mod evidence;
+mod evidence_graph;
 mod examples;
 mod faulty;
 mod file;

@@ -5,7 +5,7 @@
 //! position is a line a branch, `BRANCH@SEQ | frontier | ledger`; evidence is a line a claim,
 //! `BRANCH step path verdict-at-commit verdict-now [pinned] [live]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
@@ -86,6 +86,8 @@ fn position_of(line: &str) -> Effective {
         (StepId::new(step).unwrap(), settled)
     });
     Effective {
+        passes: BTreeMap::new(),
+        in_flux: BTreeSet::new(),
         branch: BranchPath::new(branch).unwrap(),
         seq: seq.parse().unwrap(),
         position: Position {

@@ -209,6 +209,10 @@ impl Program for Toy {
         }
     }
 
+    fn subjects(&self, spot: Spot<'_>, _: &Self::State) -> Vec<String> {
+        spot.step.subjects.clone()
+    }
+
     fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: true, tolerate: self.tolerated.contains(&spot.step.id.to_string()) }
     }
