@@ -34,6 +34,10 @@ const MANY: u32 = 100_000;
 /// More than a page of branches, so that the short form opens several.
 const FEW_SHORT: u32 = 1_100;
 const MANY_SHORT: u32 = 3_300;
+/// What memory is compared with: enough that the caches of the database are full.
+const SETTLED: u32 = 10_000;
+const SETTLED_SHORT: u32 = 4_000;
+const MEMORY_MANY_SHORT: u32 = 10_000;
 /// Runs of the smaller counts in a round: the first one warms up what the others use.
 const RUNS: u32 = 10;
 /// Most bytes that one more item may add to the peak: its key and value, as the program hands them over and as they are
@@ -90,11 +94,14 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     ];
     if peak_bytes().is_some() {
         let folder = bench.folder("forks")?;
+        let settled = bench.count_or(SETTLED, SETTLED_SHORT);
+        let many = bench.count_or(MANY, MEMORY_MANY_SHORT);
         for (name, part, most) in
             [(ITEMS_MEMORY, Part::Items, ITEM_BYTES_MAX), (PASSES_MEMORY, Part::Passes, PASS_BYTES_MAX)]
         {
             let folder = folder.clone();
-            subjects.push(Subject::new(name, Unit::Bytes, move || memory_of(&folder, part, few, many, most)));
+            subjects
+                .push(Subject::new(name, Unit::Bytes, move || memory_of(&folder, part, settled, many, most)));
         }
         demands.push(demand("finished items are not kept in memory", ITEMS_MEMORY, None, 100e6));
     } else {
@@ -184,7 +191,7 @@ pub(super) fn tell_memory(work: Work, store: Arc<dyn Store>, count: u32) -> anyh
     Ok(())
 }
 
-/// The most memory that `many` took, which may be at most so many bytes more for each than `few`.
+/// The most memory that `many` took, which may be at most so many bytes more than `few` took for each one more.
 fn memory_of(folder: &Path, part: Part, few: u32, many: u32, bytes_max: u64) -> anyhow::Result<f64> {
     let peak = |count: u32| -> anyhow::Result<u64> {
         let folder = tempfile::tempdir_in(folder)?;

@@ -151,7 +151,7 @@ pub(super) enum Items {
     /// From the shape.
     Named(Arc<[Item]>),
     /// From the store's blobs.
-    Frozen { run: RunId, at: FrozenItems },
+    Frozen { run: RunId, at: Arc<FrozenItems> },
 }
 
 impl Items {
@@ -243,7 +243,7 @@ impl ItemReader {
                 self.index += 1;
                 return Ok(item);
             }
-            Items::Frozen { run, at } => (run.clone(), at.clone()),
+            Items::Frozen { run, at } => (run.clone(), Arc::clone(at)),
         };
         let missing = |what: &str| {
             StoreError::Invalid(format!(
