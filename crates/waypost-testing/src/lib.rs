@@ -5,6 +5,8 @@ pub mod contract;
 pub mod damage;
 pub mod differential;
 pub mod disk;
+pub mod faulty;
+pub mod graphs;
 pub mod memory;
 pub mod picture;
 pub mod random;

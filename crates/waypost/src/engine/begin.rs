@@ -194,6 +194,9 @@ async fn go_on<'a, P: Program>(
     let mut main = Line::new(chain, program.shape(), base.position, state);
     decide_as_told(&mut main, questions, &options.on_doubt)?;
     main.position.revisited |= is_repeated;
+    if main.chain.repair {
+        main.ask_again();
+    }
     if options.then == Then::GoOn {
         reopen(&mut main);
     }

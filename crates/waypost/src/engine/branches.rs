@@ -208,6 +208,9 @@ pub(super) async fn go_on<P: Program>(
     let mut line = Line::new(chain, shape, position, state);
     line.opener = Some(opener);
     line.around = around;
+    if line.chain.repair {
+        line.ask_again();
+    }
     reopen(&mut line);
     let is_done = line.position.frontier.is_empty();
     if is_done {
@@ -217,9 +220,10 @@ pub(super) async fn go_on<P: Program>(
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
     line.has_room = !line.rests() && fan.active < parallel_max;
     fan.active += usize::from(line.has_room);
+    let is_written = !line.drafts.is_empty();
     let id = session.lines.add(line);
     session.touched.insert(id);
-    if is_done {
+    if is_written {
         session.mark_dirty(id);
     }
     Ok(Some(id))

@@ -200,7 +200,13 @@ impl<'a, S> Line<'a, S> {
             };
             self.drafts.push(draft);
         }
-        self.drafts.last_mut().expect("there is one by now").started.extend(starts);
+        let last = self.drafts.last_mut().expect("there is one by now");
+        for start in starts {
+            // A checkpoint that was lost may have said it: the one written instead says it once.
+            if !last.started.contains(&start) {
+                last.started.push(start);
+            }
+        }
     }
 
     /// Takes a finished step out of the frontier and puts in what it freed.
@@ -372,6 +378,17 @@ impl<'a, S> Line<'a, S> {
         entry.since = 0;
         entry.memos += 1;
         self.draft_of(place, Phase::Progress { key, value }, Reason::Answer);
+    }
+
+    /// Asks again, where damage took away what came after a question: its answer may have been taken in by what is gone,
+    /// and each time that something is asked it has an answer of its own.
+    pub(super) fn ask_again(&mut self) {
+        for place in self.asking_places() {
+            let entry = self.entry_mut(place);
+            entry.since = 0;
+            let waits = entry.waits.clone();
+            self.draft_of(place, Phase::Waiting(waits), Reason::Repair);
+        }
     }
 
     /// Readies sleepers that are due.

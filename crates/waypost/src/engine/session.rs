@@ -313,6 +313,8 @@ impl<'a, P: Program> Session<'a, P> {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
+        // Nothing is scheduled any more: what is left is how it stands.
+        self.touched.clear();
         self.commit(self.standstill()).await?;
         Err(error.into())
     }
@@ -424,6 +426,10 @@ impl<'a, P: Program> Session<'a, P> {
     async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+                if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
+                    // A checkpoint was lost, and a join reads from the store how its branches ended.
+                    self.commit_surely().await?;
+                }
                 self.start(id, place);
             }
             for place in std::mem::take(&mut self.lines.get_mut(id).alone) {

@@ -1,6 +1,6 @@
 //! What is done to a run from outside its sessions: answers, signals, and new runs that begin where another stood.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::portable::Portable;
@@ -152,10 +152,7 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        if !from.branch.is_main() {
-            let why = "a run can be forked from its main branch only".to_owned();
-            return Err(RunError::NoState { at: from.to_string(), why });
-        }
+        check_forkable(from)?;
         let checkpoint = load_with_state(self, &from.run, from.seq).await?;
         let position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
@@ -164,6 +161,15 @@ impl Engine {
             settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
         }
         self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+    }
+
+    /// Returns the configuration that is in force at a checkpoint: what a run that is forked there has unless it says
+    /// something else.
+    pub(crate) async fn config_at(&self, at: &CheckpointRef) -> Result<Map<String, Value>, RunError> {
+        check_forkable(at)?;
+        let entry = self.store.run(&at.run).await?;
+        let position = position_of(&load_with_state(self, &at.run, at.seq).await?)?;
+        Ok(self.config_of(&entry, &position).await?)
     }
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
@@ -259,6 +265,14 @@ impl Engine {
         let state = decode_state(program, program.shape().level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
+}
+
+fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
+    if at.branch.is_main() {
+        return Ok(());
+    }
+    let why = "a run can be forked from its main branch only".to_owned();
+    Err(RunError::NoState { at: at.to_string(), why })
 }
 
 /// What a run that begins where another stood takes from it.

@@ -120,7 +120,7 @@ impl<'a, S: State> Forked<'a, S> {
         self
     }
 
-    /// Sets what steps read as configuration; that of the other run if nothing is said.
+    /// Sets what steps read as configuration; the one in force at the checkpoint if nothing is said.
     pub fn config(mut self, config: Map<String, Value>) -> Self {
         self.config = Some(config);
         self
@@ -131,7 +131,7 @@ impl<'a, S: State> Forked<'a, S> {
         let id = RunId::new(&id)?;
         let config = match (config, &from) {
             (Some(config), _) => config,
-            (None, Origin::Run(from)) => engine.store().run(&from.run).await?.record.record().config.clone(),
+            (None, Origin::Run(from)) => engine.config_at(from).await?,
             (None, Origin::File(from)) => from.config().clone(),
         };
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
