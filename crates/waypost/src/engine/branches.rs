@@ -1,6 +1,7 @@
 //! Takes up the child branches of a run: those that still count, with as little in memory as will do.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::id::BranchPath;
 use crate::plan::{Action, Cause, Decision};
@@ -109,7 +110,7 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
         let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
         let children = line.shape.steps()[place].children.as_ref();
         let source = match (&fan.items, children) {
-            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: at.clone() },
+            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
             (None, Some(children)) if children.named.len() as u64 == fan.total => {
                 Items::named(&children.named)
             }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A child that no longer has a record to be read back for (it was opened but has not begun) costs a few words of
-//! memory, one that ended costs its digest. So the number of children is bounded by the disk.
+//! memory, one that ended costs the seq and the digest of its last record. No more than a page of children is in memory
+//! that has not begun, however many end in one turn. So the number of children is bounded by the disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -151,7 +152,7 @@ pub(super) enum Items {
     /// From the shape.
     Named(Arc<[Item]>),
     /// From the store's blobs.
-    Frozen { run: RunId, at: FrozenItems },
+    Frozen { run: RunId, at: Arc<FrozenItems> },
 }
 
 impl Items {
@@ -246,7 +247,7 @@ impl ItemReader {
                 self.index += 1;
                 return Ok(item);
             }
-            Items::Frozen { run, at } => (run.clone(), at.clone()),
+            Items::Frozen { run, at } => (run.clone(), Arc::clone(at)),
         };
         let missing = |what: &str| {
             StoreError::Invalid(format!(

@@ -1,6 +1,7 @@
 //! Opens children, page by page, and takes them up when there is room.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::id::BranchPath;
 use crate::record::{End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
@@ -37,7 +38,7 @@ impl<'a, P: Program> Session<'a, P> {
             let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
             items = Some(frozen.clone());
             let total = list.len() as u64;
-            (Items::Frozen { run: line.chain.run.clone(), at: frozen }, total)
+            (Items::Frozen { run: line.chain.run.clone(), at: Arc::new(frozen) }, total)
         } else {
             (Items::named(&children.named), children.named.len() as u64)
         };

@@ -21,6 +21,7 @@ mod guide;
 mod history;
 mod lock;
 mod lost;
+mod pages;
 mod plan;
 mod play;
 mod portable;
