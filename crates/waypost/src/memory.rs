@@ -290,13 +290,14 @@ impl Store for MemoryStore {
 
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
         self.held(lease, |run| {
-            let branch = run.branches.iter_mut().find(|branch| branch.path == damage.branch);
+            let branch = run.branch_mut(&damage.branch);
             let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
             match branch.records.get(&damage.seq).map(Stored::open) {
                 Some(Err(_)) => {}
                 _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
             }
-            run.quarantine.extend(branch.records.remove(&damage.seq));
+            let removed = branch.records.remove(&damage.seq);
+            run.quarantine.extend(removed);
             Ok(())
         })
     }

@@ -12,4 +12,5 @@ mod old;
 mod opening;
 mod processes;
 mod support;
+mod told;
 mod witness;

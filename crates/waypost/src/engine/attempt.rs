@@ -144,7 +144,7 @@ impl Attempt {
 
     /// Says whether a stop was asked for.
     pub fn is_stopped(&self) -> bool {
-        self.stop.asked().or_else(|| self.cancel.asked()).is_some()
+        self.stop.is_asked() || self.cancel.is_asked()
     }
 
     /// Returns what this step kept under `key` in an earlier try of this iteration, or before it was let go.

@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
-use crate::record::{End, Failure, FrozenItems, Phase, Record};
-use crate::store::{BLOB_CHUNK_BYTES, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
+use crate::record::{End, Failure, Flaw, FrozenItems, Phase, Record};
+use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
 pub const CHILD_PAGE: u64 = 1_000;
@@ -72,8 +72,10 @@ pub(super) struct FanOut {
     pub(super) given: Option<HashMap<BranchPath, u64>>,
     /// Branches that lack only room to go on.
     pub(super) hungry: VecDeque<LineId>,
-    /// Digest of the last record of each child that ended, as far as is known.
-    pub(super) digests: Vec<Option<Digest>>,
+    /// Branches that have been opened and will be let go once that is written, unless there is room for them before.
+    pub(super) parked: VecDeque<LineId>,
+    /// Where children ended.
+    pub(super) ends: Arc<Ends>,
     here: Vec<bool>,
 }
 
@@ -94,7 +96,8 @@ impl FanOut {
             reader: None,
             given: None,
             hungry: VecDeque::new(),
-            digests: vec![None; total as usize],
+            parked: VecDeque::new(),
+            ends: Arc::new(Ends::new(total)),
             here: vec![false; total as usize],
         }
     }
@@ -113,8 +116,32 @@ impl FanOut {
         self.here[index as usize]
     }
 
-    pub(super) fn keep_digest(&mut self, index: u64, digest: Digest) {
-        self.digests[index as usize] = Some(digest);
+    pub(super) fn keep_end(&mut self, index: u64, seq: u64, digest: Digest) {
+        let ends = Arc::make_mut(&mut self.ends);
+        ends.unknown -= u64::from(ends.seqs[index as usize] == 0);
+        (ends.seqs[index as usize], ends.digests[index as usize]) = (seq, digest);
+    }
+}
+
+/// The last record of each child that has ended, as far as is known.
+#[derive(Debug, Clone)]
+pub(super) struct Ends {
+    /// By index; 0 where it is not known.
+    seqs: Vec<u64>,
+    /// By index; without meaning where it is not known.
+    digests: Vec<Digest>,
+    unknown: u64,
+}
+
+impl Ends {
+    fn new(total: u64) -> Self {
+        let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
+        Self { seqs, digests, unknown: total }
+    }
+
+    fn get(&self, index: u64) -> Option<(u64, Digest)> {
+        let seq = self.seqs.get(index as usize).copied().filter(|seq| *seq > 0)?;
+        Some((seq, self.digests[index as usize]))
     }
 }
 
@@ -263,6 +290,7 @@ pub struct Joined {
     pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
+    pub(super) ends: Arc<Ends>,
 }
 
 impl Joined {
@@ -280,22 +308,33 @@ impl Joined {
         Ok(Outcomes { joined: self.clone(), reader })
     }
 
-    async fn last(&self, key: &str) -> Result<Record, StoreError> {
-        let branch = self.branch.child(&self.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-        self.store.newest(&self.run, &branch).await
+    async fn last(&self, item: &Item) -> Result<Record, StoreError> {
+        let branch = self.child(item)?;
+        let Some((seq, expect)) = self.ends.get(item.index) else {
+            return self.store.newest(&self.run, &branch).await;
+        };
+        let record = self.store.load(&self.run, &branch, seq).await?;
+        if record.digest() == expect {
+            return Ok(record);
+        }
+        let flaw = Flaw::Digest { part: "header", expect, actual: record.digest() };
+        let (run, place) = (self.run.clone(), "what its join attests".to_owned());
+        Err(StoreError::of_damage(Damage { run, branch, seq, place, flaw }, None))
     }
 
-    /// Returns the Merkle root of the children's last digests. `known` has those that need not be read.
-    pub(super) async fn root(&self, known: &[Option<Digest>]) -> Result<Digest, StoreError> {
-        let mut leaves = Vec::with_capacity(known.len());
-        if known.iter().all(Option::is_some) && known.len() as u64 == self.total {
-            leaves.extend(known.iter().flatten());
-            return Ok(Digest::merkle(&leaves));
+    fn child(&self, item: &Item) -> Result<BranchPath, StoreError> {
+        self.branch.child(&self.name, &item.key).map_err(|error| StoreError::Invalid(error.to_string()))
+    }
+
+    /// Returns the Merkle root of the children's last digests; reads those that are not known.
+    pub(super) async fn root(&self) -> Result<Digest, StoreError> {
+        if self.ends.unknown == 0 {
+            return Ok(Digest::merkle(&self.ends.digests));
         }
+        let mut leaves = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
-            let branch =
-                self.branch.child(&self.name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let branch = self.child(&item)?;
             let order = ScanOrder::NewestFirst;
             let scan = Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(&self.run) };
             let found = self.store.scan(&scan).await?;
@@ -341,7 +380,7 @@ impl Outcomes {
     /// Those of the store; a child whose last record is damaged is [`StoreError::Damaged`].
     pub async fn next(&mut self) -> Result<Option<ChildEnd>, StoreError> {
         let Some(item) = self.reader.next().await? else { return Ok(None) };
-        let record = self.joined.last(&item.key).await?;
+        let record = self.joined.last(&item).await?;
         let end = record.header().end.unwrap_or(End::Cancelled);
         Ok(Some(ChildEnd { item, end, record }))
     }

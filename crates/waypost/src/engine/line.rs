@@ -50,7 +50,8 @@ pub(super) struct Line<'a, S> {
     pub(super) shape: &'a Shape,
     pub(super) state: S,
     pub(super) position: Position,
-    pub(super) unfinished: Unfinished,
+    /// What is not done yet, once somebody asked: of a branch whose steps choose what comes next, nobody does.
+    unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
     /// Place of the whole branch in loops around it.
     pub(super) around: Vec<u32>,
@@ -71,6 +72,10 @@ pub(super) struct Line<'a, S> {
     pub(super) dying: Option<Dying>,
     /// It ends with the next commit.
     pub(super) end: Option<End>,
+    /// It lacks only room, and its opener knows.
+    pub(super) is_hungry: bool,
+    /// As of its newest records, a step is under way that must not be repeated blindly.
+    pub(super) is_doubtful: bool,
     /// Its opener knows that it has ended.
     pub(super) is_counted_out: bool,
     /// It was opened without room for it, and is let go after the commit.
@@ -87,16 +92,16 @@ pub(super) struct Line<'a, S> {
 
 impl<'a, S> Line<'a, S> {
     pub(super) fn new(chain: Chain, shape: &'a Shape, position: Position, state: S) -> Self {
-        let unfinished = Unfinished::of(shape, &position);
         Self {
             chain,
             shape,
             state,
             position,
-            unfinished,
+            unfinished: None,
             opener: None,
             around: Vec::new(),
-            drafts: Vec::new(),
+            // Most often, one thing is written at a time.
+            drafts: Vec::with_capacity(1),
             starting: Vec::new(),
             alone: Vec::new(),
             flights: Vec::new(),
@@ -106,6 +111,8 @@ impl<'a, S> Line<'a, S> {
             cancel: StopHandle::default(),
             dying: None,
             end: None,
+            is_hungry: false,
+            is_doubtful: false,
             is_counted_out: false,
             parked: false,
             has_room: false,
@@ -206,6 +213,9 @@ impl<'a, S> Line<'a, S> {
     pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>, follow: super::Follow) {
         let id = self.step_id(place).clone();
         let at = self.entry(place).at.clone();
+        if follow == super::Follow::Needs {
+            self.unfinished();
+        }
         self.position.frontier.retain(|entry| entry.step != id);
         self.fans.retain(|fan| fan.place != place);
         match settled {
@@ -213,13 +223,16 @@ impl<'a, S> Line<'a, S> {
             None => drop(self.position.ledger.remove(&id)),
         }
         let freed = match follow {
-            super::Follow::Needs => self.unfinished.settle(self.shape, place),
+            super::Follow::Needs => {
+                let shape = self.shape;
+                self.unfinished().settle(shape, place)
+            }
             super::Follow::To(next) => {
-                self.unfinished.follow(self.shape, place, Some(next), std::iter::empty());
+                self.follow(place, Some(next));
                 vec![next]
             }
             super::Follow::End => {
-                self.unfinished.follow(self.shape, place, None, std::iter::empty());
+                self.follow(place, None);
                 Vec::new()
             }
         };
@@ -229,6 +242,25 @@ impl<'a, S> Line<'a, S> {
             entry.at.epoch = at.epoch.max(self.position.epoch);
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
+        }
+    }
+
+    /// Returns which of its steps are unfinished; from the first call on that is kept up to date.
+    pub(super) fn unfinished(&mut self) -> &mut Unfinished {
+        self.unfinished.get_or_insert_with(|| Unfinished::of(self.shape, &self.position))
+    }
+
+    /// Returns how many of its steps are unfinished.
+    pub(super) fn unfinished_count(&self) -> usize {
+        match &self.unfinished {
+            Some(unfinished) => unfinished.count(),
+            None => Unfinished::of(self.shape, &self.position).count(),
+        }
+    }
+
+    fn follow(&mut self, from: usize, to: Option<usize>) {
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.follow(self.shape, from, to, std::iter::empty());
         }
     }
 
@@ -294,7 +326,7 @@ impl<'a, S> Line<'a, S> {
     }
 
     /// Says whether a step is under way, or was cut, that must not be repeated blindly.
-    pub(super) fn is_doubtful(&self) -> bool {
+    pub(super) fn has_doubt(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
             entry.status == Status::Started
                 && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)

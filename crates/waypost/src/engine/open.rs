@@ -82,7 +82,7 @@ impl<'a, P: Program> Session<'a, P> {
         let name = children_of(line, place).name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
-        let (mut failed, mut digests, mut missing) = (0, Vec::new(), Vec::new());
+        let (mut failed, mut ends, mut missing) = (0, Vec::new(), Vec::new());
         while let Some(item) = reader.next().await? {
             if here[item.index as usize] {
                 continue;
@@ -100,7 +100,7 @@ impl<'a, P: Program> Session<'a, P> {
             let found = self.engine.store.scan(&scan).await?;
             if let Some(record) = found.records.first() {
                 failed += u64::from(record.header().end == Some(End::Failed));
-                digests.push((item.index, record.digest()));
+                ends.push((item.index, record.header().seq, record.digest()));
             }
         }
         if !missing.is_empty() {
@@ -122,7 +122,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let fan = self.lines.get_mut(id).fan_mut(place);
         fan.failed += failed;
-        digests.into_iter().for_each(|(index, digest)| fan.keep_digest(index, digest));
+        ends.into_iter().for_each(|(index, seq, digest)| fan.keep_end(index, seq, digest));
         Ok(true)
     }
 
@@ -212,7 +212,9 @@ impl<'a, P: Program> Session<'a, P> {
         let parked = child.parked;
         let child = self.lines.add(child);
         self.mark_dirty(child);
-        if !parked {
+        if parked {
+            self.lines.get_mut(id).fan_mut(place).parked.push_back(child);
+        } else {
             self.touched.insert(child);
         }
     }

@@ -4,7 +4,8 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -51,12 +52,13 @@ pub(super) struct Landed<O> {
 /// The branches in memory. The main branch is always there.
 pub(super) struct Lines<'a, S> {
     kept: Vec<Option<Line<'a, S>>>,
-    free: Vec<LineId>,
+    /// Numbers to be given again, the lowest first: what is opened in order is written in order.
+    free: BinaryHeap<Reverse<LineId>>,
 }
 
 impl<'a, S> Lines<'a, S> {
     pub(super) fn new(main: Line<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: Vec::new() }
+        Self { kept: vec![Some(main)], free: BinaryHeap::new() }
     }
 
     pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
@@ -73,7 +75,7 @@ impl<'a, S> Lines<'a, S> {
 
     pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
         match self.free.pop() {
-            Some(id) => {
+            Some(Reverse(id)) => {
                 self.kept[id] = Some(line);
                 id
             }
@@ -87,7 +89,7 @@ impl<'a, S> Lines<'a, S> {
     pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
         let line = self.kept.get_mut(id)?.take();
         if line.is_some() {
-            self.free.push(id);
+            self.free.push(Reverse(id));
         }
         line
     }
@@ -133,6 +135,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) config: Arc<Map<String, Value>>,
     /// Branches that end as failed once nothing below them is in flight.
     pub(super) dying: BTreeSet<LineId>,
+    /// Branches on which a step is under way that must not be repeated blindly.
+    pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
@@ -144,7 +148,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn new(
         engine: &'a Engine,
         program: &'a P,
-        main: Line<'a, P::State>,
+        mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
         let wanted = match &options.until {
@@ -160,6 +164,8 @@ impl<'a, P: Program> Session<'a, P> {
                 return Err(RunError::InvalidStep(step.clone()));
             }
         }
+        // Its progress is told with each commit.
+        main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
             engine,
@@ -183,6 +189,7 @@ impl<'a, P: Program> Session<'a, P> {
             asks_anew: false,
             config: Arc::default(),
             dying: BTreeSet::new(),
+            doubtful: 0,
             halted: false,
             failed: None,
             repaired: Vec::new(),
@@ -466,17 +473,16 @@ impl<'a, P: Program> Session<'a, P> {
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let name = children_of(line, place).name.clone();
-            (Joined { store, run, branch, name, source, total }, fan.digests.clone())
+            let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
+            Joined { store, run, branch, name, source, total, ends }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());
-        let handed = joined.as_ref().map(|(joined, _)| joined.clone());
-        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, handed));
+        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
-                    Some((joined, known)) => Some(joined.root(known).await),
+                    Some(joined) => Some(joined.root().await),
                     None => None,
                 };
                 match (prepared, root.transpose()) {
