@@ -21,10 +21,8 @@ mod play;
 use make::Made;
 use play::{Disturbance, Played, play};
 
-/// Graphs of the short form.
-const GRAPHS: u64 = 8;
 /// Calls at which a graph of the short form crashes, an even sample where there are more.
-const CALLS_MAX: u64 = 40;
+const CALLS_MAX: u64 = 16;
 /// The same of the long form, where many graphs show more than many crashes of one.
 const CALLS_MAX_OF_LONG: u64 = 5;
 /// From so many graphs on, it is the long form.
@@ -41,12 +39,13 @@ pub struct Kind {
 
 /// Plays random graphs on stores of these kinds, in turn.
 ///
-/// `again`: the command that repeats this test, behind the variables for one seed.
+/// `graphs`: how many, unless `WAYPOST_GRAPHS` says so. `again`: the command that repeats this test, behind the
+/// variables for one seed.
 ///
 /// # Panics
 /// If a crash changes how a run ends or what it did.
-pub async fn every_crash_ends_the_same(kinds: &[Kind], again: &str) {
-    let graphs = setting("WAYPOST_GRAPHS").unwrap_or(GRAPHS);
+pub async fn every_crash_ends_the_same(kinds: &[Kind], graphs: u64, again: &str) {
+    let graphs = setting("WAYPOST_GRAPHS").unwrap_or(graphs);
     let first = setting("WAYPOST_SEED").unwrap_or(1);
     let calls_max = if graphs < LONG { CALLS_MAX } else { CALLS_MAX_OF_LONG };
     let (mut crashes, mut damaged) = (0, 0);

@@ -1,4 +1,4 @@
-//! Contract suite, a disk that can die, a clock that can be set, generators.
+//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash.
 
 pub mod clock;
 pub mod contract;

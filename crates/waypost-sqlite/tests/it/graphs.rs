@@ -9,5 +9,5 @@ use crate::contract::Sqlite;
 fn every_random_graph_ends_the_same_wherever_it_crashes() {
     let sqlite = Kind { fresh: || Box::new(Sqlite::fresh()), damages: true };
 
-    block_on(every_crash_ends_the_same(&[sqlite], "cargo test -p waypost-sqlite --test it -- graphs"));
+    block_on(every_crash_ends_the_same(&[sqlite], 2, "cargo test -p waypost-sqlite --test it -- graphs"));
 }

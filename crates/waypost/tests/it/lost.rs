@@ -24,7 +24,7 @@ fn nested(stage: &Stage) -> Graph<Notes> {
             async move { stage.pass(&format!("n{n}")).await.map(|()| n) }
         },
     );
-    let builder = each.join(|mut state: Notes, mut ends: ItemEnds<u32, u32>, _| async move {
+    let builder = each.max_parallel(2).join(|mut state: Notes, mut ends: ItemEnds<u32, u32>, _| async move {
         while let Some(end) = ends.next().await? {
             state.done.push(format!("{}={:?}", end.key, end.result.ok()));
         }

@@ -9,5 +9,5 @@ async fn every_random_graph_ends_the_same_wherever_it_crashes() {
     // A file of a commit is damaged as a whole, and with it what other branches have in it.
     let file = Kind { fresh: || Box::new(crate::file::Memory::fresh()), damages: false };
 
-    every_crash_ends_the_same(&[memory, file], "cargo test -p waypost --test it -- random_graphs").await;
+    every_crash_ends_the_same(&[memory, file], 8, "cargo test -p waypost --test it -- random_graphs").await;
 }

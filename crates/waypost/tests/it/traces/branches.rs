@@ -132,6 +132,36 @@ async fn no_items_are_joined_at_once_in_every_store() {
     }
 }
 
+// Items that ended together had each its own page opened, all in one commit.
+#[tokio::test]
+async fn one_commit_opens_one_page_however_many_end_together() {
+    for at_once in [4, 300] {
+        let world = World::memory();
+        let each = Graph::builder("pages").each(
+            "each",
+            |_: &Notes| (0..3_500).collect(),
+            |n: &u32| format!("n{n}"),
+            |n: u32, _| async move { Ok::<_, StepError>(n) },
+        );
+        let join = |state: Notes, _: ItemEnds<u32, u32>, _| async move { Ok::<_, StepError>(state) };
+        let graph = each.max_parallel(at_once).join(join).build().unwrap();
+
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+        let lines = by_branch(told(world.store.as_ref(), &run_id()).await).remove("main").unwrap();
+        assert_told!(
+            lines,
+            "main@1 started | each ready
+             main@2 waiting each(0) | each waiting 1000/3500
+             main@3 progress children of each(0) | each waiting 2000/3500
+             main@4 progress children of each(0) | each waiting 3000/3500
+             main@5 progress children of each(0) | each waiting 3500/3500
+             main@6 started each(1) > each(1) | each started 3500/3500
+             main@7 completed each(1) | - = completed"
+        );
+    }
+}
+
 fn opens_another_page(batch: &Batch) -> bool {
     let of_children = |phase: &Phase| matches!(phase, Phase::Progress { key, .. } if key == "children");
     batch.records.iter().any(|record| of_children(&record.header().phase))
