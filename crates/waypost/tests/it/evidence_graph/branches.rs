@@ -243,7 +243,7 @@ async fn a_step_before_a_fork_under_way_runs_again_and_the_branches_go_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
-    use crate::faulty::{Fault, Faulty};
+    use crate::faulty::{Fault, FaultyStore};
 
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         for nth in 1.. {
@@ -254,7 +254,7 @@ async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
             desk.remove("a.txt");
             desk.remove("b.txt");
 
-            let store = Faulty::around(desk.store.clone());
+            let store = FaultyStore::around(desk.store.clone());
             store.plan(nth, 1, fault);
             let dying = Engine::new(store.clone()).with_base(desk.path());
             let resume = dying.resume(&graph, "r").into_future();
