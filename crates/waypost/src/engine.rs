@@ -28,6 +28,7 @@ mod begin;
 mod branches;
 pub(crate) mod chain;
 mod commit;
+mod doubt;
 mod fall;
 mod fan;
 mod line;

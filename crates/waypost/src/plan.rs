@@ -14,15 +14,20 @@
 //! length of the history.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
+use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
+
+mod cause;
+mod lost;
+
+pub use cause::Cause;
+pub(crate) use lost::steps_in_lost;
 
 /// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +36,8 @@ pub struct Effective {
     pub branch: BranchPath,
     /// The seq of its newest sound record.
     pub seq: u64,
+    /// Records that it had after that one, and that are lost: damaged, taken away, or moved aside for that.
+    pub lost: u64,
     /// What is unfinished on it.
     pub position: Position,
     /// Evidence of finished steps and of cut ones, found through the ledger and `since`.
@@ -96,93 +103,6 @@ impl Action {
             Self::Ask => "ask",
             Self::Skip => "skip",
         }
-    }
-}
-
-/// Why.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Cause {
-    /// It completed, and what can be checked holds. With the seq of its record, where the ledger has it.
-    Finished(Option<u64>),
-    /// It was skipped at this seq.
-    Skipped(u64),
-    /// It failed at this seq, and that was tolerated.
-    Tolerated(u64),
-    /// Its needs are met and it was not started.
-    Ready,
-    /// It comes after these.
-    After(Vec<StepId>),
-    /// Its start is recorded and nothing after: its process was cut.
-    Cut(Try),
-    /// It was stopped before its end.
-    Stopped(String),
-    /// It failed.
-    Failed(Try),
-    /// The next try is due at this time.
-    Delayed(Timestamp),
-    /// It waits for these.
-    Waits(Vec<Wait>),
-    /// These claims do not hold.
-    EvidenceFailed(Vec<String>),
-    /// These claims could not be checked.
-    EvidenceUnknown(Vec<String>),
-    /// This step before it runs again.
-    UpstreamChanged(StepId),
-    /// It is finished, but does something else by now.
-    Redefined,
-    /// It was cut and must not be repeated blindly.
-    InDoubt(Try),
-    /// It was cut, and its evidence says that it is done.
-    EvidenceSettles,
-}
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
-            Self::Finished(None) => f.write_str("completed"),
-            Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
-            Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
-            Self::Ready => f.write_str("all it needs is finished"),
-            Self::After(steps) => write!(f, "after {}", join(steps)),
-            Self::Cut(at) => {
-                write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)
-            }
-            Self::Stopped(by) => write!(f, "it was stopped before its end ({by})"),
-            Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
-            Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
-            Self::Waits(waits) => {
-                write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
-            }
-            Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
-            Self::EvidenceUnknown(claims) => {
-                write!(f, "evidence could not be checked: {}", claims.join(", "))
-            }
-            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` runs again"),
-            Self::Redefined => f.write_str("it does something else than what was finished"),
-            Self::InDoubt(at) => {
-                write!(
-                    f,
-                    "attempt {} was cut and the step is not idempotent: whether it took effect is not known",
-                    at.attempt
-                )
-            }
-            Self::EvidenceSettles => f.write_str("it was cut, and its evidence shows that it is done"),
-        }
-    }
-}
-
-fn join(steps: &[StepId]) -> String {
-    steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
-}
-
-fn wait_text(wait: &Wait) -> String {
-    match &wait.on {
-        WaitKind::Answer => format!("an answer to `{}`", wait.key),
-        WaitKind::Signal(name) => format!("signal `{name}`"),
-        WaitKind::Until(time) => format!("{time}"),
-        WaitKind::Children => "its branches".to_owned(),
-        WaitKind::Resume => format!("a resume (held {})", wait.key),
     }
 }
 
@@ -413,6 +333,7 @@ impl BranchView<'_> {
         let entries: HashMap<&str, &FrontierEntry> =
             position.frontier.iter().map(|e| (e.step.as_str(), e)).collect();
         let mut rerun: HashMap<usize, StepId> = self.routed_again(&unfinished);
+        let in_lost = steps_in_lost(self.shape, position, self.branch.lost);
         for place in self.shape.order() {
             let step = &self.shape.steps()[place];
             let before = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
@@ -420,6 +341,7 @@ impl BranchView<'_> {
             // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
             let earlier = if self.shape.is_routed() { self.doubted(step) } else { None };
             let (action, cause) = match entries.get(step.id.as_str()) {
+                _ if in_lost.contains(&place) => (Action::Ask, Cause::InLost(self.branch.lost)),
                 _ if earlier.is_some() => earlier.expect("it was just seen"),
                 Some(entry) => self.unfinished(place, entry),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),

@@ -176,6 +176,7 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
     let effective = Effective {
         branch,
         seq: 0,
+        lost: 0,
         position,
         evidence: Default::default(),
         passes: Default::default(),

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use crate::change::{self, Change};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::plan::{Cause, Decision};
 use crate::record::{
     Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
@@ -19,6 +18,7 @@ use crate::store::{
 use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
+use super::doubt::{decide_as_told, questions_of_lost};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -203,6 +203,13 @@ async fn go_on<'a, P: Program>(
     Ok(Prepared::Session(Box::new(session)))
 }
 
+impl Base {
+    /// Returns how many newer records are lost, those that were moved aside included.
+    fn lost(&self) -> u64 {
+        self.next - 1 - self.record.header().seq
+    }
+}
+
 /// Where the session of a resume begins.
 struct Begin {
     /// Of the branches beside the main one, and what is in doubt.
@@ -229,6 +236,14 @@ async fn find_begin<P: Program>(
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
     };
+    if options.from.is_none() && !is_again {
+        stand.questions.extend(questions_of_lost(
+            began_with,
+            &BranchPath::main(),
+            &base.position,
+            base.lost(),
+        ));
+    }
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
     if is_done && stand.is_unmoved() {
         return Ok(None);
@@ -351,43 +366,6 @@ pub(super) async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot
         None => (newest_given(engine, lease.run()).await.max(newest.header().seq) + 1, Vec::new()),
     };
     Ok(Base { snapshot, record: newest, position, next, damaged })
-}
-
-/// Carries out what a person says about steps in doubt.
-fn decide_as_told<S>(
-    main: &mut Line<'_, S>,
-    questions: Vec<Decision>,
-    on_doubt: &OnDoubt<S>,
-) -> Result<(), RunError> {
-    let run = main.chain.run.clone();
-    let is_cut =
-        |decision: &Decision| decision.branch.is_main() && matches!(decision.cause, Cause::InDoubt(_));
-    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_cut) {
-        return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
-    }
-    for Decision { step, .. } in questions {
-        let standing = main.position.frontier.iter().any(|entry| entry.step == step);
-        let Some(place) = main.shape.place(step.as_str()).filter(|_| standing) else {
-            let why = format!("step `{step}` is in doubt, and does not come next any more");
-            return Err(RunError::Changed { run, why });
-        };
-        match on_doubt {
-            OnDoubt::Done(_) if !main.shape.steps()[place].routes.is_empty() => {
-                let why = "only its own run decides which step comes next".to_owned();
-                return Err(RunError::NotSettled { run, step, why });
-            }
-            OnDoubt::Done(settle) => {
-                (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
-                    run: run.clone(),
-                    step,
-                    why,
-                })?;
-                main.settle_as_told(place);
-            }
-            OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
-        }
-    }
-    Ok(())
 }
 
 /// Says whether the run was made with other steps, or steps that do something else.

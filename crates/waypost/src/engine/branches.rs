@@ -10,6 +10,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError};
 
 use super::begin::{decode_state, reopen};
 use super::chain::{Chain, Draft};
+use super::doubt::questions_of_lost;
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -154,6 +155,9 @@ async fn take_up_one<P: Program>(
     // left only of an earlier fan-out when all seem to have ended.
     let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
+    let lost = head.next - 1 - head.record.header().seq;
+    let questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
+    found.questions.extend(questions);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
     let moved = found.stand.moves.remove(&branch);

@@ -135,6 +135,7 @@ pub(super) async fn doubted(
     let effective = Effective {
         branch: BranchPath::main(),
         seq: 0,
+        lost: 0,
         position: Position { frontier: Vec::new(), ..position.clone() },
         evidence: position.ledger.iter().filter_map(made).collect(),
         passes: BTreeMap::new(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::{Effective, Plan, Verdicts, plan};
+use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{Definition, FrontierEntry, Header, Pack, Phase, Position, Record, RunStatus, Status};
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, Store, StoreError, StoreExt};
@@ -103,14 +103,27 @@ impl Snapshot {
         self.heads.iter().flat_map(|head| &head.damaged)
     }
 
+    /// Returns the steps of the main branch that damaged or missing records may have started, and that must not be
+    /// repeated blindly.
+    pub fn steps_in_lost(&self, shape: &Shape) -> Vec<StepId> {
+        let main = self.heads.iter().find(|head| head.record.header().branch.is_main());
+        let Some((head, position)) = main.and_then(|head| Some((head, head.record.position().ok()?))) else {
+            return Vec::new();
+        };
+        let lost = head.next - 1 - head.record.header().seq;
+        let places = steps_in_lost(shape, &position, lost).into_iter();
+        places.map(|place| shape.steps()[place].id.clone()).collect()
+    }
+
     /// Returns what the plan needs; reads the evidence of finished steps through the ledger.
     ///
     /// # Errors
     /// As [`Store::load`].
     pub async fn effective(&self, store: &dyn Store, shape: &Shape) -> Result<Vec<Effective>, StoreError> {
         let mut effective = Vec::new();
-        for record in self.heads.iter().map(|head| &head.record).chain(&self.ended) {
-            effective.push(effective_of(store, shape, record).await?);
+        let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
+        for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
+            effective.push(Effective { lost, ..effective_of(store, shape, record).await? });
         }
         Ok(effective)
     }
@@ -176,7 +189,8 @@ pub(super) async fn effective_of(
     };
     let (branch, seq) = (header.branch.clone(), header.seq);
     let passes = passes_of(store, shape, (header, &position), &accepted).await?;
-    Ok(Effective { branch, seq, position, evidence, passes, in_flux: BTreeSet::new(), stopped_by })
+    let in_flux = BTreeSet::new();
+    Ok(Effective { branch, seq, lost: 0, position, evidence, passes, in_flux, stopped_by })
 }
 
 /// Reads what evidence of a branch a person has accepted, by the record that it stands for. A person's word is about the
