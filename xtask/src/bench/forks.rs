@@ -34,16 +34,17 @@ const MANY: u32 = 100_000;
 /// More than a page of branches, so that the short form opens several.
 const FEW_SHORT: u32 = 1_100;
 const MANY_SHORT: u32 = 3_300;
-/// What memory is compared with: enough that the caches of the database are full.
+/// What memory is compared with: enough that the caches of the database are full, and what waits to be written for
+/// people is as much as may wait.
 const SETTLED: u32 = 10_000;
-const SETTLED_SHORT: u32 = 4_000;
-const MEMORY_MANY_SHORT: u32 = 10_000;
+/// Twice as many show whether it grows.
+const MEMORY_MANY_SHORT: u32 = 2 * SETTLED;
 /// Runs of the smaller counts in a round: the first one warms up what the others use.
 const RUNS: u32 = 10;
 /// Most bytes that one more item or pass may add to the peak: the report of the run knows its sections by name, and is
 /// in memory more than once when its head changes at the end; an item also has its value, as the program hands it over
-/// and as it is frozen, and a digest for the join. A branch that stays in memory takes several times that.
-const MORE_BYTES_MAX: u64 = 1_024;
+/// and as it is frozen, and a digest for the join. A branch that stays in memory takes three times that.
+const MORE_BYTES_MAX: u64 = 2_048;
 
 /// About 100 bytes as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -93,11 +94,10 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     ];
     if peak_bytes().is_some() {
         let folder = bench.folder("forks")?;
-        let settled = bench.count_or(SETTLED, SETTLED_SHORT);
         let many = bench.count_or(MANY, MEMORY_MANY_SHORT);
         for (name, part) in [(ITEMS_MEMORY, Part::Items), (PASSES_MEMORY, Part::Passes)] {
             let folder = folder.clone();
-            subjects.push(Subject::new(name, Unit::Bytes, move || memory_of(&folder, part, settled, many)));
+            subjects.push(Subject::new(name, Unit::Bytes, move || memory_of(&folder, part, SETTLED, many)));
         }
         demands.push(demand("finished items are not kept in memory", ITEMS_MEMORY, None, 100e6));
         demands.push(demand("finished passes are not kept in memory", PASSES_MEMORY, None, 100e6));
