@@ -1,6 +1,10 @@
 //! Run records and summaries.
 
+use std::collections::HashSet;
+
 use rusqlite::{Row, ToSql};
+use waypost::disk::RealDisk;
+use waypost::folder::has_told;
 use waypost::id::RunId;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
@@ -10,6 +14,7 @@ use crate::inspect;
 use crate::lease;
 use crate::read::{View, unknown_cursor};
 use crate::rows::{RunRow, count, time_of, time_text};
+use crate::witness::folder_of;
 
 const SUMMARY: &str =
     "SELECT id, name, workflow, path, labels, created_at, updated_at, status, doubtful, step, done,
@@ -98,18 +103,21 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&sql)?;
         let mut rows = statement.query(values.as_slice())?;
         let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
-        found.damaged = self.lost(query, told);
+        let mut seen = HashSet::new();
         let mut last = 0;
         while let Some(row) = rows.next()? {
             let kept = match Kept::read(row) {
                 // The others are none the worse for it.
                 Err(Failure::Sqlite(fault)) => {
-                    found.damaged.extend(unreadable(row, &fault));
+                    let unreadable = unreadable(row, &fault);
+                    seen.extend(unreadable.as_ref().map(|run| run.run.clone()));
+                    found.damaged.extend(unreadable);
                     continue;
                 }
                 kept => kept?,
             };
             let id = kept.id;
+            seen.insert(kept.summary.run.clone());
             let summary = self.find_out(kept)?;
             if !query.wants(&summary) {
                 continue;
@@ -121,11 +129,27 @@ impl View<'_> {
             last = id;
             found.runs.push(summary);
         }
+        let all = RunQuery { limit: query.limit, ..RunQuery::default() };
+        let seen = (*query == all && found.next.is_none()).then_some(seen);
+        found.damaged.extend(self.lost(query, told, seen));
         Ok(found)
     }
 
-    /// Returns the runs that the database does not know and that have left their logs beside it.
-    fn lost(&self, query: &RunQuery, mut told: Vec<RunId>) -> Vec<UnreadableRun> {
+    /// Returns the runs that the database does not know and that have left their logs beside it; `seen` are all that were
+    /// read, if no others are there to be read. Those in the index alone are not: its pages may be sound where those of
+    /// the table are not.
+    fn lost(
+        &self,
+        query: &RunQuery,
+        mut told: Vec<RunId>,
+        seen: Option<HashSet<RunId>>,
+    ) -> Vec<UnreadableRun> {
+        if let Some(seen) = seen {
+            told.retain(|run| !seen.contains(run) && has_told(&RealDisk, &folder_of(self.place, run)));
+            told.sort_unstable();
+            let why = "it has left its log, and the database has no row of it";
+            return told.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
+        }
         if !inspect::may_have_lost(self.connection, told.len()) {
             return Vec::new();
         }

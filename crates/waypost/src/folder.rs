@@ -278,9 +278,18 @@ fn make_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
 
 /// Replaces a file as a whole. Not synced: a power cut may leave the old one, the new one or an empty one.
 fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_with(disk, path, |file| write_whole(file, bytes))
+}
+
+/// As [`replace`], by what `write` writes.
+fn replace_with(
+    disk: &dyn Disk,
+    path: &Path,
+    write: impl FnOnce(&mut dyn DiskFile) -> io::Result<()>,
+) -> io::Result<()> {
     let folder = path.parent().expect("a file of a run is in its folder");
     let (temp, mut file) = create_temp(disk, folder)?;
-    let written = write_whole(file.as_mut(), bytes).and_then(|()| disk.rename(&temp, path));
+    let written = write(file.as_mut()).and_then(|()| disk.rename(&temp, path));
     if written.is_err() {
         // As well as can be: what is left is removed by the next holder.
         let _ = disk.remove(&temp);

@@ -5,16 +5,19 @@
 //! looked up once, when the first section is to be written.
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Trouble, open_or_create, replace};
+use super::{Trouble, open_or_create, replace, replace_with};
 use crate::disk::{Disk, DiskFile, write_whole};
 use crate::record::{Record, RunRecord, RunStatus};
 use crate::report::{self, Section};
 
 /// How much of the end of a report is read to find the section of a record: that of the newest is the last, most often.
 const TAIL_BYTES: u64 = 64 << 10;
+/// So much of the sections is in memory while another head is put before them.
+const PIECE_BYTES: u64 = 256 << 10;
 /// Largest report that sections are replaced in: far beyond what a person reads. A larger one is left as it is.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
 
@@ -32,7 +35,11 @@ struct Known {
     file: Box<dyn DiskFile>,
     len: u64,
     status: RunStatus,
-    markers: HashSet<String>,
+    /// Where the first section begins, or the end of the file.
+    head: u64,
+    /// The digests of all markers: a run may have a hundred thousand sections. Two markers of one digest would cost a
+    /// rewrite that finds nothing to replace.
+    markers: HashSet<u64>,
     /// The last section: its marker, and where it begins.
     last: Option<(String, u64)>,
 }
@@ -79,18 +86,46 @@ impl ReportFile {
         self.append(&appended)?;
         let known = self.known.as_ref().expect("it was read above");
         match status {
-            Some(status) if status != known.status => self.rewrite(disk, status, |text| text),
+            Some(status) if status != known.status => self.restate(disk, status),
             _ => Ok(()),
         }
+    }
+
+    /// Puts another head before the sections, piece by piece: the file may be much larger than any of them.
+    fn restate(&mut self, disk: &dyn Disk, status: RunStatus) -> io::Result<()> {
+        let head = report::head(&self.run, status);
+        let known = self.known.as_mut().expect("it was read before");
+        let sections = known.head..known.len;
+        let path = &self.path;
+        replace_with(disk, path, |file| {
+            write_whole(file, head.as_bytes())?;
+            let mut at = sections.start;
+            while at < sections.end {
+                let piece = (sections.end - at).min(PIECE_BYTES) as usize;
+                let bytes = disk.read_at(path, at, piece)?;
+                if bytes.len() != piece {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                write_whole(file, &bytes)?;
+                at += piece as u64;
+            }
+            Ok(())
+        })?;
+        let begin = head.len() as u64;
+        let moved = |at: u64| at - known.head + begin;
+        known.last = known.last.take().map(|(marker, at)| (marker, moved(at)));
+        known.len = moved(known.len);
+        (known.head, known.status) = (begin, status);
+        known.file = disk.open_append(path)?;
+        Ok(())
     }
 
     /// Adds a section to what is to be appended, or puts it in the place of its older self.
     fn put(&mut self, disk: &dyn Disk, section: Section, appended: &mut String) -> io::Result<()> {
         let marker = section.key.marker();
         let known = self.known.as_mut().expect("it was read before");
-        if !known.markers.contains(&marker) {
-            known.last = Some((marker.clone(), known.len + appended.len() as u64));
-            known.markers.insert(marker);
+        if known.markers.insert(digest_of(&marker)) {
+            known.last = Some((marker, known.len + appended.len() as u64));
             appended.push_str(&section.text);
             return Ok(());
         }
@@ -151,10 +186,17 @@ impl ReportFile {
 
     fn knowledge(&self, disk: &dyn Disk, text: &str, status: RunStatus) -> io::Result<Known> {
         let (file, len) = open_or_create(disk, &self.path)?;
-        let markers = report::markers(text).map(|(_, marker)| marker.to_owned()).collect();
+        let markers = report::markers(text).map(|(_, marker)| digest_of(marker)).collect();
+        let head = report::markers(text).next().map_or(len, |(begin, _)| begin as u64);
         let last = report::markers(text).last().map(|(begin, marker)| (marker.to_owned(), begin as u64));
-        Ok(Known { file, len, status, markers, last })
+        Ok(Known { file, len, status, head, markers, last })
     }
+}
+
+fn digest_of(marker: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    marker.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What a report has, read as far as that is asked.

@@ -386,3 +386,26 @@ fn a_report_that_is_behind_its_log_catches_up() {
         assert_eq!(place.events(), lines_of(&records));
     }
 }
+
+#[test]
+fn a_head_is_replaced_before_more_sections_than_are_held_in_memory() {
+    let place = Place::new();
+    let mut chain = Chain::new();
+    let mut folder = place.folder();
+    let records: Vec<Record> = (0..3_000).map(|count| chain.completed(&format!("s{count}"))).collect();
+    folder.committed(&records);
+    let sections = |report: String| report[report.find("<!-- section").unwrap()..].to_owned();
+    let before = sections(place.report());
+    assert!(before.len() > 300_000, "one piece is enough for {}", before.len());
+
+    folder.committed(&[chain.ended("s", RunStatus::Interrupted)]);
+    let stopped = place.report();
+    // What goes on finds its place behind the head of another length, and the last section in its own.
+    folder.committed(&[chain.failed("last", 1), chain.completed("last")]);
+
+    assert!(stopped.contains("interrupted") && !stopped.contains("running"), "{}", &stopped[..300]);
+    assert!(sections(stopped).starts_with(&before), "the sections stay as they are");
+    let after = place.report();
+    assert_eq!(after.matches("<!-- section main last -->").count(), 1);
+    assert!(sections(after.clone()).starts_with(&before) && after.contains("## `last`: completed"));
+}
