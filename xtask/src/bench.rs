@@ -9,6 +9,7 @@ mod append;
 mod command;
 mod economy;
 mod engine;
+mod forks;
 mod hash;
 mod measure;
 mod part;
@@ -67,6 +68,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     rename::topic,
     hash::topic,
     engine::topic,
+    forks::topic,
     economy::topic,
     economy::large_topic,
     economy::results_topic,

@@ -368,6 +368,7 @@ impl Error {
                     "look at what the step did, then decide: `waypost resume {run} --treat-as done`, or `--treat-as retry`"
                 )),
             ),
+            Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
             Self::Run(RunError::NotSettled { .. }) => (
                 "not_settled",
                 Exit::Usage,

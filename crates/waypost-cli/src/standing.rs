@@ -61,6 +61,7 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     }
     let position = snapshot.newest().position().unwrap_or_default();
     let chosen = Chosen::in_force(store, snapshot);
+    let lost_steps = chosen.as_ref().map(|chosen| snapshot.steps_in_lost(&chosen.shape)).unwrap_or_default();
     let summary = &mut snapshot.entry.summary;
     summary.status = RunStatus::Interrupted;
     let of = |status: Status| position.frontier.iter().find(|entry| entry.status == status);
@@ -76,7 +77,8 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     let started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
     let must_not_repeat =
         |id: &waypost::StepId| chosen.shape.step(id.as_str()).is_some_and(|step| !step.idempotent);
-    if started.into_iter().any(|entry| must_not_repeat(&entry.step)) {
+    let lost = !lost_steps.is_empty();
+    if lost || started.into_iter().any(|entry| must_not_repeat(&entry.step)) {
         summary.status = RunStatus::InDoubt;
     }
 }

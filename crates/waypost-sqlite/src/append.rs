@@ -14,7 +14,8 @@ use crate::frozen;
 use crate::open::Place;
 use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
-    BRANCH_ID_MAX, Branch, CODEC_DELTA, CODEC_FULL, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
+    BRANCH_ID_MAX, Branch, CODEC_DELTA, CODEC_FULL, Found, Newest, RunRow, SEQ_MAX, Want, fetch, int, key,
+    time_text,
 };
 use crate::runs::labels_text;
 
@@ -107,6 +108,8 @@ struct Chain {
     newest: u64,
     /// The newest record that is there, by its digest as kept.
     last: Option<(u64, Digest)>,
+    /// The newest record before this batch, if its body is kept in a frame.
+    framed: Option<(u64, Digest)>,
     bodies: u64,
 }
 
@@ -148,12 +151,16 @@ impl Chains {
 
 impl Chain {
     fn find(connection: &Connection, run: Option<i64>, path: &BranchPath) -> Result<Self, Failure> {
-        let mut chain = Self { id: None, open: true, newest: 0, last: None, bodies: 0 };
+        let mut chain = Self { id: None, open: true, newest: 0, last: None, framed: None, bodies: 0 };
         let Some(run) = run else { return Ok(chain) };
-        if let Some(branch) = Branch::find(connection, run, path)? {
+        if let Some((branch, newest)) = Branch::find_with_newest(connection, run, path)? {
             chain.id = Some(branch.id);
             chain.newest = branch.newest;
-            chain.last = newest_row(connection, &branch)?;
+            chain.last = match &newest {
+                Some(newest) => Some((branch.newest, newest.digest)),
+                None => newest_row(connection, &branch)?,
+            };
+            chain.framed = newest.filter(Newest::is_framed).map(|newest| (branch.newest, newest.digest));
         }
         Ok(chain)
     }
@@ -174,6 +181,11 @@ impl Chain {
         self.newest = branch.newest;
         self.last = newest_row(connection, &branch)?;
         Ok(Some(()))
+    }
+
+    /// Says whether a delta is one of the record that this chain ended with.
+    fn has_framed(&self, body: &Kept) -> bool {
+        matches!(body, Kept::Delta(_, base, digest) if self.framed == Some((*base, *digest)))
     }
 
     fn check(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
@@ -280,8 +292,9 @@ fn write(
     }
     let (mut bytes, mut as_packed) = (0, true);
     for (record, packed) in batch.records.iter().zip(packed) {
-        let id = chains.by_path[&record.header().branch].id.expect("every branch has an id by now");
-        if is_base_there(connection, id, &packed.body)? {
+        let chain = &chains.by_path[&record.header().branch];
+        let id = chain.id.expect("every branch has an id by now");
+        if chain.has_framed(&packed.body) || is_base_there(connection, id, &packed.body)? {
             bytes += write_record(connection, id, record, packed, &packed.body)?;
         } else {
             bytes += write_record(connection, id, record, packed, &pack_alone(&place.frames, record))?;

@@ -17,6 +17,7 @@
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
 //! - `rows`, `read`, `runs`: how it is read back, verified.
 //! - `witness`, `counters`, `inspect`: what tells that the database has lost something, or contradicts itself.
+//! - `teller`: has what was committed put into the report, without anyone waiting for it.
 //! - `fault`: what SQLite's errors mean to a caller.
 //!
 //! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
@@ -41,6 +42,7 @@ mod schema;
 mod shrink;
 mod squeeze;
 mod store;
+mod teller;
 mod tidy;
 mod tips;
 mod trim;

@@ -119,6 +119,20 @@ impl RunRow {
     }
 }
 
+/// What an append must know of the record that a branch ends with.
+#[derive(Debug)]
+pub(crate) struct Newest {
+    pub(crate) digest: Digest,
+    codec: Option<i64>,
+}
+
+impl Newest {
+    /// Says whether its body is kept in a frame, so that the next one may be a delta of it.
+    pub(crate) fn is_framed(&self) -> bool {
+        matches!(self.codec, Some(CODEC_FULL | CODEC_DELTA))
+    }
+}
+
 /// A branch of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Branch {
@@ -143,6 +157,30 @@ impl Branch {
             .optional()?;
         let Some((id, open, newest)) = row else { return Ok(None) };
         Self::of(id, path.clone(), open, newest).map(Some)
+    }
+
+    /// As [`find`](Self::find), with the record that the branch says to end with; none if it is not there.
+    pub(crate) fn find_with_newest(
+        connection: &Connection,
+        run: i64,
+        path: &BranchPath,
+    ) -> Result<Option<(Self, Option<Newest>)>, Failure> {
+        // No join, and no parameter in the inner ones: SQLite would prepare the statement anew for each value.
+        const _: () = assert!(SEQ_BITS == 32, "the statement below makes a key");
+        let row = connection
+            .prepare_cached(
+                "SELECT id, open, newest, (SELECT digest FROM records WHERE key = (id << 32 | newest)),
+                     (SELECT codec FROM records WHERE key = (id << 32 | newest))
+                 FROM branches WHERE run = ?1 AND path = ?2",
+            )?
+            .query_row((run, path.as_str()), |row| {
+                let (digest, codec) = (row.get::<_, Option<[u8; 32]>>(3)?, row.get(4)?);
+                let newest = digest.map(|digest| Newest { digest: Digest::from_bytes(digest), codec });
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?, newest))
+            })
+            .optional()?;
+        let Some((id, open, seq, newest)) = row else { return Ok(None) };
+        Ok(Some((Self::of(id, path.clone(), open, seq)?, newest)))
     }
 
     /// As [`find`](Self::find), for readers: makes sure that it is not the index that has lost the branch.

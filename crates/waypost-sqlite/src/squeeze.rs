@@ -3,11 +3,13 @@
 //! Knows bytes and references; what they mean, `frame` knows.
 
 use std::fmt;
+use std::io::Cursor;
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
 use zstd_safe::{
-    CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name, get_frame_content_size,
+    CCtx, CDict, CParameter, DCtx, DDict, ErrorCode, ResetDirective, compress_bound, get_error_name,
+    get_frame_content_size,
 };
 
 use crate::commit::lock;
@@ -23,6 +25,18 @@ const HASH_LOG: std::ops::RangeInclusive<u32> = 12..=24;
 const KEPT_MAX: usize = 4;
 /// A context that has grown beyond this is let go after use: a hash table for states of a MiB fits.
 const CONTEXT_BYTES_MAX: usize = 16 << 20;
+
+/// What small texts of one kind have in common, prepared once.
+pub(crate) struct Dictionary {
+    pack: CDict<'static>,
+    unpack: DDict<'static>,
+}
+
+impl Dictionary {
+    pub(crate) fn new(bytes: &'static [u8]) -> Self {
+        Self { pack: CDict::create(bytes, LEVEL), unpack: DDict::create(bytes) }
+    }
+}
 
 /// Contexts to be lent.
 #[derive(Default)]
@@ -98,16 +112,24 @@ impl Contexts {
     /// zstd could not do it, and then `out` is as it was.
     pub(crate) fn pack(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let context = borrowed!(&mut self.pack, CCtx);
-        let mut packed = Vec::with_capacity(compress_bound(bytes.len()));
-        let result = compress(context, reference, bytes, &mut packed);
-        let forgotten = context.reset(ResetDirective::SessionAndParameters);
-        if forgotten.is_err() {
-            // It may still refer to what is not there any more.
-            self.pack = CCtx::create();
-        }
-        result.ok()?;
-        out.extend_from_slice(&packed);
-        Some(())
+        let result = refer(context, reference, bytes).and_then(|()| append(context, bytes, out));
+        self.forget_packing();
+        result.ok()
+    }
+
+    /// As [`pack`](Self::pack), for small `bytes` of the kind that `dictionary` was made of.
+    pub(crate) fn pack_with(
+        &mut self,
+        dictionary: &'static Dictionary,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        // Which dictionary it was, whoever keeps the bytes knows.
+        let set = self.pack.set_parameter(CParameter::DictIdFlag(false));
+        let set = set.and_then(|_| self.pack.ref_cdict(&dictionary.pack));
+        let result = set.and_then(|_| append(&mut self.pack, bytes, out));
+        self.forget_packing();
+        result.ok()
     }
 
     /// Decompresses `packed` into `out`, whose old content goes. What comes out must be `bytes` long.
@@ -121,23 +143,43 @@ impl Contexts {
         bytes: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), String> {
-        let found = size_of(packed, bytes)?;
-        if found != bytes {
-            return Err(format!("it gives {found} bytes, {bytes} were to be there"));
-        }
-        out.clear();
-        out.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes"))?;
+        make_room(packed, bytes, out)?;
         let context = borrowed!(&mut self.unpack, DCtx);
-        let result = decompress(context, reference, packed, out);
-        let forgotten = context.reset(ResetDirective::SessionAndParameters);
-        if forgotten.is_err() {
-            // It may still refer to what is not there any more.
-            self.unpack = DCtx::create();
+        let set = if reference.is_empty() { Ok(0) } else { context.ref_prefix(reference) };
+        let result = set.and_then(|_| context.decompress(out, packed));
+        self.forget_unpacking();
+        made(result, bytes)
+    }
+
+    /// As [`unpack`](Self::unpack), for what was packed with `dictionary`.
+    ///
+    /// # Errors
+    /// Says what is wrong with `packed`. Nothing was made that is longer than `bytes`.
+    pub(crate) fn unpack_with(
+        &mut self,
+        dictionary: &'static Dictionary,
+        packed: &[u8],
+        bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        make_room(packed, bytes, out)?;
+        let result =
+            self.unpack.ref_ddict(&dictionary.unpack).and_then(|_| self.unpack.decompress(out, packed));
+        self.forget_unpacking();
+        made(result, bytes)
+    }
+
+    /// Ends what the last call referred to, which may not be there any more.
+    fn forget_packing(&mut self) {
+        if self.pack.reset(ResetDirective::SessionAndParameters).is_err() {
+            self.pack = CCtx::create();
         }
-        match result {
-            Ok(made) if made == bytes => Ok(()),
-            Ok(made) => Err(format!("it gave {made} bytes, {bytes} were to be there")),
-            Err(code) => Err(get_error_name(code).to_owned()),
+    }
+
+    /// Ends what the last call referred to, which may not be there any more.
+    fn forget_unpacking(&mut self) {
+        if self.unpack.reset(ResetDirective::SessionAndParameters).is_err() {
+            self.unpack = DCtx::create();
         }
     }
 }
@@ -153,12 +195,26 @@ pub(crate) fn size_of(packed: &[u8], bytes_max: usize) -> Result<usize, String> 
     size.ok_or_else(|| format!("it gives {found} bytes, {bytes_max} are allowed"))
 }
 
-fn compress<'a>(
-    context: &mut CCtx<'a>,
-    reference: &'a [u8],
-    bytes: &[u8],
-    out: &mut Vec<u8>,
-) -> Result<usize, ErrorCode> {
+/// Makes room in `out` for the `bytes` that `packed` must give.
+fn make_room(packed: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), String> {
+    let found = size_of(packed, bytes)?;
+    if found != bytes {
+        return Err(format!("it gives {found} bytes, {bytes} were to be there"));
+    }
+    out.clear();
+    out.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes"))
+}
+
+fn made(result: Result<usize, ErrorCode>, bytes: usize) -> Result<(), String> {
+    match result {
+        Ok(made) if made == bytes => Ok(()),
+        Ok(made) => Err(format!("it gave {made} bytes, {bytes} were to be there")),
+        Err(code) => Err(get_error_name(code).to_owned()),
+    }
+}
+
+/// Prepares a context for `bytes` that are likely to hold parts of `reference`.
+fn refer<'a>(context: &mut CCtx<'a>, reference: &'a [u8], bytes: &[u8]) -> Result<(), ErrorCode> {
     context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
     if !reference.is_empty() {
         let log = log_of(bytes.len() + reference.len());
@@ -166,19 +222,16 @@ fn compress<'a>(
         context.set_parameter(CParameter::HashLog(log.clamp(*HASH_LOG.start(), *HASH_LOG.end())))?;
         context.ref_prefix(reference)?;
     }
-    context.compress2(out, bytes)
+    Ok(())
 }
 
-fn decompress<'a>(
-    context: &mut DCtx<'a>,
-    reference: &'a [u8],
-    packed: &[u8],
-    out: &mut Vec<u8>,
-) -> Result<usize, ErrorCode> {
-    if !reference.is_empty() {
-        context.ref_prefix(reference)?;
-    }
-    context.decompress(out, packed)
+/// Compresses `bytes` behind what `out` has.
+fn append(context: &mut CCtx<'_>, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), ErrorCode> {
+    let begin = out.len();
+    out.reserve(compress_bound(bytes.len()));
+    let mut behind = Cursor::new(out);
+    behind.set_position(begin as u64);
+    context.compress2(&mut behind, bytes).map(drop)
 }
 
 /// Returns the smallest power of two that is at least `count`, by its logarithm.

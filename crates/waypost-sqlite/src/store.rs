@@ -26,6 +26,7 @@ use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
 use crate::rows::RunRow;
 use crate::shrink::{self, Shrink};
+use crate::teller::{SharedFolder, Teller};
 use crate::witness::{self, Lost};
 use crate::{append, inspect, lease, pack, schema, tidy, trim};
 
@@ -52,6 +53,7 @@ pub struct SqliteStore {
     closed: AtomicBool,
     /// Bodies were dropped, and pages may be left that nothing is on.
     trimmed: AtomicBool,
+    teller: Teller,
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
     writer: Option<Arc<Writer>>,
@@ -63,7 +65,7 @@ struct Held {
     token: u64,
     durability: Durability,
     /// None if the run record is damaged, which the report needs.
-    folder: Option<Arc<Mutex<RunFolder>>>,
+    folder: Option<SharedFolder>,
 }
 
 impl SqliteStore {
@@ -108,6 +110,7 @@ impl SqliteStore {
             held: Mutex::default(),
             closed: AtomicBool::new(false),
             trimmed: AtomicBool::new(false),
+            teller: Teller::default(),
             reader: Mutex::new(Some(reader)),
             writer,
         })
@@ -122,6 +125,7 @@ impl SqliteStore {
     /// here: they are derived, so that no commit fails for them.
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
         let folder = lock(&self.held).get(run).and_then(|held| held.folder.clone())?;
+        self.teller.finish();
         lock(&folder).take_trouble()
     }
 
@@ -183,8 +187,9 @@ impl SqliteStore {
         lock(&self.held).insert(run.clone(), Held { token, durability, folder });
     }
 
-    /// Forgets a lease that was given back.
+    /// Forgets a lease that was given back, once all is written down: another may take it up as soon as its lock is free.
     fn let_go(&self, lease: &Lease) {
+        self.teller.finish();
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
             held.remove(lease.run());
@@ -199,14 +204,15 @@ impl SqliteStore {
         while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
-    /// Writes down for people what was committed.
-    fn tell(&self, lease: &Lease, records: &[Record]) {
+    /// Writes what was committed into the log, before it is acknowledged, and has it put into the report.
+    fn tell(&self, lease: &Lease, batch: Arc<Batch>) {
         let folder = match lock(&self.held).get(lease.run()) {
             Some(held) if held.token == lease.token() => held.folder.clone(),
             _ => None,
         };
         if let Some(folder) = folder {
-            lock(&folder).committed(records);
+            lock(&folder).log(&batch.records);
+            self.teller.tell(folder, batch);
         }
     }
 
@@ -320,6 +326,8 @@ impl Store for SqliteStore {
             }
             token => token?,
         };
+        // Its last lease may have been dropped here, and not given back.
+        self.teller.finish();
         let (durability, folder) = self.heal(run)?;
         self.hold(run, token, durability, folder);
         Ok(Lease::new(run.clone(), token, Some(kernel_lock)))
@@ -361,7 +369,7 @@ impl Store for SqliteStore {
             } else {
                 self.place.frames.forget_run(lease.run());
             }
-            self.tell(lease, &batch.records);
+            self.tell(lease, Arc::clone(&batch));
         }
         if batch.release {
             self.let_go(lease);
@@ -461,6 +469,7 @@ impl Store for SqliteStore {
             source,
         })?;
         let kernel_lock = self.take_lock(run, &holder)?;
+        self.teller.finish();
         // In this order: a log without records would be one of a run that was lost, and what a crash leaves is found and
         // removed by the next deletion or by a new run of that name.
         forget_told(self.disk.as_ref(), &folder)
@@ -476,6 +485,7 @@ impl Store for SqliteStore {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.check_open()?;
+        self.teller.finish();
         let held = std::mem::take(&mut *lock(&self.held));
         let mut result = Ok(());
         if let Some(writer) = &self.writer {

@@ -1,10 +1,12 @@
-//! Contract suite, a disk that can die, a clock that can be set, generators.
+//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash.
 
 pub mod clock;
 pub mod contract;
 pub mod damage;
 pub mod differential;
 pub mod disk;
+pub mod faulty;
+pub mod graphs;
 pub mod memory;
 pub mod picture;
 pub mod random;

@@ -9,15 +9,18 @@
 //! ```
 
 use std::fmt::Debug;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
+use crate::evidence::{Site, Verifier};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Position, Record, RunRecord, SealedRun};
 use crate::store::{Progress, RunEntry, Store, StoreError};
 
+mod accept;
 mod advance;
 mod attempt;
 mod back;
@@ -25,25 +28,31 @@ mod begin;
 mod branches;
 pub(crate) mod chain;
 mod commit;
+mod doubt;
 mod fall;
 mod fan;
 mod line;
+mod lines;
 mod open;
 mod options;
 mod outcome;
 mod program;
+mod recheck;
+mod redo;
 mod request;
+mod same;
 mod schedule;
 mod session;
 mod snapshot;
+mod stand;
 mod stop;
 mod travel;
 
 pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
-    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, ResumeFrom, ResumeOptions,
-    SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
+    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, ResumeFrom,
+    ResumeOptions, SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{
@@ -51,7 +60,7 @@ pub use program::{
 };
 pub use snapshot::Snapshot;
 pub use stop::{Stop, StopHandle, StopLevel};
-pub use travel::StartOptions;
+pub use travel::{OriginEvidence, StartOptions};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
@@ -95,12 +104,45 @@ pub struct Engine {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     observer: Arc<dyn Observer>,
+    verifier: Arc<Verifier>,
+    base: Option<PathBuf>,
+    allowed: Vec<PathBuf>,
 }
 
 impl Engine {
-    /// Makes an engine over a store, with the system's clock and no observer.
+    /// Makes an engine over a store, with the system's clock, no observer, and the probes of this crate.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, clock: Arc::new(SystemClock), observer: Arc::new(Silent) }
+        let (clock, observer, verifier) = (Arc::new(SystemClock), Arc::new(Silent), Arc::default());
+        Self { store, clock, observer, verifier, base: None, allowed: Vec::new() }
+    }
+
+    /// Looks for the files of evidence beneath `folder`, and not in the run's own base folder, which is the one that
+    /// holds the store. Stores that are in no folder, as in memory, have none: claims about files are `unknown` there.
+    #[must_use]
+    pub fn with_base(self, folder: impl Into<PathBuf>) -> Self {
+        Self { base: Some(folder.into()), ..self }
+    }
+
+    /// Allows evidence to name absolute paths beneath `folder`.
+    #[must_use]
+    pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.allowed.push(folder.into());
+        self
+    }
+
+    /// Checks evidence by these probes and limits.
+    #[must_use]
+    pub fn with_verifier(self, verifier: Verifier) -> Self {
+        Self { verifier: Arc::new(verifier), ..self }
+    }
+
+    /// Returns where the claims of a run are checked.
+    fn site(&self, run: &RunRecord) -> Site {
+        // No absolute path of a store is trusted: it may have come from another place.
+        let own = Path::new(run.base.as_deref().unwrap_or("."));
+        let own = self.store.home().filter(|_| own.is_relative()).map(|home| home.join(own));
+        let site = self.base.clone().or(own).map_or_else(Site::nowhere, Site::beneath);
+        self.allowed.iter().fold(site, Site::allowing)
     }
 
     /// Uses another clock.

@@ -56,7 +56,7 @@ mod verifier;
 pub use exit::ExitProbe;
 pub use expect::InvalidExpectation;
 pub use files::{ExistsProbe, Sha256Probe};
-pub use pack::{CLAIMS_MAX, InvalidPack, Summary};
+pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

@@ -87,23 +87,32 @@ impl RunFolder {
     ///
     /// To be called once after each commit. It does not fail: see [`take_trouble`](Self::take_trouble).
     pub fn committed(&mut self, records: &[Record]) {
-        if let Err(source) = self.make() {
-            self.trouble = Some(Trouble { path: self.path.clone(), source });
-            return;
+        self.log(records);
+        self.report(records);
+    }
+
+    /// The first half of [`committed`](Self::committed): the lines of the log, which may have to bear witness to what
+    /// the store acknowledged.
+    pub fn log(&mut self, records: &[Record]) {
+        if self.make() {
+            let written = self.events.committed(self.disk.as_ref(), records);
+            self.note(written);
         }
-        // The report first: what has its events has its section, unless the power failed.
-        let disk = self.disk.as_ref();
-        let report = self.report.committed(disk, records);
-        self.note(report);
-        let events = self.events.committed(self.disk.as_ref(), records);
-        self.note(events);
+    }
+
+    /// The other half, for which nobody need wait: the sections of the report.
+    pub fn report(&mut self, records: &[Record]) {
+        if self.make() {
+            let written = self.report.committed(self.disk.as_ref(), records);
+            self.note(written);
+        }
     }
 
     /// Mends what a crash left behind, when the run is taken up by a new writer and before it appends.
     ///
     /// Takes away unfinished files, what steps handed over, and the torn last line of `events.jsonl`, and adds what is
     /// missing. `newest_first` gives the records of all branches against the order of their commits, and is asked only until
-    /// it gives one that was written down before, or [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
+    /// both files have one of them, or for [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
     ///
     /// # Errors
     /// Those of `newest_first`. Troubles of the files themselves are remembered as for
@@ -122,14 +131,23 @@ impl RunFolder {
                 return Ok(());
             }
         };
+        let mut written = report::Written::new(self.disk.as_ref(), self.report.path());
         let mut missing = Vec::new();
+        // How many of them each file lacks, once that is known.
+        let (mut unlogged, mut unreported) = (None, None);
         for record in newest_first.take(HEAL_RECORDS_MAX) {
             let record = record?;
-            let known = mark.as_ref().is_some_and(|mark| mark.covers(record.header()));
-            if !known || mark.as_ref().is_some_and(|mark| mark.is_amid(record.header())) {
-                missing.push(record.without_body());
+            let count = missing.len();
+            if unlogged.is_none() && mark.as_ref().is_some_and(|mark| mark.covers(record.header())) {
+                let is_amid = mark.as_ref().is_some_and(|mark| mark.is_amid(record.header()));
+                unlogged = Some(count + usize::from(is_amid));
             }
-            if known {
+            let is_enough = unlogged.is_some() && count >= REPORT_RECORDS_MAX;
+            if unreported.is_none() && (is_enough || written.has(&record)) {
+                unreported = Some(count);
+            }
+            missing.push(record.without_body());
+            if unlogged.is_some() && unreported.is_some() {
                 break;
             }
         }
@@ -137,8 +155,13 @@ impl RunFolder {
         if let Some(mark) = mark {
             self.events.skip_to(mark);
         }
-        if !missing.is_empty() {
-            self.committed(&missing);
+        let behind = |count: Option<usize>| missing.len() - count.unwrap_or(missing.len());
+        let (logged, reported) = (behind(unlogged), behind(unreported));
+        if logged < missing.len() {
+            self.log(&missing[logged..]);
+        }
+        if reported < missing.len() {
+            self.report(&missing[reported..]);
         }
         Ok(())
     }
@@ -148,12 +171,15 @@ impl RunFolder {
         self.trouble.take()
     }
 
-    fn make(&mut self) -> io::Result<()> {
+    /// Makes the folder, once; says whether it is there.
+    fn make(&mut self) -> bool {
         if !self.made {
-            make_folder(self.disk.as_ref(), &self.path)?;
-            self.made = true;
+            match make_folder(self.disk.as_ref(), &self.path) {
+                Ok(()) => self.made = true,
+                Err(source) => self.trouble = Some(Trouble { path: self.path.clone(), source }),
+            }
         }
-        Ok(())
+        self.made
     }
 
     fn note(&mut self, answer: Result<(), Trouble>) {
@@ -166,6 +192,10 @@ impl RunFolder {
 /// Most records that [`RunFolder::heal`] writes down again: after a power cut the kernel had half a minute of them at
 /// most; a file that a person deleted comes back with its newest part.
 pub const HEAL_RECORDS_MAX: usize = 10_000;
+
+/// Most records that a report may be behind its log: more than a store lets wait. Steps that say nothing leave no trace in
+/// a report, however many records they have.
+const REPORT_RECORDS_MAX: usize = 2_000;
 
 impl fmt::Display for RunFolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -44,7 +44,7 @@ use crate::engine::{
     Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
     Spot, StateError,
 };
-use crate::record::{Ending, Failure, FailureKind, Flaw};
+use crate::record::{Failure, FailureKind, Flaw};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -52,7 +52,9 @@ mod builder;
 mod context;
 mod draw;
 mod error;
+mod evidence;
 mod fork;
+mod history;
 mod homes;
 mod join;
 mod level;
@@ -63,6 +65,7 @@ pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
 pub use context::{Context, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
+pub use history::HistoryEntry;
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
 pub use origin::{Forked, Inspected};
@@ -208,10 +211,7 @@ impl Program for Erased {
         };
         let failed = |failure| Performed::Failed { failure, told: context.take_told() };
         match ended {
-            Ok(Ok(Ok(output))) => {
-                let told = context.take_told();
-                Performed::Completed { output, ending: Ending::default(), told }
-            }
+            Ok(Ok(Ok(output))) => evidence::vouched((level, job.place), output, &attempt, &context).await,
             Ok(Ok(Err(error))) => {
                 let retryable = level.is_retryable(job.place, &error);
                 let kind = if retryable { FailureKind::Error } else { FailureKind::Fatal };
@@ -224,6 +224,13 @@ impl Program for Erased {
             }
             Err(None) => Performed::Stopped { in_progress: true },
         }
+    }
+
+    fn subjects(&self, spot: Spot<'_>, state: &Held) -> Vec<String> {
+        let pack = unpanicked(|| Ok(self.levels[spot.level].evidence(spot.place, state)));
+        // A state that the step has not worked on may lack what its evidence looks for: then it tells nothing.
+        let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
+        claims.into_iter().map(|claim| claim.subject).collect()
     }
 
     fn on_failure(&self, _: Spot<'_>, failure: &Failure) -> OnFailure {

@@ -6,10 +6,12 @@
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, Hasher as _};
+use std::marker::PhantomData;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
 /// Longest run id: fits a file name with room for suffixes on every file system we know (255 bytes).
@@ -37,12 +39,45 @@ fn refuse(kind: &'static str, name: &str, rule: &'static str) -> InvalidName {
     InvalidName { kind, name: name.chars().take(80).collect(), rule }
 }
 
+/// Reads a name from its text.
+struct Named<T>(PhantomData<T>);
+
+impl<T: FromStr<Err = InvalidName>> Visitor<'_> for Named<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+/// Writes and reads a name as its text, without a copy in between: a header has a dozen of them.
+macro_rules! serde_as_text {
+    ($name:ident) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.text().as_ref())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(Named(PhantomData))
+            }
+        }
+    };
+}
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $check:path) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
+
+        serde_as_text!($name);
 
         impl $name {
             /// Checks `text` and makes it a name.
@@ -56,6 +91,10 @@ macro_rules! text_id {
 
             /// Returns the name as text.
             pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            fn text(&self) -> &str {
                 &self.0
             }
         }
@@ -183,9 +222,14 @@ fn check_branch(text: &str) -> Result<(), InvalidName> {
             return Err(refuse("branch", text, "`main`, or `STEP:KEY` nested with `/`"));
         };
         check_step_id(step)?;
+        if key.len() <= BRANCH_KEY_BYTES_MAX && key.bytes().all(stands_as_it_is) {
+            continue;
+        }
         let decoded = decode_key(key)
             .ok_or_else(|| refuse("branch", text, "keys are percent-encoded UTF-8, as they are shown"))?;
-        if encode_key(&decoded) != key || decoded.len() > BRANCH_KEY_BYTES_MAX {
+        let mut encoded = String::with_capacity(key.len());
+        encode_key(&decoded, &mut encoded);
+        if encoded != key || decoded.len() > BRANCH_KEY_BYTES_MAX {
             return Err(refuse(
                 "branch",
                 text,
@@ -222,8 +266,19 @@ impl BranchPath {
     /// # Errors
     /// [`InvalidName`] if the key is too long or the nesting too deep.
     pub fn child(&self, step: &StepId, key: &str) -> Result<Self, InvalidName> {
-        let segment = format!("{step}:{}", encode_key(key));
-        if self.is_main() { Self::new(&segment) } else { Self::new(&format!("{}/{segment}", self.0)) }
+        let mut text = String::with_capacity(self.0.len() + step.0.len() + key.len() + 2);
+        if !self.is_main() {
+            text.push_str(&self.0);
+            text.push('/');
+        }
+        text.push_str(&step.0);
+        text.push(':');
+        encode_key(key, &mut text);
+        // Nothing else can be wrong with it.
+        if key.len() > BRANCH_KEY_BYTES_MAX || self.depth() == BRANCH_DEPTH_MAX {
+            check_branch(&text)?;
+        }
+        Ok(Self(text.into()))
     }
 
     /// Returns the branch that opened this one, or `None` for the main branch.
@@ -253,16 +308,20 @@ impl BranchPath {
     }
 }
 
-fn encode_key(key: &str) -> String {
-    let mut text = String::with_capacity(key.len());
+/// Says whether a byte of a key is not encoded.
+fn stands_as_it_is(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+/// Writes a key behind what is in `text`.
+fn encode_key(key: &str, text: &mut String) {
     for byte in key.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
+        if stands_as_it_is(byte) {
             text.push(char::from(byte));
         } else {
             let _ = write!(text, "%{byte:02X}");
         }
     }
-    text
 }
 
 fn decode_key(text: &str) -> Option<String> {
@@ -280,9 +339,19 @@ fn decode_key(text: &str) -> Option<String> {
 }
 
 /// The SHA-256 of some exact bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
+
+serde_as_text!(Digest);
+
+/// A digest as text.
+struct Hex([u8; 64]);
+
+impl AsRef<str> for Hex {
+    fn as_ref(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("hexadecimal digits are ASCII")
+    }
+}
 
 impl Digest {
     /// Hashes `bytes`.
@@ -330,6 +399,16 @@ impl Digest {
         Self(bytes)
     }
 
+    fn text(&self) -> Hex {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0_u8; 64];
+        for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
+            pair[0] = HEX[usize::from(byte >> 4)];
+            pair[1] = HEX[usize::from(byte & 15)];
+        }
+        Hex(text)
+    }
+
     /// Returns the 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -354,13 +433,7 @@ impl Digester {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
-        let mut text = [0_u8; 64];
-        for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
-            pair[0] = HEX[usize::from(byte >> 4)];
-            pair[1] = HEX[usize::from(byte & 15)];
-        }
-        f.write_str(std::str::from_utf8(&text).expect("hexadecimal digits are ASCII"))
+        f.write_str(self.text().as_ref())
     }
 }
 

@@ -9,8 +9,7 @@
 //! use std::time::Duration;
 //!
 //! use serde::{Deserialize, Serialize};
-//! use waypost::memory::MemoryStore;
-//! use waypost::{Context, Engine, Graph, Retry, RunId, StepError};
+//! use waypost::{Context, Engine, Graph, MemoryStore, Retry, StepError};
 //!
 //! #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 //! struct Import {
@@ -39,13 +38,11 @@
 //!     .step("load", load)
 //!     .edge("fetch", "load")
 //!     .build()?;
-//! let store = Arc::new(MemoryStore::new());
-//! let engine = Engine::new(store.clone());
+//! let engine = Engine::new(Arc::new(MemoryStore::new()));
 //!
 //! // A crash: the run is dropped in the middle of `load`.
 //! let run = engine.run(&graph, "monday", Import::default());
 //! tokio::time::timeout(Duration::from_secs(60), run).await.unwrap_err();
-//! store.drop_holder(&RunId::new("monday")?); // Stores on disk see by themselves that a process is gone.
 //!
 //! let outcome = engine.resume(&graph, "monday").await?;
 //!
@@ -66,6 +63,8 @@
 //! | try again what failed, and limit what takes long | [`Retry`], [`Builder::retry`](graph::Builder::retry), [`Builder::timeout`](graph::Builder::timeout), [`StepError::fatal`] |
 //! | ask a person | [`Context::interrupt`], [`Engine::answer`], [`Run::interrupt_before`](graph::Run::interrupt_before) |
 //! | not pay twice, sleep for a week, wait for a signal | [`Context::once`], [`Context::sleep`], [`Context::signal`] |
+//! | believe a step only by what it left behind | [`Builder::evidence`](graph::Builder::evidence), [`Engine::accept`], [`evidence`] |
+//! | see what happened | [`Engine::history`], [`Engine::inspect`] |
 //! | go back, or do a step again | [`Resume::from_checkpoint`](graph::Resume::from_checkpoint), [`Resume::from_step`](graph::Resume::from_step) |
 //! | begin a new run where another stood, and look at any checkpoint | [`Engine::fork`], [`Engine::inspect`], [`diff`](mod@diff) |
 //! | read states of older programs | [`schema::Migrations`] |
@@ -108,9 +107,15 @@ pub mod shape;
 pub mod store;
 
 pub use clock::{Clock, SystemClock};
-pub use engine::{Engine, Outcome, RunError};
-pub use graph::{Context, END, Graph, GraphError, StepError};
+pub use diff::diff;
+pub use engine::{Engine, OnChange, OnDamage, OnDoubt, OnUnknown, Outcome, RunError, StopHandle, StopLevel};
+pub use evidence::{Probe, Verifier};
+pub use file::FileStore;
+pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
-pub use record::{RunStatus, Usage};
+pub use memory::MemoryStore;
+pub use portable::{Portable, SaveMode};
+pub use record::{Claim, Durability, FailureKind, Pack, RunStatus, Usage, Verdict, WaitKind};
+pub use schema::Migrations;
 pub use shape::Retry;
-pub use store::StoreError;
+pub use store::{Scan, Store, StoreError, StoreExt};

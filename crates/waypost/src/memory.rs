@@ -2,13 +2,14 @@
 //! the store, `memory/run.rs` what it keeps of one run.
 //!
 //! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
-//! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. A lease is not tied to a
-//! process: it is held until it is released, or until [`MemoryStore::drop_holder`] lets its holder die.
+//! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. The holder of a lease is
+//! whoever has the [`Lease`]: when the last clone of it is dropped, as with a run that is dropped half-way, its holder is
+//! gone, as a process that died. [`MemoryStore::drop_holder`] lets one die that still lives.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -17,8 +18,8 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Head, Heads, Lease, PAGE_ITEMS_MAX, Page,
-    Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Guard, Head, Heads, Lease, PAGE_ITEMS_MAX,
+    Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
     TrimMode, Trimmed, check_blob_name,
 };
 
@@ -58,6 +59,10 @@ impl MemoryStore {
         }
     }
 
+    fn guard(&self, run: &RunId, made: u64, token: u64) -> Arc<Holding> {
+        Arc::new(Holding { kept: Arc::downgrade(&self.kept), run: run.clone(), made, token })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         // No call panics half-way through a change, so what another thread left is sound.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,6 +92,34 @@ impl MemoryStore {
             run.check(lease)?;
             change(run)
         })
+    }
+}
+
+/// Tells the store that the holder of a lease is gone.
+struct Holding {
+    kept: Weak<Mutex<Kept>>,
+    run: RunId,
+    /// Which run of this id: one may have been deleted, and another made.
+    made: u64,
+    token: u64,
+}
+
+impl Guard for Holding {}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holding").field("run", &self.run).field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let Some(kept) = self.kept.upgrade() else { return };
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = kept.runs.get_mut(&self.run);
+        if let Some(run) = run.filter(|run| (run.made, run.token) == (self.made, self.token)) {
+            run.holder = None;
+        }
     }
 }
 
@@ -132,7 +165,7 @@ impl Store for MemoryStore {
         made.apply(first)?;
         kept.made += 1;
         kept.runs.insert(id.clone(), made);
-        Ok(Lease::new(id.clone(), FIRST_TOKEN, None))
+        Ok(Lease::new(id.clone(), FIRST_TOKEN, None).guarded_by(self.guard(id, kept.made, FIRST_TOKEN)))
     }
 
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
@@ -153,7 +186,7 @@ impl Store for MemoryStore {
             }
             kept.token += 1;
             kept.holder = Some(holder.clone());
-            Ok(Lease::new(run.clone(), kept.token, None))
+            Ok(Lease::new(run.clone(), kept.token, None).guarded_by(self.guard(run, kept.made, kept.token)))
         })
     }
 
@@ -290,13 +323,14 @@ impl Store for MemoryStore {
 
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
         self.held(lease, |run| {
-            let branch = run.branches.iter_mut().find(|branch| branch.path == damage.branch);
+            let branch = run.branch_mut(&damage.branch);
             let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
             match branch.records.get(&damage.seq).map(Stored::open) {
                 Some(Err(_)) => {}
                 _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
             }
-            run.quarantine.extend(branch.records.remove(&damage.seq));
+            let removed = branch.records.remove(&damage.seq);
+            run.quarantine.extend(removed);
             Ok(())
         })
     }

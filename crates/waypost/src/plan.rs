@@ -14,14 +14,20 @@
 //! length of the history.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
+use std::path::{Component, Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
-use crate::shape::{Shape, Unfinished};
+use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Verdict};
+use crate::shape::{Shape, Step, Unfinished};
+
+mod cause;
+mod lost;
+
+pub use cause::Cause;
+pub(crate) use lost::steps_in_lost;
 
 /// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,10 +36,16 @@ pub struct Effective {
     pub branch: BranchPath,
     /// The seq of its newest sound record.
     pub seq: u64,
+    /// Records that it had after that one, and that are lost: damaged, taken away, or moved aside for that.
+    pub lost: u64,
     /// What is unfinished on it.
     pub position: Position,
     /// Evidence of finished steps and of cut ones, found through the ledger and `since`.
     pub evidence: BTreeMap<StepId, Pack>,
+    /// Evidence of steps of loops from passes before the newest, with the seq of its record; newest first.
+    pub passes: BTreeMap<StepId, Vec<(u64, Pack)>>,
+    /// What steps under way are about to write, beyond the subjects that the graph names.
+    pub in_flux: BTreeSet<String>,
     /// How the record says that it came to a stop: `interrupted` by whom, if it was.
     pub stopped_by: Option<String>,
 }
@@ -45,13 +57,15 @@ pub struct Check {
     pub branch: BranchPath,
     /// The step that made the claim.
     pub step: StepId,
-    /// Its place in the step's pack.
+    /// The record that finished the step; none if it was cut.
+    pub seq: Option<u64>,
+    /// Its place among the claims of the step: those of its newest pack, then those of earlier passes, newest first.
     pub index: usize,
     /// The claim.
     pub claim: Claim,
 }
 
-/// Verdicts of checks, by branch, step and place in the pack.
+/// Verdicts of checks, by branch, step and place among the claims of the step.
 pub type Verdicts = HashMap<(BranchPath, StepId, usize), Verdict>;
 
 /// What would be done with a step.
@@ -92,93 +106,6 @@ impl Action {
     }
 }
 
-/// Why.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Cause {
-    /// It completed, and what can be checked holds. With the seq of its record, where the ledger has it.
-    Finished(Option<u64>),
-    /// It was skipped at this seq.
-    Skipped(u64),
-    /// It failed at this seq, and that was tolerated.
-    Tolerated(u64),
-    /// Its needs are met and it was not started.
-    Ready,
-    /// It comes after these.
-    After(Vec<StepId>),
-    /// Its start is recorded and nothing after: its process was cut.
-    Cut(Try),
-    /// It was stopped before its end.
-    Stopped(String),
-    /// It failed.
-    Failed(Try),
-    /// The next try is due at this time.
-    Delayed(Timestamp),
-    /// It waits for these.
-    Waits(Vec<Wait>),
-    /// These claims do not hold.
-    EvidenceFailed(Vec<String>),
-    /// These claims could not be checked.
-    EvidenceUnknown(Vec<String>),
-    /// This step before it runs again.
-    UpstreamChanged(StepId),
-    /// It is finished, but does something else by now.
-    Redefined,
-    /// It was cut and must not be repeated blindly.
-    InDoubt(Try),
-    /// It was cut, and its evidence says that it is done.
-    EvidenceSettles,
-}
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
-            Self::Finished(None) => f.write_str("completed"),
-            Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
-            Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
-            Self::Ready => f.write_str("all it needs is finished"),
-            Self::After(steps) => write!(f, "after {}", join(steps)),
-            Self::Cut(at) => {
-                write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)
-            }
-            Self::Stopped(by) => write!(f, "it was stopped before its end ({by})"),
-            Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
-            Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
-            Self::Waits(waits) => {
-                write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
-            }
-            Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
-            Self::EvidenceUnknown(claims) => {
-                write!(f, "evidence could not be checked: {}", claims.join(", "))
-            }
-            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` runs again"),
-            Self::Redefined => f.write_str("it does something else than what was finished"),
-            Self::InDoubt(at) => {
-                write!(
-                    f,
-                    "attempt {} was cut and the step is not idempotent: whether it took effect is not known",
-                    at.attempt
-                )
-            }
-            Self::EvidenceSettles => f.write_str("it was cut, and its evidence shows that it is done"),
-        }
-    }
-}
-
-fn join(steps: &[StepId]) -> String {
-    steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
-}
-
-fn wait_text(wait: &Wait) -> String {
-    match &wait.on {
-        WaitKind::Answer => format!("an answer to `{}`", wait.key),
-        WaitKind::Signal(name) => format!("signal `{name}`"),
-        WaitKind::Until(time) => format!("{time}"),
-        WaitKind::Children => "its branches".to_owned(),
-        WaitKind::Resume => format!("a resume (held {})", wait.key),
-    }
-}
-
 /// What would be done with one step, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
@@ -206,52 +133,86 @@ impl Plan {
     }
 }
 
+/// Evidence that a step made in one pass.
+struct Made<'a> {
+    step: &'a StepId,
+    /// The record that finished the step; none if it was cut.
+    seq: Option<u64>,
+    pack: &'a Pack,
+    /// The index of its first claim among those of the step.
+    first: usize,
+}
+
+impl Effective {
+    /// Lists the packs of all its steps, for each step the newest first.
+    fn made(&self) -> Vec<Made<'_>> {
+        let mut made = Vec::new();
+        let mut firsts: HashMap<&StepId, usize> = HashMap::new();
+        let ledger = |step| self.position.ledger.get(step).map(|settled| settled.seq());
+        let newest = self.evidence.iter().map(|(step, pack)| (step, ledger(step), pack));
+        let passes = self
+            .passes
+            .iter()
+            .flat_map(|(step, passes)| passes.iter().map(move |(seq, pack)| (step, Some(*seq), pack)));
+        for (step, seq, pack) in newest.chain(passes) {
+            let first = firsts.entry(step).or_default();
+            made.push(Made { step, seq, pack, first: *first });
+            *first += pack.claims.len();
+        }
+        made
+    }
+}
+
+/// Where a record stands in time among those of all branches: a child's come after the record of its parent with which
+/// it was opened, and before the next one.
+type Rank<'a> = (Vec<u64>, &'a BranchPath);
+
 /// Lists the claims that must be checked before the finished steps are trusted.
 ///
 /// A claim binds by subject to the newest effective step that makes one about it: what a later step legitimately
-/// rewrote does not count against the older. A subject that a started or failed step is about to rewrite is not judged
-/// at all, unless it is that step's own, unpinned claim: this can settle what became of a cut step.
+/// rewrote does not count against the older. A subject that a step under way is about to rewrite, since it was started
+/// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
+/// became of a cut step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
-    let mut newest: HashMap<(&str, &str), u64> = HashMap::new();
+    let origins = origins(effective);
+    let rank = |branch: &'_ Effective, seq: u64| -> Vec<u64> {
+        let above = origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
+        above.iter().copied().chain([seq]).collect()
+    };
+    let mut newest: HashMap<(&str, String), Rank<'_>> = HashMap::new();
     let mut in_flux: BTreeSet<String> = BTreeSet::new();
     for branch in effective {
         let Some(shape) = shape.of_branch(&branch.branch) else { continue };
-        for (step, pack) in &branch.evidence {
-            let Some(settled) = branch.position.ledger.get(step) else { continue };
+        for Made { seq, pack, .. } in branch.made() {
+            let Some(seq) = seq else { continue };
             for claim in &pack.claims {
-                let bound = newest.entry((&claim.kind, &claim.subject)).or_default();
-                *bound = (*bound).max(settled.seq());
+                let rank = (rank(branch, seq), &branch.branch);
+                let bound = newest.entry((&claim.kind, resolved(&claim.subject))).or_insert(rank.clone());
+                *bound = rank.max(std::mem::replace(bound, (Vec::new(), &branch.branch)));
             }
         }
-        for entry in &branch.position.frontier {
-            if matches!(entry.status, Status::Started | Status::Failed) {
-                let subjects = shape
-                    .step(entry.step.as_str())
-                    .into_iter()
-                    .flat_map(|step| step.subjects.iter().cloned());
-                in_flux.extend(subjects);
-            }
+        in_flux.extend(branch.in_flux.iter().map(|subject| resolved(subject)));
+        for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
+            let step = shape.step(entry.step.as_str());
+            in_flux.extend(step.into_iter().flat_map(|step| &step.subjects).map(|subject| resolved(subject)));
         }
     }
     let mut checks = Vec::new();
     for branch in effective {
-        for (step, pack) in &branch.evidence {
-            let settled = branch.position.ledger.get(step).map(|settled| settled.seq());
+        for Made { step, seq, pack, first } in branch.made() {
             for (index, claim) in pack.claims.iter().enumerate() {
-                let wanted = match settled {
+                let subject = resolved(&claim.subject);
+                let wanted = match seq {
+                    Some(_) if in_flux.contains(&subject) => false,
                     Some(seq) => {
-                        newest.get(&(claim.kind.as_str(), claim.subject.as_str())) == Some(&seq)
-                            && !in_flux.contains(&claim.subject)
+                        let newest = newest.get(&(claim.kind.as_str(), subject));
+                        newest == Some(&(rank(branch, seq), &branch.branch))
                     }
                     None => !claim.pinned,
                 };
                 if wanted {
-                    checks.push(Check {
-                        branch: branch.branch.clone(),
-                        step: step.clone(),
-                        index,
-                        claim: claim.clone(),
-                    });
+                    let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
+                    checks.push(Check { branch, step, seq, index: first + index, claim });
                 }
             }
         }
@@ -259,14 +220,75 @@ pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     checks
 }
 
+/// Says whether a step was started and has not ended well: what it is about to write may be half written.
+pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
+    matches!(entry.status, Status::Started | Status::Failed) || entry.at.attempt > 0
+}
+
+/// Returns for each branch the records of the branches above with which it and they were opened.
+fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
+    let own: HashMap<&BranchPath, u64> =
+        effective.iter().filter_map(|branch| Some((&branch.branch, branch.position.origin?))).collect();
+    let mut origins = HashMap::new();
+    for branch in effective {
+        let mut walk = Vec::new();
+        let mut path = Some(branch.branch.clone());
+        while let Some(branch) = path {
+            walk.extend(own.get(&branch));
+            path = branch.parent();
+        }
+        walk.reverse();
+        origins.insert(branch.branch.clone(), walk);
+    }
+    origins
+}
+
+/// Returns one spelling for all of a path: `./a//b` is `a/b`.
+pub(crate) fn resolved(subject: &str) -> String {
+    let parts: PathBuf = Path::new(subject).components().filter(|part| *part != Component::CurDir).collect();
+    parts.to_string_lossy().into_owned()
+}
+
+/// Lists the finished steps whose evidence does not hold any more, by the seq of their records, oldest first, branch by
+/// branch: what must be done again, as far as it may.
+///
+/// `verdicts` as for [`plan`].
+pub fn broken(shape: &Shape, effective: &[Effective], verdicts: &Verdicts) -> Vec<Broken> {
+    let wanted = wanted(shape, effective);
+    let mut broken = Vec::new();
+    for branch in effective {
+        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
+        let view = BranchView { shape, branch, verdicts, wanted: &wanted, now: Timestamp::UNIX_EPOCH };
+        let before = broken.len();
+        for made in branch.made() {
+            if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
+                let (branch, step) = (branch.branch.clone(), made.step.clone());
+                broken.push(Broken { branch, step, seq, claims });
+            }
+        }
+        broken[before..].sort_by_key(|broken| broken.seq);
+    }
+    broken
+}
+
+/// A finished step whose evidence does not hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Broken {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// The record that finished it.
+    pub seq: u64,
+    /// The claims that do not hold, by name.
+    pub claims: Vec<String>,
+}
+
 /// Decides what would be done with each step, and says why.
 ///
 /// `verdicts` answers [`checks`]; a claim that was to be checked and has no verdict counts as unknown, never as held.
 pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
-    let mut wanted = Wanted::new();
-    for check in checks(shape, effective) {
-        wanted.entry((check.branch, check.step)).or_default().insert(check.index);
-    }
+    let wanted = wanted(shape, effective);
     let mut decisions = Vec::new();
     for branch in effective {
         if let Some(shape) = shape.of_branch(&branch.branch) {
@@ -279,6 +301,14 @@ pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Ti
 
 /// The claims to be checked, by branch and step.
 type Wanted = HashMap<(BranchPath, StepId), BTreeSet<usize>>;
+
+fn wanted(shape: &Shape, effective: &[Effective]) -> Wanted {
+    let mut wanted = Wanted::new();
+    for check in checks(shape, effective) {
+        wanted.entry((check.branch, check.step)).or_default().insert(check.index);
+    }
+    wanted
+}
 
 /// What [`plan`] looks at for one branch.
 struct BranchView<'a> {
@@ -302,11 +332,17 @@ impl BranchView<'_> {
         let unfinished = Unfinished::of(self.shape, position);
         let entries: HashMap<&str, &FrontierEntry> =
             position.frontier.iter().map(|e| (e.step.as_str(), e)).collect();
-        let mut rerun: HashMap<usize, StepId> = HashMap::new();
+        let mut rerun: HashMap<usize, StepId> = self.routed_again(&unfinished);
+        let in_lost = steps_in_lost(self.shape, position, self.branch.lost);
         for place in self.shape.order() {
             let step = &self.shape.steps()[place];
-            let upstream = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
+            let before = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
+            let upstream = before.or_else(|| rerun.get(&place).cloned());
+            // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
+            let earlier = if self.shape.is_routed() { self.doubted(step) } else { None };
             let (action, cause) = match entries.get(step.id.as_str()) {
+                _ if in_lost.contains(&place) => (Action::Ask, Cause::InLost(self.branch.lost)),
+                _ if earlier.is_some() => earlier.expect("it was just seen"),
                 Some(entry) => self.unfinished(place, entry),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
@@ -322,6 +358,45 @@ impl BranchView<'_> {
                 action,
                 cause,
             });
+        }
+    }
+
+    /// Finds what is finished and led to from steps whose evidence failed: by place, the step that runs again.
+    fn routed_again(&self, unfinished: &Unfinished) -> HashMap<usize, StepId> {
+        let mut found: HashMap<usize, StepId> = HashMap::new();
+        if !self.shape.is_routed() {
+            return found;
+        }
+        let again = |step: &&Step| matches!(self.doubted(step), Some((Action::Run | Action::Restart, _)));
+        for step in self.shape.steps().iter().filter(again) {
+            let mut walk = vec![self.shape.place(step.id.as_str()).expect("it is one of the shape's")];
+            while let Some(place) = walk.pop() {
+                for next in self.shape.routes(place) {
+                    if !unfinished.has(*next) && !found.contains_key(next) {
+                        found.insert(*next, step.id.clone());
+                        walk.push(*next);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Decides about a finished step by its evidence alone: none if that holds.
+    fn doubted(&self, step: &Step) -> Option<(Action, Cause)> {
+        if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
+            return None;
+        }
+        match self.standing(&step.id)? {
+            Standing::Failed { claims, only_live: true } if !self.shape.is_routed() => {
+                Some((Action::Restart, Cause::EvidenceFailed(claims)))
+            }
+            Standing::Failed { claims, .. } => {
+                let action = if step.idempotent { Action::Run } else { Action::Ask };
+                Some((action, Cause::EvidenceFailed(claims)))
+            }
+            Standing::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
+            Standing::Holds => None,
         }
     }
 
@@ -349,7 +424,7 @@ impl BranchView<'_> {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
             },
-            Status::Started => match self.standing(&step.id) {
+            Status::Started => match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
                 Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
                 _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
             },
@@ -364,16 +439,8 @@ impl BranchView<'_> {
         if let Some(Settled::Skipped(seq)) = settled {
             return (Action::Skip, Cause::Skipped(*seq));
         }
-        match self.standing(&step.id) {
-            Some(Standing::Failed { claims, only_live: true }) => {
-                return (Action::Restart, Cause::EvidenceFailed(claims));
-            }
-            Some(Standing::Failed { claims, .. }) => {
-                let action = if step.idempotent { Action::Run } else { Action::Ask };
-                return (action, Cause::EvidenceFailed(claims));
-            }
-            Some(Standing::Unknown(claims)) => return (Action::Ask, Cause::EvidenceUnknown(claims)),
-            Some(Standing::Holds) | None => {}
+        if let Some(decision) = self.doubted(step) {
+            return decision;
         }
         match (upstream, settled) {
             (Some(before), _) => (Action::Recheck, Cause::UpstreamChanged(before.clone())),
@@ -382,19 +449,54 @@ impl BranchView<'_> {
         }
     }
 
-    /// Weighs the verdicts of a step; `None` if nothing of it was to be checked.
+    /// Says whether a step was finished, in this pass or an earlier one.
+    fn is_finished(&self, step: &StepId) -> bool {
+        self.branch.position.ledger.contains_key(step)
+    }
+
+    /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
+    fn standing(&self, step: &StepId) -> Option<Standing> {
+        let mut all = None;
+        for made in self.branch.made().iter().filter(|made| made.step == step) {
+            all = match (all, self.weigh(made)) {
+                (
+                    Some(Standing::Failed { mut claims, only_live }),
+                    Some(Standing::Failed { claims: more, only_live: both }),
+                ) => {
+                    claims.extend(more);
+                    Some(Standing::Failed { claims, only_live: only_live && both })
+                }
+                (Some(Standing::Unknown(mut claims)), Some(Standing::Unknown(more))) => {
+                    claims.extend(more);
+                    Some(Standing::Unknown(claims))
+                }
+                // What could not be checked stops the resume, whatever else is known.
+                (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
+                    Some(unknown)
+                }
+                (Some(failed @ Standing::Failed { .. }), _) | (_, Some(failed @ Standing::Failed { .. })) => {
+                    Some(failed)
+                }
+                (one, other) => one.or(other),
+            };
+        }
+        all
+    }
+
+    /// Weighs the verdicts of one pack; `None` if nothing of it was to be checked.
     ///
     /// Of a finished step, a claim that is not checked now (a newer step has the subject) stands as it was committed.
     /// Of a cut one, only what is checked now counts.
-    fn standing(&self, step: &StepId) -> Option<Standing> {
-        let pack = self.branch.evidence.get(step)?;
-        let wanted = self.wanted.get(&(self.branch.branch.clone(), step.clone()))?;
-        let finished = self.branch.position.ledger.contains_key(step);
+    fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
+        let Made { step, seq, pack, first } = made;
+        let wanted = self.wanted.get(&(self.branch.branch.clone(), (*step).clone()))?;
+        let places = *first..*first + pack.claims.len();
+        wanted.range(places).next()?;
         let verdict = |(index, claim): (usize, &Claim)| {
-            if wanted.contains(&index) {
-                let key = (self.branch.branch.clone(), step.clone(), index);
+            if wanted.contains(&(first + index)) {
+                let key = (self.branch.branch.clone(), (*step).clone(), first + index);
                 self.verdicts.get(&key).copied().unwrap_or(Verdict::Unknown)
-            } else if finished {
+            } else if seq.is_some() {
                 claim.verdict
             } else {
                 Verdict::Skipped
@@ -409,15 +511,11 @@ impl BranchView<'_> {
         let with = |wanted: Verdict| {
             pack.claims.iter().zip(&verdicts).filter(move |(_, verdict)| **verdict == wanted)
         };
-        let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim_name(claim)).collect::<Vec<_>>();
+        let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim.title()).collect::<Vec<_>>();
         if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
             return Some(Standing::Unknown(names(Verdict::Unknown)));
         }
         let only_live = with(Verdict::Failed).all(|(claim, _)| claim.live);
         Some(Standing::Failed { claims: names(Verdict::Failed), only_live })
     }
-}
-
-fn claim_name(claim: &Claim) -> String {
-    claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject))
 }

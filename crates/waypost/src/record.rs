@@ -12,6 +12,7 @@
 //! So a header vouches for its body, and `prev` vouches for the whole past. One record decides what is to be done
 //! next; nothing is folded over history. This module is the only place whose types are serialised to disk.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub use header::{
     BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
     Usage, Wait, WaitKind,
 };
-pub use position::{Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
+pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
@@ -52,10 +53,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// Bytes shared between engine and store without a copy.
 pub type Bytes = Arc<Vec<u8>>;
 
-/// A checkpoint as stores keep it: exact bytes, and the header read from them.
+/// A checkpoint as stores keep it: exact bytes, and the header read from them. Clones share all of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    header: Header,
+    header: Arc<Header>,
     digest: Digest,
     header_bytes: Bytes,
     body: Option<Bytes>,
@@ -114,7 +115,7 @@ pub enum Flaw {
 pub struct Body {
     bytes: Vec<u8>,
     position_bytes: usize,
-    codec: String,
+    codec: Cow<'static, str>,
     schema: u32,
 }
 
@@ -137,7 +138,7 @@ impl Body {
         schema: u32,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), Flaw>,
     ) -> Result<Self, Flaw> {
-        let mut body = Self::begin(position, "json", schema)?;
+        let mut body = Self::begin(position, Cow::Borrowed("json"), schema)?;
         write(&mut body.bytes)?;
         body.check()
     }
@@ -147,21 +148,26 @@ impl Body {
     /// # Errors
     /// [`Flaw::Limit`] when it is too large.
     pub fn opaque(position: &Position, state: &[u8], codec: &str, schema: u32) -> Result<Self, Flaw> {
-        let mut body = Self::begin(position, codec, schema)?;
+        let mut body = Self::begin(position, Cow::Owned(codec.to_owned()), schema)?;
         body.bytes.extend_from_slice(state);
         body.check()
     }
 
-    fn begin(position: &Position, codec: &str, schema: u32) -> Result<Self, Flaw> {
+    /// Returns the size of the state in bytes.
+    pub fn state_bytes(&self) -> usize {
+        self.bytes.len() - self.position_bytes - 1
+    }
+
+    fn begin(position: &Position, codec: Cow<'static, str>, schema: u32) -> Result<Self, Flaw> {
         let mut bytes = Vec::with_capacity(256);
         encode(position, &mut bytes)?;
         let position_bytes = bytes.len();
         bytes.push(b'\n');
-        Ok(Self { bytes, position_bytes, codec: codec.to_owned(), schema })
+        Ok(Self { bytes, position_bytes, codec, schema })
     }
 
     fn check(self) -> Result<Self, Flaw> {
-        let state_bytes = self.bytes.len() - self.position_bytes - 1;
+        let state_bytes = self.state_bytes();
         if state_bytes > STATE_BYTES_MAX {
             return Err(Flaw::Limit(format!(
                 "the state has {state_bytes} bytes, {STATE_BYTES_MAX} are allowed: keep large data in files and their hashes in the state"
@@ -184,7 +190,7 @@ impl Record {
             digest: Digest::of(&body.bytes),
             bytes: body.bytes.len() as u64,
             position_bytes: body.position_bytes as u64,
-            codec: body.codec.clone(),
+            codec: body.codec.clone().into_owned(),
             schema: body.schema,
         });
         let mut bytes = Vec::with_capacity(640);
@@ -195,7 +201,7 @@ impl Record {
         }
         let digest = Digest::of(&bytes);
         let body = body.map(|body| Arc::new(body.bytes));
-        Ok(Self { header, digest, header_bytes: Arc::new(bytes), body })
+        Ok(Self { header: Arc::new(header), digest, header_bytes: Arc::new(bytes), body })
     }
 
     /// Reads a checkpoint back and checks every byte of it.
@@ -206,6 +212,15 @@ impl Record {
     /// # Errors
     /// [`Flaw`]: not what was written, or not for this version. Nothing of the bytes may be used.
     pub fn open(digest: Digest, header_bytes: Vec<u8>, body: Option<Vec<u8>>) -> Result<Self, Flaw> {
+        Self::open_shared(digest, Arc::new(header_bytes), body.map(Arc::new))
+    }
+
+    /// As [`open`](Self::open), of bytes that somebody else keeps, too.
+    pub(crate) fn open_shared(
+        digest: Digest,
+        header_bytes: Bytes,
+        body: Option<Bytes>,
+    ) -> Result<Self, Flaw> {
         check_digest("header", digest, &header_bytes)?;
         let header: Header = parse(&header_bytes)?;
         if let Some(bytes) = &body {
@@ -218,7 +233,7 @@ impl Record {
                 return Err(Flaw::Malformed("its body has no position".into()));
             }
         }
-        Ok(Self { header, digest, header_bytes: Arc::new(header_bytes), body: body.map(Arc::new) })
+        Ok(Self { header: Arc::new(header), digest, header_bytes, body })
     }
 
     /// Returns the header.
@@ -309,6 +324,10 @@ fn check_digest(part: &'static str, expect: Digest, bytes: &[u8]) -> Result<(), 
     if actual == expect { Ok(()) } else { Err(Flaw::Digest { part, expect, actual }) }
 }
 
+/// How what this version writes begins: then its format need not be looked for.
+const BEGIN: &[u8] = b"{\"v\":1,";
+const _: () = assert!(FORMAT == 1, "what is written begins with its format");
+
 /// Reads JSON of this format; a newer format is told apart before its fields can confuse.
 fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
     #[derive(Deserialize)]
@@ -316,6 +335,9 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
         v: u32,
     }
     let malformed = |error: serde_json::Error| Flaw::Malformed(error.to_string());
+    if bytes.starts_with(BEGIN) {
+        return serde_json::from_slice(bytes).map_err(malformed);
+    }
     match serde_json::from_slice::<Versioned>(bytes).map_err(malformed)?.v {
         FORMAT => serde_json::from_slice(bytes).map_err(malformed),
         found if found > FORMAT => Err(Flaw::Newer { found, supported: FORMAT }),

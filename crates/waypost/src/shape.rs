@@ -37,6 +37,8 @@ pub struct Step {
     pub timeout: Option<Duration>,
     /// Subjects of its evidence, by resolved path: what it is about to write.
     pub subjects: Vec<String>,
+    /// It makes claims whose subjects only its state tells.
+    pub claims: bool,
     /// What it opens before it runs, if it fans out: it then runs as the join, when all of them have ended.
     pub children: Option<Children>,
     /// SHA-256 over what it does.
@@ -55,9 +57,20 @@ impl Step {
             retry: Retry::default(),
             timeout: None,
             subjects: Vec::new(),
+            claims: false,
             children: None,
             fingerprint,
         }
+    }
+
+    /// Says whether it has evidence.
+    pub fn has_evidence(&self) -> bool {
+        self.claims || !self.subjects.is_empty()
+    }
+
+    /// Says whether the branches that it opens have steps with evidence.
+    pub fn opens_evidence(&self) -> bool {
+        self.children.as_ref().is_some_and(|children| children.shape.has_evidence())
     }
 }
 
@@ -331,6 +344,17 @@ impl Shape {
     pub fn has_anywhere(&self, id: &StepId) -> bool {
         let below = |step: &Step| step.children.as_ref().is_some_and(|c| c.shape.has_anywhere(id));
         self.place(id.as_str()).is_some() || self.steps.iter().any(below)
+    }
+
+    /// Says whether this shape or one below it has steps with evidence.
+    pub fn has_evidence(&self) -> bool {
+        self.steps.iter().any(|step| step.has_evidence() || step.opens_evidence())
+    }
+
+    /// Says whether its steps come one after the other, from a start on, as routes lead: then each is given the state of
+    /// the one before.
+    pub fn is_routed(&self) -> bool {
+        self.start.is_some()
     }
 
     /// Returns how many steps may run at once.

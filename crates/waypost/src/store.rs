@@ -269,12 +269,23 @@ pub struct Lease {
     run: RunId,
     token: u64,
     lock: Option<Arc<RunLock>>,
+    #[expect(dead_code, reason = "it is kept for what its drop does")]
+    guard: Option<Arc<dyn Guard>>,
 }
+
+/// What a lease keeps alive: a store that has no kernel lock learns by its drop that the holder is gone.
+pub trait Guard: Debug + Send + Sync {}
 
 impl Lease {
     /// Makes a lease; for stores. Local stores pass the kernel lock that stands behind it.
     pub fn new(run: RunId, token: u64, lock: Option<RunLock>) -> Self {
-        Self { run, token, lock: lock.map(Arc::new) }
+        Self { run, token, lock: lock.map(Arc::new), guard: None }
+    }
+
+    /// Keeps `guard` for as long as this lease or a clone of it is there; for stores.
+    #[must_use]
+    pub fn guarded_by(self, guard: Arc<dyn Guard>) -> Self {
+        Self { guard: Some(guard), ..self }
     }
 
     /// Returns the run.

@@ -63,7 +63,7 @@ pub(super) enum Unit {
     CpuMicroseconds,
     /// So many for one; less is better.
     Count,
-    /// Bytes on the disk; less is better.
+    /// Bytes on the disk or in memory; less is better.
     Bytes,
 }
 

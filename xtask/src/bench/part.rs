@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use waypost::RunId;
 use waypost::engine::{Engine, ResumeOptions, SessionOptions};
+use waypost::memory::MemoryStore;
 use waypost::record::Durability;
+use waypost::store::Store;
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use super::append::RECORD_BYTES;
+use super::forks::{self, Work};
 use super::program::{Again, Row, runtime};
 use crate::repo;
 
@@ -21,7 +24,7 @@ pub(super) const RUN: &str = "r-1";
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     part: Part,
-    /// The database
+    /// The database, or `memory:`
     store: PathBuf,
     /// How many steps or checkpoints
     #[arg(default_value_t = 0)]
@@ -38,6 +41,12 @@ pub(super) enum Part {
     History,
     /// Take that run up, and die in its first step, after a byte on stdout.
     Resume,
+    /// Run a fork of so many branches, and print how much memory that took.
+    Fork,
+    /// Work on so many items, each on a branch, and print how much memory that took.
+    Items,
+    /// Run so many passes of a loop, and print how much memory that took.
+    Passes,
 }
 
 /// The command that does `part`.
@@ -61,8 +70,20 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Part::Steps => steps(options)?,
         Part::History => history(options)?,
         Part::Resume => resume(options)?,
+        Part::Fork => forks::tell_memory(Work::Fork, store(options)?, options.count)?,
+        Part::Items => forks::tell_memory(Work::Items, store(options)?, options.count)?,
+        Part::Passes => forks::tell_memory(Work::Passes, store(options)?, options.count)?,
     }
     Ok(())
+}
+
+/// The store that was named: `memory:`, or a database.
+fn store(options: &Options) -> anyhow::Result<Arc<dyn Store>> {
+    if options.store == Path::new("memory:") {
+        Ok(Arc::new(MemoryStore::new()))
+    } else {
+        Ok(open(&options.store)?)
+    }
 }
 
 fn open(path: &Path) -> anyhow::Result<Arc<SqliteStore>> {

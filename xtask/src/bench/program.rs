@@ -172,6 +172,10 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Performed::Completed { output: (), ending: Ending::default(), told: Told::default() }
     }
 
+    fn subjects(&self, _: Spot<'_>, _: &S) -> Vec<String> {
+        Vec::new()
+    }
+
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: false, tolerate: false }
     }
@@ -260,6 +264,10 @@ impl Program for Again {
         let error = vec!["exit code 1".to_owned()];
         let failure = Failure { kind: FailureKind::Exit, error, retried: false, tolerated: false, ending };
         Performed::Failed { failure, told: Told::default() }
+    }
+
+    fn subjects(&self, _: Spot<'_>, _: &String) -> Vec<String> {
+        Vec::new()
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {

@@ -197,7 +197,16 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
     let position =
         Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
     let branch = waypost::BranchPath::main();
-    let effective = Effective { branch, seq: 0, position, evidence: Default::default(), stopped_by: None };
+    let effective = Effective {
+        branch,
+        seq: 0,
+        lost: 0,
+        position,
+        evidence: Default::default(),
+        passes: Default::default(),
+        in_flux: Default::default(),
+        stopped_by: None,
+    };
     let plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
     super::plan::print(context, id.map(RunId::as_str), &plan)?;
     context.output.note("Nothing was run, as asked.");

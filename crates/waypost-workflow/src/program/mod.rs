@@ -343,6 +343,10 @@ impl Program for WorkflowProgram {
         self.run(job, attempt).await
     }
 
+    fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
+        spot.step.subjects.clone()
+    }
+
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
         let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());

@@ -7,7 +7,7 @@ use crate::record::{
     Ending, Failure, FailureKind, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait, WaitKind,
 };
 
-use super::line::{Line, LineId};
+use super::line::{Line, LineId, MAIN};
 use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
@@ -50,7 +50,10 @@ impl<P: Program> Session<'_, P> {
         inline_outputs(&mut ending);
         let program = self.program;
         let line = self.lines.get_mut(id);
-        let matters = told.evidence.is_some() || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
+        let joins = line.shape.steps()[place].opens_evidence();
+        let matters =
+            told.evidence.is_some() || joins || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
+        let about = line.entry(place).fan.as_ref().filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, line, place, Settlement::Completed(output, &ending));
         let follow = match follow {
             Ok(follow) => follow,
@@ -70,7 +73,20 @@ impl<P: Program> Session<'_, P> {
         let draft = line.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
+        draft.about = about;
         self.hold_after(id, place, follow);
+        self.pause_if_again(id);
+    }
+
+    /// Lets nothing more start once a step was done again: first it must be known whether what came after it can be
+    /// used again.
+    fn pause_if_again(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        if !line.position.frontier.is_empty() {
+            self.is_pausing |= line.position.ahead.is_some();
+        } else if id == MAIN {
+            line.position.ahead = None;
+        }
     }
 
     /// Holds what comes after a step, if that was asked for.

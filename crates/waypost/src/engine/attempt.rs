@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
 use crate::clock::Clock;
+use crate::evidence::{Site, Verifier};
 use crate::id::{BranchPath, Digest, RunId, StepId};
-use crate::record::{Phase, Reason, Try, Wait, WaitKind};
+use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
 use super::Told;
@@ -73,6 +74,8 @@ pub struct Attempt {
     pub(super) memos: Arc<Memos>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) config: Arc<Map<String, Value>>,
+    pub(super) verifier: Arc<Verifier>,
+    pub(super) site: Arc<Site>,
 }
 
 impl Attempt {
@@ -97,6 +100,13 @@ impl Attempt {
     /// Returns what the run was configured with.
     pub fn config(&self) -> &Map<String, Value> {
         &self.config
+    }
+
+    /// Pins what is to be pinned of a step's evidence and checks all of it, as at a commit, within the limits of the
+    /// engine's verifier; returns the pack with its verdicts.
+    pub async fn check_evidence(&self, pack: &Pack, exit_code: Option<i32>) -> Pack {
+        let site = Site::clone(&self.site).with_exit_code(exit_code);
+        self.verifier.commit(pack, &site).await
     }
 
     /// Returns the clock of the engine.
@@ -144,7 +154,7 @@ impl Attempt {
 
     /// Says whether a stop was asked for.
     pub fn is_stopped(&self) -> bool {
-        self.stop.asked().or_else(|| self.cancel.asked()).is_some()
+        self.stop.is_asked() || self.cancel.is_asked()
     }
 
     /// Returns what this step kept under `key` in an earlier try of this iteration, or before it was let go.

@@ -1,7 +1,7 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Phase, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{Header, Phase, Reason, Record, Status, Try, Wait, WaitKind};
 use crate::shape::Shape;
 use crate::store::{Scan, StoreExt as _};
 
@@ -26,8 +26,7 @@ pub(super) async fn go_back(
         ResumeFrom::Step(step) => {
             let newest = base.snapshot.newest().header().seq;
             let history = engine.store.history(&run, &BranchPath::main(), newest).await?;
-            let starts = |record: &&Record| record.header().started.iter().any(|start| start.step == *step);
-            let found = history.iter().find(starts);
+            let found = history.iter().find(|record| stands_at(record.header(), step));
             let why = || format!("step `{step}` has not been started in this run");
             let at = || format!("run {run}");
             let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
@@ -36,17 +35,19 @@ pub(super) async fn go_back(
         ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::End => {
             base.position.frontier.clear();
+            base.position.ahead = None;
             return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
         }
     };
-    let record = load_with_state(engine, &run, seq).await?;
+    let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
     let mut position = position_of(&record)?;
     if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
         // Its start shared a record with what came after it, as a checkpoint was lost.
         let why = format!("the state that step `{step}` began with was not kept");
         return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
     }
-    let epoch = epochs(engine, &run).await? + 1;
+    let main = BranchPath::main();
+    let epoch = epochs(engine, &run, &main).await? + 1;
     for entry in &mut position.frontier {
         entry.at.epoch = epoch;
         entry.memos = 0;
@@ -57,7 +58,7 @@ pub(super) async fn go_back(
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
         let since = entry.fan.as_ref().map(|fan| fan.since);
         let is_left = match since {
-            Some(since) => fanned_out_since(engine, &run, &entry.step, since).await?,
+            Some(since) => fanned_out_since(engine, (&run, &main), &entry.step, since).await?,
             None => false,
         };
         if is_left {
@@ -72,6 +73,7 @@ pub(super) async fn go_back(
             entry.wake_at = None;
         }
     }
+    position.ahead = None;
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
     let at = Try { attempt: 0, ..at };
     let about = step.cloned().or_else(|| position.frontier.first().map(|entry| entry.step.clone()));
@@ -80,10 +82,16 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Returns the highest epoch that was ever on the main branch, so that one more is new: what is done again has keys and
+/// Says whether a record starts a step, or holds it in doubt right before it would have been started.
+fn stands_at(header: &Header, step: &StepId) -> bool {
+    let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
+    header.started.iter().any(|start| start.step == *step) || (in_doubt && header.step.as_ref() == Some(step))
+}
+
+/// Returns the highest epoch that was ever on a branch, so that one more is new: what is done again has keys and
 /// memos of its own. Reads the branch's headers.
-pub(super) async fn epochs(engine: &Engine, run: &RunId) -> Result<u32, RunError> {
-    let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
+pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) -> Result<u32, RunError> {
+    let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
     let mut highest = 0;
     loop {
         let page = engine.store.scan(&scan).await?;
@@ -98,11 +106,16 @@ pub(super) async fn epochs(engine: &Engine, run: &RunId) -> Result<u32, RunError
     }
 }
 
-/// Says whether a step of the main branch has opened branches again since that record: then those of the earlier
+/// Says whether a step of a branch has opened branches again since that record: then those of the earlier
 /// fan-out have gone on as others.
-async fn fanned_out_since(engine: &Engine, run: &RunId, step: &StepId, since: u64) -> Result<bool, RunError> {
+pub(super) async fn fanned_out_since(
+    engine: &Engine,
+    (run, branch): (&RunId, &BranchPath),
+    step: &StepId,
+    since: u64,
+) -> Result<bool, RunError> {
     let scan = Scan {
-        branch: Some(BranchPath::main()),
+        branch: Some(branch.clone()),
         seq_min: Some(since + 1),
         step: Some(step.to_string()),
         phase: Some("waiting"),
@@ -112,10 +125,14 @@ async fn fanned_out_since(engine: &Engine, run: &RunId, step: &StepId, since: u6
     Ok(page.records.iter().any(|record| record.header().reason == Reason::Fork))
 }
 
-/// Loads a record of the main branch, or the one of the same batch that carries its state.
-pub(super) async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> Result<Record, RunError> {
-    let main = BranchPath::main();
-    let named = engine.store.load(run, &main, seq).await?;
+/// Loads a record, or the one of the same batch that carries its state.
+pub(super) async fn load_with_state(
+    engine: &Engine,
+    run: &RunId,
+    branch: &BranchPath,
+    seq: u64,
+) -> Result<Record, RunError> {
+    let named = engine.store.load(run, branch, seq).await?;
     if named.state_bytes().is_some() {
         return Ok(named);
     }
@@ -124,9 +141,9 @@ pub(super) async fn load_with_state(engine: &Engine, run: &RunId, seq: u64) -> R
     if named.header().body.is_some() {
         return Err(trimmed());
     }
-    let scan = Scan { branch: Some(main.clone()), seq_min: Some(seq), ..Scan::of(run) };
+    let scan = Scan { branch: Some(branch.clone()), seq_min: Some(seq), ..Scan::of(run) };
     let page = engine.store.scan(&scan).await?;
     let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
-    let record = engine.store.load(run, &main, carrier.header().seq).await?;
+    let record = engine.store.load(run, branch, carrier.header().seq).await?;
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use crate::change::{self, Change};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::plan::{Cause, Decision, Verdicts, plan};
 use crate::record::{
     Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
@@ -19,13 +18,17 @@ use crate::store::{
 use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
+use super::doubt::{decide_as_told, questions_of_lost};
 use super::line::{Line, MAIN};
+use super::recheck::Trust;
+use super::redo::Move;
 use super::schedule::BEFORE;
-use super::session::Session;
+use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
+use super::stand::{self, Asked, Stand};
 use super::{
-    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeOptions, RunError, SessionOptions,
-    StateError, Then, Waiting,
+    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    SessionOptions, StateError, Then, Waiting,
 };
 
 /// Makes a run and works on it.
@@ -42,6 +45,7 @@ pub(super) async fn first<P: Program>(
     main.reason = Reason::Start;
     let mut session = Session::new(engine, program, main, options)?;
     session.config = Arc::new(run.record().config.clone());
+    session.site = Arc::new(engine.site(run.record()));
     let status = session.create(run, holder).await?;
     session.work(status).await
 }
@@ -67,26 +71,33 @@ pub(super) async fn resumed<P: Program>(
 ) -> Result<Outcome<P::State>, RunError> {
     engine.store.wait_while_dying(run).await?;
     // Read before the lease is held: a stop that is asked for from then on is meant for this session.
-    let overtaken = stop_requests(engine, run).await?;
+    let mut overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
     let then = options.then;
-    match prepare_resume(engine, program, &lease, options).await {
-        Ok(Prepared::Session(mut session)) => {
-            session.consumed = overtaken;
-            match then {
-                Then::GoOn => session.continue_with(lease).await,
-                Then::Stop => session.write_and_stop(lease).await,
+    let (kept, on_unknown) = (options.session.clone(), options.on_unknown);
+    let (mut options, mut carried) = (options, None);
+    loop {
+        let mut session = match prepare_resume(engine, program, &lease, options, carried.take()).await {
+            Ok(Prepared::Session(session)) => session,
+            Ok(Prepared::Idle(outcome)) => {
+                engine.store.release(lease, None).await?;
+                return Ok(*outcome);
             }
+            Err(error) => {
+                // The lease is given back as well as can be; the error that matters is the one above.
+                let _ = engine.store.release(lease, None).await;
+                return Err(error);
+            }
+        };
+        session.consumed = std::mem::take(&mut overtaken);
+        if then == Then::Stop {
+            return session.write_and_stop(lease).await;
         }
-        Ok(Prepared::Idle(outcome)) => {
-            engine.store.release(lease, None).await?;
-            Ok(*outcome)
+        match session.continue_with(lease.clone()).await? {
+            Worked::Done(outcome) => return Ok(*outcome),
+            Worked::Again(held) => carried = Some(held),
         }
-        Err(error) => {
-            // The lease is given back as well as can be; the error that matters is the one above.
-            let _ = engine.store.release(lease, None).await;
-            Err(error)
-        }
+        options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };
     }
 }
 
@@ -118,6 +129,7 @@ async fn prepare_resume<'a, P: Program>(
     program: &'a P,
     lease: &Lease,
     mut options: ResumeOptions<P::State>,
+    carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
         let mut session = restarted(engine, program, lease, state, options.session).await?;
@@ -140,76 +152,43 @@ async fn prepare_resume<'a, P: Program>(
         let older = Some(snapshot.newest().header().seq);
         return Err(StoreError::of_damage(damage.clone(), older).into());
     }
-    if snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() {
-        return idle(&snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
-    }
     if snapshot.newest().header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(lease.run().clone()));
     }
     let base = find_base(engine, lease, snapshot).await?;
-    let session = go_on(engine, program, lease, base, options).await?;
-    Ok(Prepared::Session(Box::new(session)))
+    go_on(engine, program, lease, base, options, carried).await
 }
 
-/// Makes the session that goes on from where a run stands, or from where it is to go back to.
+/// Makes the session that goes on from where a run stands, or from where it is to go back to; none if all is done and
+/// its evidence holds.
 async fn go_on<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,
     mut base: Base,
-    options: ResumeOptions<P::State>,
-) -> Result<Session<'a, P>, RunError> {
+    mut options: ResumeOptions<P::State>,
+    carried: Option<Carried>,
+) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let adopt = options.adopt.as_ref();
-    // By what was in force when they were started, whatever the definition says of them now.
-    let began_with = adopt.map_or(program.shape(), |adoption| &adoption.before);
-    let questions = match options.from {
-        None => questions(engine, began_with, &base).await?,
-        Some(_) => Vec::new(),
+    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
+    let Some(mut begin) = found else {
+        return idle(&base.snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
     };
-    if matches!(options.on_doubt, OnDoubt::Ask) && !questions.is_empty() {
-        return Err(RunError::InDoubt { run: lease.run().clone(), questions });
-    }
-    let known = adopt_change(&base, program.shape(), adopt, options.on_change)
-        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
-    if let Some(known) = known {
-        base.position = known;
-    }
-    let mut draft = match &options.from {
-        Some(from) => Some(go_back(engine, program.shape(), &mut base, from).await?),
-        None => None,
-    };
-    let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    if let Some(edit) = options.edit {
-        (edit.0)(&mut state);
-        draft.get_or_insert_with(by_hand);
-    }
-    if let Some(validate) = options.validate {
-        let at = base.record.header().reference().to_string();
-        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
-    }
-    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let chain = chain_behind(&base, lease, newest_seq);
-    let is_repeated = chain.basis.is_some();
-    let mut main = Line::new(chain, program.shape(), base.position, state);
-    decide_as_told(&mut main, questions, &options.on_doubt)?;
-    main.position.revisited |= is_repeated;
-    if options.then == Then::GoOn {
-        reopen(&mut main);
-    }
-    if !options.config.is_empty() {
-        merge(&mut config, options.config);
-        draft.get_or_insert_with(by_hand).config = Some(config.clone());
-        main.position.config = Some(main.chain.next);
-    }
-    main.drafts.extend(draft);
+    let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
     let is_written = !main.drafts.is_empty();
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
+    session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.repaired = base.damaged;
+    if let Some(Carried { batches, repaired }) = carried {
+        (session.batches, session.is_again) = (batches, true);
+        session.repaired.extend(repaired);
+        session.main_mut().chain.resumed = false;
+    }
     session.lost = base.snapshot.entry.summary.summary.lost;
     let is_adopted = options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape());
     let own = || is_adopted.then(|| program.shape().definition(None));
@@ -217,11 +196,142 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let questions = branches::take_up(&mut session, lease).await?;
+    let questions = branches::take_up(&mut session, lease, begin.stand).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
-    Ok(session)
+    Ok(Prepared::Session(Box::new(session)))
+}
+
+impl Base {
+    /// Returns how many newer records are lost, those that were moved aside included.
+    fn lost(&self) -> u64 {
+        self.next - 1 - self.record.header().seq
+    }
+}
+
+/// Where the session of a resume begins.
+struct Begin {
+    /// Of the branches beside the main one, and what is in doubt.
+    stand: Stand,
+    /// What is written first.
+    drafts: Vec<Draft>,
+    /// What is open on the main branch is taken up now, and was not before in this resume.
+    reopens: bool,
+}
+
+/// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
+async fn find_begin<P: Program>(
+    engine: &Engine,
+    program: &P,
+    lease: &Lease,
+    base: &mut Base,
+    options: &mut ResumeOptions<P::State>,
+    is_again: bool,
+) -> Result<Option<Begin>, RunError> {
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let asked = asked(options, is_again);
+    let mut stand = match options.from {
+        None => stand::stand(engine, program, began_with, base, asked).await?,
+        Some(_) => Stand::default(),
+    };
+    if options.from.is_none() && !is_again {
+        stand.questions.extend(questions_of_lost(
+            began_with,
+            &BranchPath::main(),
+            &base.position,
+            base.lost(),
+        ));
+    }
+    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    if is_done && stand.is_unmoved() {
+        return Ok(None);
+    }
+    let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
+    if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
+        return Err(in_doubt(stand.questions));
+    }
+    let known = adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change)
+        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    if let Some(known) = known {
+        base.position = known;
+    }
+    let mut drafts = Vec::new();
+    if let Some(from) = &options.from {
+        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        if !asked.still {
+            stand = stand::stand(engine, program, program.shape(), base, asked).await?;
+        }
+        if !stand.questions.is_empty() {
+            return Err(in_doubt(stand.questions));
+        }
+    }
+    let moved = stand.moves.remove(&BranchPath::main());
+    let reopens = !is_again || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    if let Some(Move { record, position, draft }) = moved {
+        (base.record, base.position) = (record, position);
+        drafts.extend(draft);
+    }
+    Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
+}
+
+/// Makes the main branch as it is gone on with, and the configuration in force.
+async fn main_line<'a, P: Program>(
+    engine: &Engine,
+    program: &'a P,
+    chain: Chain,
+    base: &mut Base,
+    begin: &mut Begin,
+    options: &mut ResumeOptions<P::State>,
+) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
+    let Begin { stand, drafts, reopens } = begin;
+    let mut state = decode_state(program, program.shape().level(), &base.record)?;
+    if let Some(edit) = options.edit.take() {
+        (edit.0)(&mut state);
+        first_or_by_hand(drafts);
+    }
+    if let Some(validate) = options.validate.take() {
+        let at = base.record.header().reference().to_string();
+        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
+    }
+    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let is_repeated = chain.basis.is_some();
+    let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
+    decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
+    main.position.revisited |= is_repeated;
+    if main.chain.repair {
+        main.ask_again();
+    }
+    main.reopens = *reopens;
+    if main.reopens {
+        reopen(&mut main);
+    }
+    if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
+        main.doubt(&step);
+    }
+    if !options.config.is_empty() {
+        merge(&mut config, std::mem::take(&mut options.config));
+        first_or_by_hand(drafts).config = Some(config.clone());
+        main.position.config = Some(main.seq_of_next_draft());
+    }
+    main.drafts.append(drafts);
+    Ok((main, config))
+}
+
+/// Says what is asked about a run before it is gone on with.
+fn asked<S>(options: &ResumeOptions<S>, again: bool) -> Asked {
+    let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
+    let trust = Trust::Checked(options.on_unknown);
+    Asked { trust, again, by_hand: options.edit.is_some(), still }
+}
+
+/// Returns the first thing that is written, which may be that a person changed something.
+fn first_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
+    if drafts.is_empty() {
+        drafts.push(by_hand());
+    }
+    drafts.first_mut().expect("there is one by now")
 }
 
 /// What is written where a person changes something by hand.
@@ -247,7 +357,7 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
 }
 
 /// Reads what the run stands at.
-async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
+pub(super) async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
     let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
@@ -256,50 +366,6 @@ async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result
         None => (newest_given(engine, lease.run()).await.max(newest.header().seq) + 1, Vec::new()),
     };
     Ok(Base { snapshot, record: newest, position, next, damaged })
-}
-
-/// Asks what a person must decide, by the graph that the run stands in.
-async fn questions(engine: &Engine, shape: &Shape, base: &Base) -> Result<Vec<Decision>, RunError> {
-    let effective = base.snapshot.effective(engine.store.as_ref(), shape).await?;
-    let planned = plan(shape, &effective, &Verdicts::new(), engine.clock.now());
-    Ok(planned.questions().cloned().collect())
-}
-
-/// Carries out what a person says about steps in doubt.
-fn decide_as_told<S>(
-    main: &mut Line<'_, S>,
-    questions: Vec<Decision>,
-    on_doubt: &OnDoubt<S>,
-) -> Result<(), RunError> {
-    let run = main.chain.run.clone();
-    let is_cut =
-        |decision: &Decision| decision.branch.is_main() && matches!(decision.cause, Cause::InDoubt(_));
-    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_cut) {
-        return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
-    }
-    for Decision { step, .. } in questions {
-        let standing = main.position.frontier.iter().any(|entry| entry.step == step);
-        let Some(place) = main.shape.place(step.as_str()).filter(|_| standing) else {
-            let why = format!("step `{step}` is in doubt, and does not come next any more");
-            return Err(RunError::Changed { run, why });
-        };
-        match on_doubt {
-            OnDoubt::Done(_) if !main.shape.steps()[place].routes.is_empty() => {
-                let why = "only its own run decides which step comes next".to_owned();
-                return Err(RunError::NotSettled { run, step, why });
-            }
-            OnDoubt::Done(settle) => {
-                (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
-                    run: run.clone(),
-                    step,
-                    why,
-                })?;
-                main.settle_as_told(place);
-            }
-            OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
-        }
-    }
-    Ok(())
 }
 
 /// Says whether the run was made with other steps, or steps that do something else.
@@ -471,12 +537,17 @@ async fn restarted<'a, P: Program>(
         root: None,
         resumed: true,
     };
-    let epoch = epochs(engine, lease.run()).await? + 1;
+    let epoch = epochs(engine, lease.run(), &BranchPath::main()).await? + 1;
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
     main.reason = Reason::Redo;
     main.position.revisited = true;
     let mut session = Session::new(engine, program, main, options)?;
     session.repaired = found.damaged;
+    // Where the run record is damaged, its configuration and base folder are gone with it.
+    if let Ok(entry) = engine.store.run(lease.run()).await {
+        session.config = Arc::new(entry.record.record().config.clone());
+        session.site = Arc::new(engine.site(entry.record.record()));
+    }
     Ok(session)
 }
 

@@ -1,19 +1,23 @@
 //! Takes up the child branches of a run: those that still count, with as little in memory as will do.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::id::BranchPath;
 use crate::plan::{Action, Cause, Decision};
 use crate::record::{FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
-use crate::store::{Head, Lease, Page, StoreError};
+use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError};
 
 use super::begin::{decode_state, reopen};
 use super::chain::{Chain, Draft};
+use super::doubt::questions_of_lost;
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
+use super::redo::Move;
 use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
+use super::stand::Stand;
 use super::{Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
@@ -23,8 +27,9 @@ use super::{Program, RunError};
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
+    stand: Stand,
 ) -> Result<Vec<Decision>, RunError> {
-    let mut found = Found::default();
+    let mut found = Found { stand, ..Found::default() };
     found.lines.insert(BranchPath::main(), MAIN);
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
@@ -43,6 +48,7 @@ pub(super) async fn take_up<P: Program>(
             None => break,
         }
     }
+    reopen_ended(session, lease, &mut found).await?;
     let lines: Vec<LineId> = session.lines.iter().map(|(id, _)| id).collect();
     for id in lines {
         let line = session.lines.get_mut(id);
@@ -76,6 +82,8 @@ struct Found {
     /// Of a fan-out, by the line and the place of its step: the index of each key.
     indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
+    /// Where branches are gone on with that are not where they stand.
+    stand: Stand,
 }
 
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
@@ -103,7 +111,7 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
         let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
         let children = line.shape.steps()[place].children.as_ref();
         let source = match (&fan.items, children) {
-            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: at.clone() },
+            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
             (None, Some(children)) if children.named.len() as u64 == fan.total => {
                 Items::named(&children.named)
             }
@@ -147,9 +155,17 @@ async fn take_up_one<P: Program>(
     // left only of an earlier fan-out when all seem to have ended.
     let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
+    let lost = head.next - 1 - head.record.header().seq;
+    let questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
+    found.questions.extend(questions);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
-    let Some(id) = go_on(session, lease, opener, head).await? else { return Ok(()) };
+    let moved = found.stand.moves.remove(&branch);
+    let Some(id) = go_on(session, lease, opener, head, moved).await? else { return Ok(()) };
+    if let Some(step) = found.stand.doubts.remove(&branch) {
+        session.lines.get_mut(id).doubt(&step);
+        session.mark_dirty(id);
+    }
     found.lines.insert(branch, id);
     let line = session.lines.get(id);
     for entry in &line.position.frontier {
@@ -167,7 +183,31 @@ async fn take_up_one<P: Program>(
     open_fans(session, found, id).await
 }
 
-/// Takes up a child of a fan-out where it stood; one that has not begun is only noted, and has no line.
+/// Takes up again children that have ended and have something to do again, parents before their children.
+async fn reopen_ended<P: Program>(
+    session: &mut Session<'_, P>,
+    lease: &Lease,
+    found: &mut Found,
+) -> Result<(), RunError> {
+    let mut branches: Vec<BranchPath> = found.stand.moves.keys().cloned().collect();
+    branches.sort_by_key(BranchPath::depth);
+    for branch in branches {
+        let scan = Scan {
+            branch: Some(branch.clone()),
+            order: ScanOrder::NewestFirst,
+            limit: 1,
+            ..Scan::of(lease.run())
+        };
+        let newest = session.engine.store.scan(&scan).await?;
+        let Some(seq) = newest.records.first().map(|record| record.header().seq) else { continue };
+        let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
+        let record = session.engine.store.load(lease.run(), &branch, seq).await?;
+        take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
+    }
+    Ok(())
+}
+
+/// Takes up a child of a fan-out where it stood, or is moved to; one that has not begun is only noted, and has no line.
 ///
 /// Its own fan-outs are the caller's.
 pub(super) async fn go_on<P: Program>(
@@ -175,14 +215,20 @@ pub(super) async fn go_on<P: Program>(
     lease: &Lease,
     opener: Opener,
     head: Head,
+    moved: Option<Move>,
 ) -> Result<Option<LineId>, RunError> {
     for damage in &head.damaged {
         session.engine.store.quarantine(lease, damage).await?;
         session.repaired.push(damage.clone());
     }
     let header = head.record.header();
-    let (branch, seq) = (header.branch.clone(), header.seq);
-    let mut position = position_of(&head.record)?;
+    let branch = header.branch.clone();
+    let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    let (base, mut position, draft) = match moved {
+        Some(Move { record, position, draft }) => (record, position, draft),
+        None => (head.record.clone(), position_of(&head.record)?, None),
+    };
+    let seq = base.header().seq;
     let above = session.lines.get(opener.line);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
@@ -190,35 +236,43 @@ pub(super) async fn go_on<P: Program>(
         let why = format!("branch `{branch}` stands at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
-    if is_fresh(&position) && head.next == seq + 1 {
+    if is_fresh(&position) && head.next == seq + 1 && !is_moved {
         let out = session.lines.get_mut(opener.line).fan_mut(opener.place);
         out.queue.push_back(Queued { branch, index: opener.index, seq });
         return Ok(None);
     }
-    let state = decode_state(session.program, shape.level(), &head.record)?;
+    let state = decode_state(session.program, shape.level(), &base)?;
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());
     chain.basis = (head.next != seq + 1).then_some(seq);
-    chain.repair = head.next != seq + 1;
-    position.revisited |= chain.repair;
+    chain.repair = head.next != head.record.header().seq + 1;
+    position.revisited |= chain.basis.is_some();
     let parallel_max = children.parallel_max;
     let around = above.entry(opener.place).at.iteration.clone();
     let mut line = Line::new(chain, shape, position, state);
     line.opener = Some(opener);
     line.around = around;
-    reopen(&mut line);
+    if line.chain.repair {
+        line.ask_again();
+    }
+    line.reopens = is_moved || !session.is_again || session.lines.get(opener.line).reopens;
+    if line.reopens {
+        reopen(&mut line);
+    }
+    line.drafts.extend(draft);
     let is_done = line.position.frontier.is_empty();
-    if is_done {
+    if is_done && line.drafts.is_empty() {
         // It was held after its last step, and only its end is missing.
         line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
     line.has_room = !line.rests() && fan.active < parallel_max;
     fan.active += usize::from(line.has_room);
+    let is_written = !line.drafts.is_empty();
     let id = session.lines.add(line);
     session.touched.insert(id);
-    if is_done {
+    if is_written {
         session.mark_dirty(id);
     }
     Ok(Some(id))

@@ -89,6 +89,22 @@ impl Chain {
         }
     }
 
+    /// What comes behind a record, where nothing is damaged.
+    pub(crate) fn behind(newest: &Record) -> Self {
+        let header = newest.header();
+        Self {
+            run: header.run.clone(),
+            branch: header.branch.clone(),
+            token: header.token,
+            next: header.seq + 1,
+            prev: Some(newest.digest()),
+            basis: None,
+            repair: false,
+            root: None,
+            resumed: false,
+        }
+    }
+
     /// The begin of a branch that this one opens, under the same lease.
     pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
         Self {

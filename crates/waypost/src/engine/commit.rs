@@ -1,5 +1,7 @@
 //! How a session's changes become true: drafts to records, records to the store.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
 use crate::id::StepId;
@@ -26,7 +28,7 @@ impl<P: Program> Session<'_, P> {
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
             status: status.unwrap_or(RunStatus::Running),
-            doubtful: self.lines.iter().any(|(_, line)| line.is_doubtful()),
+            doubtful: self.doubtful > 0,
             step: failed.or(step.map(|entry| &entry.step)).map(StepId::to_string),
             progress: self.progress(),
             wake_at: due.or_else(|| frontier.iter().filter_map(|entry| entry.wake_at).min()),
@@ -47,16 +49,23 @@ impl<P: Program> Session<'_, P> {
         self.mark_status(&ids, status);
         for id in &ids {
             self.number(*id);
+            self.note_doubt(*id);
         }
         let now = self.engine.clock.now();
         let mut records = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (program, line) = (self.program, self.lines.get(*id));
+            let (program, line) = (self.program, self.lines.get_mut(*id));
             let level = line.shape.level();
             let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
-            Body::with(&line.position, program.schema(level), encode)
-                .and_then(|body| line.chain.seal(&line.drafts, body, now, &mut records))
-                .map_err(|source| RunError::Serialize { run: line.chain.run.clone(), source })?;
+            let body = Body::with(&line.position, program.schema(level), encode);
+            let sealed = body.and_then(|body| {
+                if let Some(warning) = line.warn_of_size(body.state_bytes()) {
+                    self.engine.observer.warned(&warning);
+                }
+                line.chain.seal(&line.drafts, body, now, &mut records)
+            });
+            let (run, step) = (&line.chain.run, line.drafts.last().and_then(|draft| draft.step.clone()));
+            sealed.map_err(|source| RunError::Serialize { run: run.clone(), step, source })?;
         }
         // A batch that failed may be there all the same; what is sent instead of it must not be taken for it.
         self.batches += 1;
@@ -81,6 +90,11 @@ impl<P: Program> Session<'_, P> {
     fn number(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let since = line.chain.next + line.drafts.len() as u64 - 1;
+        if let Some(ahead) = &mut line.position.ahead
+            && ahead.since == 0
+        {
+            ahead.since = since;
+        }
         for entry in &mut line.position.frontier {
             if entry.since == 0 {
                 entry.since = since;
@@ -96,6 +110,14 @@ impl<P: Program> Session<'_, P> {
             let since = fan.map(|fan| fan.since);
             self.lines.get_mut(id).position.origin = since;
         }
+    }
+
+    /// Counts a branch among those in doubt, or no longer.
+    fn note_doubt(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        let (before, now) = (line.is_doubtful, line.has_doubt());
+        line.is_doubtful = now;
+        self.doubtful = self.doubtful + usize::from(now) - usize::from(before);
     }
 
     /// Makes true what happened since the last commit.
@@ -146,7 +168,7 @@ impl<P: Program> Session<'_, P> {
 
     pub(super) fn acknowledged(&mut self, batch: &Batch) {
         let mut records = batch.records.iter().peekable();
-        let mut gone = Vec::new();
+        let (mut gone, mut parents) = (Vec::new(), BTreeSet::new());
         for (_, id) in std::mem::take(&mut self.dirty) {
             let line = self.lines.get_mut(id);
             let mut last = None;
@@ -158,17 +180,16 @@ impl<P: Program> Session<'_, P> {
             line.drafts.clear();
             line.reason = Reason::Step;
             let (ended, parked, opener) = (line.end.is_some(), line.parked, line.opener);
-            if let (true, Some(opener)) = (ended || parked, opener) {
-                let branch = last.header().branch.clone();
+            let Some(opener) = opener.filter(|_| ended || parked) else { continue };
+            gone.push(id);
+            if ended {
                 let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-                if ended {
-                    fan.keep_digest(opener.index, last.digest());
-                } else {
-                    fan.queue.push_back(Queued { branch, index: opener.index, seq: last.header().seq });
-                }
-                gone.push(id);
+                fan.keep_end(opener.index, last.header().seq, last.digest());
+            } else {
+                parents.insert((opener.line, opener.place));
             }
         }
+        parents.into_iter().for_each(|(id, place)| self.queue_parked(id, place));
         gone.into_iter().for_each(|id| self.forget(id));
         for kept in self.kept.drain(..) {
             // Whoever asked may be gone: it was dropped, and starts again with what was kept.
@@ -177,9 +198,22 @@ impl<P: Program> Session<'_, P> {
         self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
     }
 
+    /// Notes the branches whose opening is written now, in their order, so that they need not stay in memory.
+    fn queue_parked(&mut self, id: LineId, place: usize) {
+        let parked = std::mem::take(&mut self.lines.get_mut(id).fan_mut(place).parked);
+        for child in parked {
+            let line = self.lines.get(child);
+            let (Some(opener), None) = (line.opener, line.end) else { continue };
+            let (branch, seq) = (line.branch().clone(), line.chain.next - 1);
+            let queued = Queued { branch, index: opener.index, seq };
+            self.lines.get_mut(id).fan_mut(place).queue.push_back(queued);
+        }
+    }
+
     /// Lets a branch go that has ended or has not begun: nothing of it is in flight, and nothing below it is left.
     fn forget(&mut self, id: LineId) {
         let Some(line) = self.lines.remove(id) else { return };
+        self.doubtful -= usize::from(line.is_doubtful);
         if let Some(due) = line.timer {
             self.timers.remove(&(due, id));
         }

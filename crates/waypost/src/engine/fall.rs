@@ -9,6 +9,8 @@
 //! A branch ends only when nothing below it is in flight any more: what was cancelled is recorded as that, and nothing
 //! is left open behind it.
 
+use std::collections::HashSet;
+
 use crate::record::{End, Failure, Phase, Reason, Status, Try};
 
 use super::chain::Draft;
@@ -116,7 +118,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Cancels all that is under way on the branches that a branch opened, but for one of them and what is below it.
     pub(super) fn cancel_below(&mut self, id: LineId, except: Option<LineId>, by: &str) {
-        let spared = except.map_or_else(Vec::new, |id| self.below(id));
+        let spared: HashSet<LineId> = except.into_iter().flat_map(|id| self.below(id)).collect();
         for child in self.below(id) {
             if Some(child) != except && !spared.contains(&child) {
                 self.cancel(child, by);

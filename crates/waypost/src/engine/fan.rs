@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A child that no longer has a record to be read back for (it was opened but has not begun) costs a few words of
-//! memory, one that ended costs its digest. So the number of children is bounded by the disk.
+//! memory, one that ended costs the seq and the digest of its last record. No more than a page of children is in memory
+//! that has not begun, however many end in one turn. So the number of children is bounded by the disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use serde_json::Value;
 
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
-use crate::record::{End, Failure, FrozenItems, Phase, Record};
-use crate::store::{BLOB_CHUNK_BYTES, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
+use crate::record::{End, Failure, Flaw, FrozenItems, Phase, Record};
+use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
 pub const CHILD_PAGE: u64 = 1_000;
@@ -72,8 +73,10 @@ pub(super) struct FanOut {
     pub(super) given: Option<HashMap<BranchPath, u64>>,
     /// Branches that lack only room to go on.
     pub(super) hungry: VecDeque<LineId>,
-    /// Digest of the last record of each child that ended, as far as is known.
-    pub(super) digests: Vec<Option<Digest>>,
+    /// Branches that have been opened and will be let go once that is written, unless there is room for them before.
+    pub(super) parked: VecDeque<LineId>,
+    /// Where children ended.
+    pub(super) ends: Arc<Ends>,
     here: Vec<bool>,
 }
 
@@ -94,7 +97,8 @@ impl FanOut {
             reader: None,
             given: None,
             hungry: VecDeque::new(),
-            digests: vec![None; total as usize],
+            parked: VecDeque::new(),
+            ends: Arc::new(Ends::new(total)),
             here: vec![false; total as usize],
         }
     }
@@ -113,8 +117,32 @@ impl FanOut {
         self.here[index as usize]
     }
 
-    pub(super) fn keep_digest(&mut self, index: u64, digest: Digest) {
-        self.digests[index as usize] = Some(digest);
+    pub(super) fn keep_end(&mut self, index: u64, seq: u64, digest: Digest) {
+        let ends = Arc::make_mut(&mut self.ends);
+        ends.unknown -= u64::from(ends.seqs[index as usize] == 0);
+        (ends.seqs[index as usize], ends.digests[index as usize]) = (seq, digest);
+    }
+}
+
+/// The last record of each child that has ended, as far as is known.
+#[derive(Debug, Clone)]
+pub(super) struct Ends {
+    /// By index; 0 where it is not known.
+    seqs: Vec<u64>,
+    /// By index; without meaning where it is not known.
+    digests: Vec<Digest>,
+    unknown: u64,
+}
+
+impl Ends {
+    fn new(total: u64) -> Self {
+        let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
+        Self { seqs, digests, unknown: total }
+    }
+
+    fn get(&self, index: u64) -> Option<(u64, Digest)> {
+        let seq = self.seqs.get(index as usize).copied().filter(|seq| *seq > 0)?;
+        Some((seq, self.digests[index as usize]))
     }
 }
 
@@ -124,7 +152,7 @@ pub(super) enum Items {
     /// From the shape.
     Named(Arc<[Item]>),
     /// From the store's blobs.
-    Frozen { run: RunId, at: FrozenItems },
+    Frozen { run: RunId, at: Arc<FrozenItems> },
 }
 
 impl Items {
@@ -170,7 +198,10 @@ pub(super) async fn freeze(
     for chunk in text.chunks(BLOB_CHUNK_BYTES) {
         store.blobs().append(lease, &name, chunk).await?;
     }
-    store.blobs().sync(lease, &name).await?;
+    // A blob that nothing was written to is not there, which reads as what it is: nothing.
+    if !text.is_empty() {
+        store.blobs().sync(lease, &name).await?;
+    }
     Ok(FrozenItems { blob: name, bytes: text.len() as u64, digest: Digest::of(&text) })
 }
 
@@ -216,7 +247,7 @@ impl ItemReader {
                 self.index += 1;
                 return Ok(item);
             }
-            Items::Frozen { run, at } => (run.clone(), at.clone()),
+            Items::Frozen { run, at } => (run.clone(), Arc::clone(at)),
         };
         let missing = |what: &str| {
             StoreError::Invalid(format!(
@@ -260,6 +291,7 @@ pub struct Joined {
     pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
+    pub(super) ends: Arc<Ends>,
 }
 
 impl Joined {
@@ -277,22 +309,33 @@ impl Joined {
         Ok(Outcomes { joined: self.clone(), reader })
     }
 
-    async fn last(&self, key: &str) -> Result<Record, StoreError> {
-        let branch = self.branch.child(&self.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-        self.store.newest(&self.run, &branch).await
+    async fn last(&self, item: &Item) -> Result<Record, StoreError> {
+        let branch = self.child(item)?;
+        let Some((seq, expect)) = self.ends.get(item.index) else {
+            return self.store.newest(&self.run, &branch).await;
+        };
+        let record = self.store.load(&self.run, &branch, seq).await?;
+        if record.digest() == expect {
+            return Ok(record);
+        }
+        let flaw = Flaw::Digest { part: "header", expect, actual: record.digest() };
+        let (run, place) = (self.run.clone(), "what its join attests".to_owned());
+        Err(StoreError::of_damage(Damage { run, branch, seq, place, flaw }, None))
     }
 
-    /// Returns the Merkle root of the children's last digests. `known` has those that need not be read.
-    pub(super) async fn root(&self, known: &[Option<Digest>]) -> Result<Digest, StoreError> {
-        let mut leaves = Vec::with_capacity(known.len());
-        if known.iter().all(Option::is_some) && known.len() as u64 == self.total {
-            leaves.extend(known.iter().flatten());
-            return Ok(Digest::merkle(&leaves));
+    fn child(&self, item: &Item) -> Result<BranchPath, StoreError> {
+        self.branch.child(&self.name, &item.key).map_err(|error| StoreError::Invalid(error.to_string()))
+    }
+
+    /// Returns the Merkle root of the children's last digests; reads those that are not known.
+    pub(super) async fn root(&self) -> Result<Digest, StoreError> {
+        if self.ends.unknown == 0 {
+            return Ok(Digest::merkle(&self.ends.digests));
         }
+        let mut leaves = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
-            let branch =
-                self.branch.child(&self.name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let branch = self.child(&item)?;
             let order = ScanOrder::NewestFirst;
             let scan = Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(&self.run) };
             let found = self.store.scan(&scan).await?;
@@ -338,7 +381,7 @@ impl Outcomes {
     /// Those of the store; a child whose last record is damaged is [`StoreError::Damaged`].
     pub async fn next(&mut self) -> Result<Option<ChildEnd>, StoreError> {
         let Some(item) = self.reader.next().await? else { return Ok(None) };
-        let record = self.joined.last(&item.key).await?;
+        let record = self.joined.last(&item).await?;
         let end = record.header().end.unwrap_or(End::Cancelled);
         Ok(Some(ChildEnd { item, end, record }))
     }

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
-    End, Ending, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Start, Status, Try, Wait,
-    WaitKind,
+    End, Ending, FrontierEntry, Note, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN, Settled, Start,
+    Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -50,7 +50,8 @@ pub(super) struct Line<'a, S> {
     pub(super) shape: &'a Shape,
     pub(super) state: S,
     pub(super) position: Position,
-    pub(super) unfinished: Unfinished,
+    /// What is not done yet, once somebody asked: of a branch whose steps choose what comes next, nobody does.
+    unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
     /// Place of the whole branch in loops around it.
     pub(super) around: Vec<u32>,
@@ -63,6 +64,8 @@ pub(super) struct Line<'a, S> {
     pub(super) fans: Vec<FanOut>,
     /// Steps that a resume lets pass although the run is held before them.
     pub(super) passed: Vec<usize>,
+    /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
+    pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
     pub(super) cut: Vec<StepId>,
     /// Through which only this branch is stopped.
@@ -71,6 +74,10 @@ pub(super) struct Line<'a, S> {
     pub(super) dying: Option<Dying>,
     /// It ends with the next commit.
     pub(super) end: Option<End>,
+    /// It lacks only room, and its opener knows.
+    pub(super) is_hungry: bool,
+    /// As of its newest records, a step is under way that must not be repeated blindly.
+    pub(super) is_doubtful: bool,
     /// Its opener knows that it has ended.
     pub(super) is_counted_out: bool,
     /// It was opened without room for it, and is let go after the commit.
@@ -79,6 +86,8 @@ pub(super) struct Line<'a, S> {
     pub(super) has_room: bool,
     /// Everything on it is done, but the run is held after its last step.
     pub(super) is_held_at_end: bool,
+    /// The size of its state when that was last warned of.
+    pub(super) warned_bytes: usize,
     /// When it is due, as the session has noted it.
     pub(super) timer: Option<Timestamp>,
     /// The reason of records that begin something, until the next commit.
@@ -87,29 +96,33 @@ pub(super) struct Line<'a, S> {
 
 impl<'a, S> Line<'a, S> {
     pub(super) fn new(chain: Chain, shape: &'a Shape, position: Position, state: S) -> Self {
-        let unfinished = Unfinished::of(shape, &position);
         Self {
             chain,
             shape,
             state,
             position,
-            unfinished,
+            unfinished: None,
             opener: None,
             around: Vec::new(),
-            drafts: Vec::new(),
+            // Most often, one thing is written at a time.
+            drafts: Vec::with_capacity(1),
             starting: Vec::new(),
             alone: Vec::new(),
             flights: Vec::new(),
             fans: Vec::new(),
             passed: Vec::new(),
+            reopens: false,
             cut: Vec::new(),
             cancel: StopHandle::default(),
             dying: None,
             end: None,
+            is_hungry: false,
+            is_doubtful: false,
             is_counted_out: false,
             parked: false,
             has_room: false,
             is_held_at_end: false,
+            warned_bytes: 0,
             timer: None,
             reason: Reason::Step,
         }
@@ -193,13 +206,22 @@ impl<'a, S> Line<'a, S> {
             };
             self.drafts.push(draft);
         }
-        self.drafts.last_mut().expect("there is one by now").started.extend(starts);
+        let last = self.drafts.last_mut().expect("there is one by now");
+        for start in starts {
+            // A checkpoint that was lost may have said it: the one written instead says it once.
+            if !last.started.contains(&start) {
+                last.started.push(start);
+            }
+        }
     }
 
     /// Takes a finished step out of the frontier and puts in what it freed.
     pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>, follow: super::Follow) {
         let id = self.step_id(place).clone();
         let at = self.entry(place).at.clone();
+        if follow == super::Follow::Needs {
+            self.unfinished();
+        }
         self.position.frontier.retain(|entry| entry.step != id);
         self.fans.retain(|fan| fan.place != place);
         match settled {
@@ -207,13 +229,16 @@ impl<'a, S> Line<'a, S> {
             None => drop(self.position.ledger.remove(&id)),
         }
         let freed = match follow {
-            super::Follow::Needs => self.unfinished.settle(self.shape, place),
+            super::Follow::Needs => {
+                let shape = self.shape;
+                self.unfinished().settle(shape, place)
+            }
             super::Follow::To(next) => {
-                self.unfinished.follow(self.shape, place, Some(next), std::iter::empty());
+                self.follow(place, Some(next));
                 vec![next]
             }
             super::Follow::End => {
-                self.unfinished.follow(self.shape, place, None, std::iter::empty());
+                self.follow(place, None);
                 Vec::new()
             }
         };
@@ -223,6 +248,25 @@ impl<'a, S> Line<'a, S> {
             entry.at.epoch = at.epoch.max(self.position.epoch);
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
+        }
+    }
+
+    /// Returns which of its steps are unfinished; from the first call on that is kept up to date.
+    pub(super) fn unfinished(&mut self) -> &mut Unfinished {
+        self.unfinished.get_or_insert_with(|| Unfinished::of(self.shape, &self.position))
+    }
+
+    /// Returns how many of its steps are unfinished.
+    pub(super) fn unfinished_count(&self) -> usize {
+        match &self.unfinished {
+            Some(unfinished) => unfinished.count(),
+            None => Unfinished::of(self.shape, &self.position).count(),
+        }
+    }
+
+    fn follow(&mut self, from: usize, to: Option<usize>) {
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.follow(self.shape, from, to, std::iter::empty());
         }
     }
 
@@ -269,6 +313,34 @@ impl<'a, S> Line<'a, S> {
         self.position.steps_started -= 1;
     }
 
+    /// Puts a warning on what is written next if its state has become large, and again each time that it has doubled.
+    pub(super) fn warn_of_size(&mut self, bytes: usize) -> Option<String> {
+        if bytes < STATE_BYTES_WARN.max(2 * self.warned_bytes) {
+            return None;
+        }
+        self.warned_bytes = bytes;
+        let draft = self.drafts.last_mut()?;
+        let at = draft.step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`"));
+        let text = format!(
+            "the state of branch `{}`{at} has {bytes} bytes, and every checkpoint writes it again: keep large data in files and their hashes in the state",
+            self.chain.branch
+        );
+        draft.told.notes.push(Note::Warning(text.clone()));
+        Some(text)
+    }
+
+    /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
+    pub(super) fn doubt(&mut self, step: &StepId) {
+        let Some(place) = self.shape.place(step.as_str()) else { return };
+        let entry = self.entry_mut(place);
+        (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
+        entry.at.attempt = 1;
+        entry.waits.clear();
+        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        let phase = Phase::Interrupted { in_progress: true, by: by.to_owned() };
+        self.draft_of(place, phase, Reason::Redo);
+    }
+
     /// Settles a step that was cut as a person says that it is done: without outputs.
     pub(super) fn settle_as_told(&mut self, place: usize) {
         let settled = Some(Settled::Completed(self.seq_of_next_draft()));
@@ -288,7 +360,7 @@ impl<'a, S> Line<'a, S> {
     }
 
     /// Says whether a step is under way, or was cut, that must not be repeated blindly.
-    pub(super) fn is_doubtful(&self) -> bool {
+    pub(super) fn has_doubt(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
             entry.status == Status::Started
                 && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
@@ -340,6 +412,17 @@ impl<'a, S> Line<'a, S> {
         entry.since = 0;
         entry.memos += 1;
         self.draft_of(place, Phase::Progress { key, value }, Reason::Answer);
+    }
+
+    /// Asks again, where damage took away what came after a question: its answer may have been taken in by what is gone,
+    /// and each time that something is asked it has an answer of its own.
+    pub(super) fn ask_again(&mut self) {
+        for place in self.asking_places() {
+            let entry = self.entry_mut(place);
+            entry.since = 0;
+            let waits = entry.waits.clone();
+            self.draft_of(place, Phase::Waiting(waits), Reason::Repair);
+        }
     }
 
     /// Readies sleepers that are due.

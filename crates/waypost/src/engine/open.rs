@@ -1,6 +1,7 @@
 //! Opens children, page by page, and takes them up when there is room.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::id::BranchPath;
 use crate::record::{End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
@@ -37,7 +38,7 @@ impl<'a, P: Program> Session<'a, P> {
             let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
             items = Some(frozen.clone());
             let total = list.len() as u64;
-            (Items::Frozen { run: line.chain.run.clone(), at: frozen }, total)
+            (Items::Frozen { run: line.chain.run.clone(), at: Arc::new(frozen) }, total)
         } else {
             (Items::named(&children.named), children.named.len() as u64)
         };
@@ -82,7 +83,7 @@ impl<'a, P: Program> Session<'a, P> {
         let name = children_of(line, place).name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
-        let (mut failed, mut digests, mut missing) = (0, Vec::new(), Vec::new());
+        let (mut failed, mut ends, mut missing) = (0, Vec::new(), Vec::new());
         while let Some(item) = reader.next().await? {
             if here[item.index as usize] {
                 continue;
@@ -100,7 +101,7 @@ impl<'a, P: Program> Session<'a, P> {
             let found = self.engine.store.scan(&scan).await?;
             if let Some(record) = found.records.first() {
                 failed += u64::from(record.header().end == Some(End::Failed));
-                digests.push((item.index, record.digest()));
+                ends.push((item.index, record.header().seq, record.digest()));
             }
         }
         if !missing.is_empty() {
@@ -122,7 +123,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let fan = self.lines.get_mut(id).fan_mut(place);
         fan.failed += failed;
-        digests.into_iter().for_each(|(index, digest)| fan.keep_digest(index, digest));
+        ends.into_iter().for_each(|(index, seq, digest)| fan.keep_end(index, seq, digest));
         Ok(true)
     }
 
@@ -159,7 +160,7 @@ impl<'a, P: Program> Session<'a, P> {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
-                    branches::go_on(self, &lease, opener, *head).await?;
+                    branches::go_on(self, &lease, opener, *head, None).await?;
                 }
                 Earlier::None(chain) => self.open_child(id, place, &item, state, chain),
             }
@@ -212,7 +213,9 @@ impl<'a, P: Program> Session<'a, P> {
         let parked = child.parked;
         let child = self.lines.add(child);
         self.mark_dirty(child);
-        if !parked {
+        if parked {
+            self.lines.get_mut(id).fan_mut(place).parked.push_back(child);
+        } else {
             self.touched.insert(child);
         }
     }

@@ -69,6 +69,8 @@ pub struct ResumeOptions<S> {
     pub on_doubt: OnDoubt<S>,
     /// What to do where the graph is not that of the run.
     pub on_change: OnChange,
+    /// What to do where the evidence of a finished step cannot be checked.
+    pub on_unknown: OnUnknown,
     /// Whether steps run.
     pub then: Then,
 }
@@ -86,6 +88,7 @@ impl<S> Default for ResumeOptions<S> {
             on_damage: OnDamage::FallBack,
             on_doubt: OnDoubt::Ask,
             on_change: OnChange::Stop,
+            on_unknown: OnUnknown::Stop,
             then: Then::GoOn,
         }
     }
@@ -151,6 +154,16 @@ impl<S> Debug for SettleAsDone<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("SettleAsDone")
     }
+}
+
+/// What to do where the evidence of a finished step cannot be checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// Stop, and say so.
+    #[default]
+    Stop,
+    /// Take it as failed: the step runs again.
+    RunAgain,
 }
 
 /// What to do where the program's graph is not that of the run.

@@ -94,10 +94,12 @@ pub enum RunError {
         source: StoreError,
     },
     /// The state cannot be written as it is.
-    #[error("cannot write the state of run {run}")]
+    #[error("cannot write the state of run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
     Serialize {
         /// The run.
         run: RunId,
+        /// The step that gave it, or is the first to be given it.
+        step: Option<StepId>,
         /// Why.
         source: Flaw,
     },
@@ -135,6 +137,16 @@ pub enum RunError {
         /// The step.
         step: StepId,
         /// Why.
+        why: String,
+    },
+    /// Evidence cannot be accepted as it is found. Nothing changed.
+    #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
+    NotAccepted {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: StepId,
+        /// What does not hold, or could not be checked.
         why: String,
     },
     /// The checkpoint to go on from is not there any more. Nothing changed.

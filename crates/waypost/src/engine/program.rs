@@ -88,6 +88,10 @@ pub trait Program: Send + Sync {
     /// it started.
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
+    /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
+    /// about to write, or was when it was cut.
+    fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;
+
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 

@@ -45,7 +45,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     fn is_stopping(&self) -> bool {
-        self.halted || self.options.stop.asked().is_some()
+        self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
     /// Marks what starts on one branch, and returns the steps that must open children first.
@@ -53,7 +53,7 @@ impl<'a, P: Program> Session<'a, P> {
         let mut openings = Vec::new();
         loop {
             let line = self.lines.get(id);
-            if self.is_stopping() || line.end.is_some() || line.cancel.asked().is_some() {
+            if self.is_stopping() || line.end.is_some() || line.cancel.is_asked() {
                 return openings;
             }
             if line.active() + openings.len() >= line.shape.parallel_max() {
@@ -76,6 +76,9 @@ impl<'a, P: Program> Session<'a, P> {
     fn has_room(&mut self, id: LineId) -> bool {
         let line = self.lines.get(id);
         let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
+        if line.is_hungry {
+            return false;
+        }
         let parallel_max = children_of(self.lines.get(opener.line), opener.place).parallel_max;
         let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
         if fan.active < parallel_max {
@@ -83,9 +86,8 @@ impl<'a, P: Program> Session<'a, P> {
             self.lines.get_mut(id).has_room = true;
             return true;
         }
-        if !fan.hungry.contains(&id) {
-            fan.hungry.push_back(id);
-        }
+        fan.hungry.push_back(id);
+        self.lines.get_mut(id).is_hungry = true;
         false
     }
 
@@ -186,7 +188,11 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Starts as many children of a branch's fan-outs as may be at work; joins those that have all ended.
     async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
-        let places: Vec<usize> = self.lines.get(id).fans.iter().map(|fan| fan.place).collect();
+        let line = self.lines.get(id);
+        if line.end.is_some() || line.dying.is_some() {
+            return Ok(());
+        }
+        let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
         for place in places {
             if !self.lines.get(id).entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children) {
                 continue;
@@ -204,6 +210,8 @@ impl<'a, P: Program> Session<'a, P> {
                     }
                 } else if let Some(queued) = fan.queue.pop_front() {
                     self.begin_child(id, place, queued).await?;
+                } else if let Some(parked) = fan.parked.pop_front() {
+                    self.unpark(id, place, parked);
                 } else if fan.opened < fan.total {
                     self.open_page(id, place).await?;
                     if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
@@ -259,6 +267,8 @@ impl<'a, P: Program> Session<'a, P> {
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
         fan.failed += u64::from(end == End::Failed);
+        // Whether it is joined again is another question, where its opener has gone back for its sake.
+        self.is_pausing |= self.lines.get(opener.line).position.ahead.is_some();
         self.touched.insert(opener.line);
     }
 
@@ -278,12 +288,23 @@ impl<'a, P: Program> Session<'a, P> {
     fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
         let Some(line) = self.lines.find(child) else { return false };
         let ours = line.opener.is_some_and(|opener| opener.line == id && opener.place == place);
+        if ours {
+            line.is_hungry = false;
+        }
         if !ours || line.has_room || line.rests() || line.end.is_some() {
             return false;
         }
         line.has_room = true;
         self.lines.get_mut(id).fan_mut(place).active += 1;
         true
+    }
+
+    /// Gives room to a branch whose opening is not yet written: its start will be written with it.
+    fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
+        let line = self.lines.get_mut(child);
+        (line.parked, line.has_room) = (false, true);
+        self.lines.get_mut(id).fan_mut(place).active += 1;
+        self.touched.insert(child);
     }
 
     fn set_timer(&mut self, id: LineId) {
@@ -359,16 +380,16 @@ impl<'a, P: Program> Session<'a, P> {
             return Some(if failures { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
         }
         let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));
-        if any(&|line| line.is_doubtful()) {
+        if any(&|line| line.has_doubt()) {
             return Some(RunStatus::InDoubt);
         }
         if self.halted || any(&|line| line.end.is_none() && line.has(Status::Failed)) {
             return Some(RunStatus::Failed);
         }
-        if self.options.stop.asked().is_some() || any(&|line| line.has(Status::Started)) {
+        if self.options.stop.is_asked() || any(&|line| line.has(Status::Started)) {
             return Some(RunStatus::Interrupted);
         }
-        if self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
+        if self.is_pausing || self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
             return None;
         }
         let held = any(&|line| line.is_held() || line.is_held_at_end);
@@ -389,7 +410,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn progress(&self) -> Progress {
         let main = self.main();
         let total = main.shape.steps().len();
-        Progress { done: (total - main.unfinished.count()) as u64, total: total as u64 }
+        Progress { done: (total - main.unfinished_count()) as u64, total: total as u64 }
     }
 }
 

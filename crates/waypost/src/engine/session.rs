@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
+use crate::evidence::Site;
 use crate::id::{Digest, StepId};
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
@@ -27,6 +28,7 @@ use super::attempt::Memos;
 use super::chain::Draft;
 use super::fan::Joined;
 use super::line::{Flight, Line, LineId, MAIN};
+use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
 use super::stop::{Stop, StopLevel};
@@ -46,59 +48,6 @@ pub(super) struct Landed<O> {
     pub(super) performed: Option<Performed<O>>,
     /// Of a join: the Merkle root of what it joined.
     pub(super) root: Option<Digest>,
-}
-
-/// The branches in memory. The main branch is always there.
-pub(super) struct Lines<'a, S> {
-    kept: Vec<Option<Line<'a, S>>>,
-    free: Vec<LineId>,
-}
-
-impl<'a, S> Lines<'a, S> {
-    pub(super) fn new(main: Line<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: Vec::new() }
-    }
-
-    pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
-        self.kept[id].as_ref().expect("only branches in memory are named")
-    }
-
-    pub(super) fn get_mut(&mut self, id: LineId) -> &mut Line<'a, S> {
-        self.kept[id].as_mut().expect("only branches in memory are named")
-    }
-
-    pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
-        self.kept.get_mut(id)?.as_mut()
-    }
-
-    pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
-        match self.free.pop() {
-            Some(id) => {
-                self.kept[id] = Some(line);
-                id
-            }
-            None => {
-                self.kept.push(Some(line));
-                self.kept.len() - 1
-            }
-        }
-    }
-
-    pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
-        let line = self.kept.get_mut(id)?.take();
-        if line.is_some() {
-            self.free.push(id);
-        }
-        line
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (LineId, &mut Line<'a, S>)> {
-        self.kept.iter_mut().enumerate().filter_map(|(id, line)| line.as_mut().map(|line| (id, line)))
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
-        self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
-    }
 }
 
 /// A run under way.
@@ -131,20 +80,43 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) asks_anew: bool,
     /// What steps read as their configuration.
     pub(super) config: Arc<Map<String, Value>>,
+    /// Where evidence is checked.
+    pub(super) site: Arc<Site>,
     /// Branches that end as failed once nothing below them is in flight.
     pub(super) dying: BTreeSet<LineId>,
+    /// Branches on which a step is under way that must not be repeated blindly.
+    pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
     pub(super) failed: Option<(StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
+    /// It goes on with what another one of the same lease left off.
+    pub(super) is_again: bool,
+    /// A step that was done again has ended: nothing more is started until what comes of that is known.
+    pub(super) is_pausing: bool,
+}
+
+/// How the work of a session ended.
+pub(super) enum Worked<S> {
+    /// Nothing goes on by itself; the lease is given back.
+    Done(Box<Outcome<S>>),
+    /// Another session goes on under the same lease, from wherever it finds the run.
+    Again(Carried),
+}
+
+/// What the next session under the same lease must know.
+pub(super) struct Carried {
+    /// Batches sent so far: their ids are used up.
+    pub(super) batches: u64,
+    pub(super) repaired: Vec<Damage>,
 }
 
 impl<'a, P: Program> Session<'a, P> {
     pub(super) fn new(
         engine: &'a Engine,
         program: &'a P,
-        main: Line<'a, P::State>,
+        mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
         let wanted = match &options.until {
@@ -160,6 +132,8 @@ impl<'a, P: Program> Session<'a, P> {
                 return Err(RunError::InvalidStep(step.clone()));
             }
         }
+        // Its progress is told with each commit.
+        main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
             engine,
@@ -182,11 +156,15 @@ impl<'a, P: Program> Session<'a, P> {
             adopt: None,
             asks_anew: false,
             config: Arc::default(),
+            site: Arc::default(),
             dying: BTreeSet::new(),
+            doubtful: 0,
             halted: false,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
+            is_again: false,
+            is_pausing: false,
         })
     }
 
@@ -224,7 +202,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Goes on after a resume: plans were made, nothing was started.
-    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
+    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         if let Some(definition) = self.adopt.take() {
             let main = self.main_mut();
@@ -234,7 +212,7 @@ impl<'a, P: Program> Session<'a, P> {
             main.drafts.push(draft);
         }
         match self.take_up().await {
-            Ok(status) => self.work(status).await,
+            Ok(status) => self.work_on(status).await,
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
@@ -274,21 +252,29 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Works until nothing goes on by itself; `status` is set if that is so already.
-    pub(super) async fn work(mut self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+    /// Works until nothing goes on by itself; `status` is set if that is so already. For sessions of new runs.
+    pub(super) async fn work(self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
+        match self.work_on(status).await? {
+            Worked::Done(outcome) => Ok(*outcome),
+            Worked::Again(_) => unreachable!("only a run that is resumed does something again"),
+        }
+    }
+
+    async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
         if let Some(status) = status {
-            return Ok(self.outcome(status));
+            return Ok(Worked::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
         let result = match self.program.begin(&lease).await {
             Ok(()) => self.turns().await,
-            Err(error) => self.give_up(error).await,
+            Err(error) => self.give_up(error).await.map(Some),
         };
         // Dropping what is in flight ends its processes; `end` waits for all the rest.
         self.jobs.clear();
         self.program.end().await;
         match result {
-            Ok(status) => Ok(self.outcome(status)),
+            Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
+            Ok(None) => Ok(Worked::Again(Carried { batches: self.batches, repaired: self.repaired })),
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
                 let _ = self.engine.store.release(lease, None).await;
@@ -306,11 +292,14 @@ impl<'a, P: Program> Session<'a, P> {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
+        // Nothing is scheduled any more: what is left is how it stands.
+        self.touched.clear();
         self.commit(self.standstill()).await?;
         Err(error.into())
     }
 
-    async fn turns(&mut self) -> Result<RunStatus, RunError> {
+    /// Works turn by turn; returns how the run stands, or nothing if another session is to go on.
+    async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.options.stop.clone();
@@ -319,7 +308,7 @@ impl<'a, P: Program> Session<'a, P> {
         // What needs the lease, the first batch could not do.
         self.schedule().await?;
         if let Some(status) = self.commit_turn().await? {
-            return Ok(status);
+            return Ok(Some(status));
         }
         loop {
             self.launch().await?;
@@ -343,7 +332,10 @@ impl<'a, P: Program> Session<'a, P> {
             }
             self.schedule().await?;
             if let Some(status) = self.commit_turn().await? {
-                return Ok(status);
+                return Ok(Some(status));
+            }
+            if self.is_pausing && self.jobs.is_empty() && self.launching.is_empty() {
+                return Ok(None);
             }
         }
     }
@@ -417,6 +409,10 @@ impl<'a, P: Program> Session<'a, P> {
     async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+                if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
+                    // A checkpoint was lost, and a join reads from the store how its branches ended.
+                    self.commit_surely().await?;
+                }
                 self.start(id, place);
             }
             for place in std::mem::take(&mut self.lines.get_mut(id).alone) {
@@ -456,21 +452,22 @@ impl<'a, P: Program> Session<'a, P> {
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
             clock: Arc::clone(&self.engine.clock),
             config: Arc::clone(&self.config),
+            verifier: Arc::clone(&self.engine.verifier),
+            site: Arc::clone(&self.site),
         };
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let name = children_of(line, place).name.clone();
-            (Joined { store, run, branch, name, source, total }, fan.digests.clone())
+            let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
+            Joined { store, run, branch, name, source, total, ends }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());
-        let handed = joined.as_ref().map(|(joined, _)| joined.clone());
-        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, handed));
+        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
-                    Some((joined, known)) => Some(joined.root(known).await),
+                    Some(joined) => Some(joined.root().await),
                     None => None,
                 };
                 match (prepared, root.transpose()) {

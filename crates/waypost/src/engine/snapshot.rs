@@ -1,14 +1,17 @@
 //! What is known of a run before anything is done: its record, its heads, its definition. Reading only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
-use crate::plan::{Effective, Plan, Verdicts, plan};
-use crate::record::{Definition, Phase, Position, Record, RunStatus, Status};
-use crate::shape::Shape;
-use crate::store::{Damage, Head, Page, RunEntry, Store, StoreError, StoreExt};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
+use crate::record::{Definition, FrontierEntry, Header, Pack, Phase, Position, Record, RunStatus, Status};
+use crate::shape::{Shape, Step};
+use crate::store::{Damage, Head, Page, RunEntry, Scan, Store, StoreError, StoreExt};
+
+/// The label of records with which evidence was accepted.
+pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
 
 /// A run as its newest sound records tell it.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,14 +103,27 @@ impl Snapshot {
         self.heads.iter().flat_map(|head| &head.damaged)
     }
 
+    /// Returns the steps of the main branch that damaged or missing records may have started, and that must not be
+    /// repeated blindly.
+    pub fn steps_in_lost(&self, shape: &Shape) -> Vec<StepId> {
+        let main = self.heads.iter().find(|head| head.record.header().branch.is_main());
+        let Some((head, position)) = main.and_then(|head| Some((head, head.record.position().ok()?))) else {
+            return Vec::new();
+        };
+        let lost = head.next - 1 - head.record.header().seq;
+        let places = steps_in_lost(shape, &position, lost).into_iter();
+        places.map(|place| shape.steps()[place].id.clone()).collect()
+    }
+
     /// Returns what the plan needs; reads the evidence of finished steps through the ledger.
     ///
     /// # Errors
     /// As [`Store::load`].
     pub async fn effective(&self, store: &dyn Store, shape: &Shape) -> Result<Vec<Effective>, StoreError> {
         let mut effective = Vec::new();
-        for record in self.heads.iter().map(|head| &head.record).chain(&self.ended) {
-            effective.push(effective_of(store, shape, record).await?);
+        let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
+        for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
+            effective.push(Effective { lost, ..effective_of(store, shape, record).await? });
         }
         Ok(effective)
     }
@@ -147,25 +163,104 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-async fn effective_of(store: &dyn Store, shape: &Shape, record: &Record) -> Result<Effective, StoreError> {
+/// Returns what the plan needs of a branch that stands at a record.
+pub(super) async fn effective_of(
+    store: &dyn Store,
+    shape: &Shape,
+    record: &Record,
+) -> Result<Effective, StoreError> {
     let header = record.header();
     let position = position_of(record)?;
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| !step.subjects.is_empty()) {
-        let started =
-            |entry: &&crate::record::FrontierEntry| entry.step == step.id && entry.status == Status::Started;
-        let cut = || position.frontier.iter().find(started).map(|entry| entry.since);
-        let Some(seq) = position.ledger.get(&step.id).map(|settled| settled.seq()).or_else(cut) else {
-            continue;
+    let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
+    let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
+    for step in steps {
+        let pack = match position.ledger.get(&step.id).map(|settled| settled.seq()) {
+            Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
+            Some(seq) => store.load(&header.run, &header.branch, seq).await?.header().evidence.clone(),
+            None => cut_pack_of(store, header, &position, step).await?,
         };
-        if let Some(pack) = &store.load(&header.run, &header.branch, seq).await?.header().evidence {
-            evidence.insert(step.id.clone(), pack.clone());
-        }
+        evidence.extend(pack.map(|pack| (step.id.clone(), pack)));
     }
     let stopped_by = match &header.phase {
         Phase::Interrupted { in_progress: true, by } => Some(by.clone()),
         _ => None,
     };
-    Ok(Effective { branch: header.branch.clone(), seq: header.seq, position, evidence, stopped_by })
+    let (branch, seq) = (header.branch.clone(), header.seq);
+    let passes = passes_of(store, shape, (header, &position), &accepted).await?;
+    let in_flux = BTreeSet::new();
+    Ok(Effective { branch, seq, lost: 0, position, evidence, passes, in_flux, stopped_by })
+}
+
+/// Reads what evidence of a branch a person has accepted, by the record that it stands for. A person's word is about the
+/// world, which does not go back with a run: it counts wherever that record does.
+pub(super) async fn accepted_on(
+    store: &dyn Store,
+    header: &Header,
+) -> Result<HashMap<u64, Pack>, StoreError> {
+    let (key, value) = ACCEPTED_LABEL;
+    let label = Some((key.to_owned(), value.to_owned()));
+    let mut scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
+    let mut accepted = HashMap::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in &page.records {
+            let found = record.header();
+            // Oldest first: the newest word counts.
+            if let (Some(about), Some(pack)) = (found.about, &found.evidence) {
+                accepted.insert(about, pack.clone());
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(accepted),
+        }
+    }
+}
+
+/// Reads the evidence that the start of a cut step named. A start that shares the record of an end has none: what
+/// stands there is that of the step that ended.
+async fn cut_pack_of(
+    store: &dyn Store,
+    header: &Header,
+    position: &Position,
+    step: &Step,
+) -> Result<Option<Pack>, StoreError> {
+    let cut = |entry: &&FrontierEntry| entry.step == step.id && entry.status == Status::Started;
+    let Some(entry) = position.frontier.iter().find(cut) else { return Ok(None) };
+    let record = store.load(&header.run, &header.branch, entry.since).await?;
+    let start = record.header();
+    let is_its_own = start.step.as_ref() == Some(&step.id) && start.phase == Phase::Started;
+    Ok(start.evidence.clone().filter(|_| is_its_own))
+}
+
+/// Reads the evidence that steps of loops made in passes before the newest. Costs a walk over the branch's headers, if
+/// there was more than one pass.
+async fn passes_of(
+    store: &dyn Store,
+    shape: &Shape,
+    (header, position): (&Header, &Position),
+    accepted: &HashMap<u64, Pack>,
+) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
+    let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
+    let Some(shape) = shape.of_branch(&header.branch) else { return Ok(passes) };
+    let loops = |step: &&Step| {
+        let place = shape.place(step.id.as_str());
+        step.has_evidence() && place.is_some_and(|place| shape.share_loop(place, place))
+    };
+    let looping: Vec<&StepId> = shape.steps().iter().filter(loops).map(|step| &step.id).collect();
+    if !looping.iter().any(|step| position.ledger.contains_key(*step)) {
+        return Ok(passes);
+    }
+    for record in store.history(&header.run, &header.branch, header.seq).await? {
+        let found = record.header();
+        let Some(step) = found.step.as_ref().filter(|step| looping.contains(step)) else { continue };
+        let is_newest = position.ledger.get(step).map(|settled| settled.seq()) == Some(found.seq);
+        let pack = accepted.get(&found.seq).or(found.evidence.as_ref());
+        if let (Phase::Completed(_), false, Some(pack)) = (&found.phase, is_newest, pack) {
+            passes.entry(step.clone()).or_default().push((found.seq, pack.clone()));
+        }
+    }
+    Ok(passes)
 }

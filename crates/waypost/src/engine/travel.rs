@@ -1,6 +1,6 @@
 //! What is done to a run from outside its sessions: answers, signals, and new runs that begin where another stood.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::portable::Portable;
@@ -14,6 +14,7 @@ use super::back::load_with_state;
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::line::Line;
+use super::recheck;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
@@ -143,6 +144,7 @@ impl Engine {
     ///
     /// # Errors
     /// - [`RunError::NoState`]: the state of that checkpoint is gone.
+    /// - [`RunError::InDoubt`]: evidence of what is finished there does not hold, or could not be checked.
     /// - [`RunError::Changed`]: it is a checkpoint of another program, and `start` does not say to adopt that.
     /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
     pub async fn fork_program<P: Program>(
@@ -152,11 +154,8 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        if !from.branch.is_main() {
-            let why = "a run can be forked from its main branch only".to_owned();
-            return Err(RunError::NoState { at: from.to_string(), why });
-        }
-        let checkpoint = load_with_state(self, &from.run, from.seq).await?;
+        check_forkable(from)?;
+        let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
         let mut settled = Vec::new();
@@ -164,6 +163,15 @@ impl Engine {
             settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
         }
         self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+    }
+
+    /// Returns the configuration that is in force at a checkpoint: what a run that is forked there has unless it says
+    /// something else.
+    pub(crate) async fn config_at(&self, at: &CheckpointRef) -> Result<Map<String, Value>, RunError> {
+        check_forkable(at)?;
+        let entry = self.store.run(&at.run).await?;
+        let position = position_of(&load_with_state(self, &at.run, &at.branch, at.seq).await?)?;
+        Ok(self.config_of(&entry, &position).await?)
     }
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
@@ -199,6 +207,12 @@ impl Engine {
         let fits = super::begin::check_fit(program.shape(), &position, &definition, start.on_change);
         fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
+        if start.evidence == OriginEvidence::Checked {
+            let questions = recheck::doubted(self, program.shape(), &run, (&position, &settled)).await;
+            if !questions.is_empty() {
+                return Err(RunError::InDoubt { run: header.run.clone(), questions });
+            }
+        }
         if let Some(edit) = start.edit {
             (edit.0)(&mut state);
         }
@@ -218,14 +232,18 @@ impl Engine {
         for record in &settled {
             let (seq, old) = (main.seq_of_next_draft(), record.header().seq);
             let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
-            if let Some((step, known)) = known {
+            let is_left = start.evidence == OriginEvidence::Left && record.header().evidence.is_some();
+            if let Some((step, known)) = known.filter(|_| !is_left) {
                 main.position.ledger.insert(step.clone(), settled_at(*known, seq));
             }
-            main.drafts.push(copy_of(record));
+            let mut copy = copy_of(record);
+            copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+            main.drafts.push(copy);
         }
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
+        session.site = std::sync::Arc::new(self.site(sealed.record()));
         session.mark_dirty(super::line::MAIN);
         let status = session.create(&sealed, &holder).await?;
         session.work(status).await
@@ -255,10 +273,18 @@ impl Engine {
             let why = "only states of the main branch can be read so".to_owned();
             return Err(RunError::NoState { at: at.to_string(), why });
         }
-        let record = load_with_state(self, &at.run, at.seq).await?;
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
         let state = decode_state(program, program.shape().level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
+}
+
+fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
+    if at.branch.is_main() {
+        return Ok(());
+    }
+    let why = "a run can be forked from its main branch only".to_owned();
+    Err(RunError::NoState { at: at.to_string(), why })
 }
 
 /// What a run that begins where another stood takes from it.
@@ -279,11 +305,28 @@ pub struct StartOptions<S> {
     pub edit: Option<super::Edit<S>>,
     /// What to do where the program is not that of the checkpoint.
     pub on_change: OnChange,
+    /// Whether the evidence of what is finished there is checked.
+    pub evidence: OriginEvidence,
+}
+
+/// Whether a run that begins where another stood checks the evidence of what is finished there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OriginEvidence {
+    /// It does, and does not begin unless all of it holds.
+    #[default]
+    Checked,
+    /// It takes a person's word: it begins without that evidence, and never checks it.
+    Left,
 }
 
 impl<S> Default for StartOptions<S> {
     fn default() -> Self {
-        Self { session: SessionOptions::default(), edit: None, on_change: OnChange::Stop }
+        Self {
+            session: SessionOptions::default(),
+            edit: None,
+            on_change: OnChange::Stop,
+            evidence: OriginEvidence::Checked,
+        }
     }
 }
 
@@ -311,6 +354,7 @@ fn begun_anew(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();
+    position.ahead = None;
     for entry in &mut position.frontier {
         entry.status = Status::Ready;
         entry.at.attempt = 0;

@@ -11,6 +11,11 @@ use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
 /// Most claims of one pack: they are kept in the header, which has its own limit; a thousand fit with long paths.
 pub const CLAIMS_MAX: usize = 1_000;
 
+/// Most claims that [`Pack::unmet`] tells one by one: a person reads these, and finds the rest in the pack.
+pub const UNMET_MAX: usize = 5;
+/// Longest expectation or finding shown, in characters: a digest, and a short list.
+const VALUE_CHARS_MAX: usize = 120;
+
 /// Why a pack is not taken. Nothing was checked or written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPack {
@@ -107,6 +112,18 @@ impl Pack {
         }
     }
 
+    /// Says of each claim that is not `ok` what was expected and what was found, or why it could not be checked.
+    ///
+    /// At most [`UNMET_MAX`] are told one by one; a last line counts the others.
+    pub fn unmet(&self) -> Vec<String> {
+        let unmet: Vec<&Claim> = self.claims.iter().filter(|claim| claim.verdict != Verdict::Ok).collect();
+        let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.told()).collect();
+        if unmet.len() > UNMET_MAX {
+            lines.push(format!("and {} more", unmet.len() - UNMET_MAX));
+        }
+        lines
+    }
+
     /// Counts the verdicts.
     pub fn summary(&self) -> Summary {
         let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
@@ -184,8 +201,39 @@ impl Claim {
         Self { expect: Value::Null, pinned: true, ..self }
     }
 
+    /// Says what was expected and found, for people.
+    pub(crate) fn told(&self) -> String {
+        let mut text = self.title();
+        let state = match self.verdict {
+            Verdict::Ok => ": it holds",
+            Verdict::Failed => "",
+            Verdict::Unknown => ": it could not be checked",
+            Verdict::Skipped => ": it was not checked",
+        };
+        text.push_str(state);
+        if !self.expect.is_null() {
+            text.push_str(&format!(": expected {}", clipped(&self.expect)));
+        }
+        if !self.found.is_null() {
+            text.push_str(&format!(", found {}", clipped(&self.found)));
+        }
+        if let Some(why) = &self.error {
+            text.push_str(&format!(": {why}"));
+        }
+        text
+    }
+
     /// Returns the name given to it, else its kind and subject.
     pub fn title(&self) -> String {
         self.name.clone().unwrap_or_else(|| format!("{} {}", self.kind, self.subject))
+    }
+}
+
+/// Shows a value as JSON, and no more of it than a person reads.
+fn clipped(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(VALUE_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }

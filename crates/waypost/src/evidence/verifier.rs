@@ -27,14 +27,18 @@ pub struct Limits {
     pub claim: Duration,
     /// Time for all claims of a pack.
     pub pack: Duration,
+    /// Time for all claims that are checked before a resume.
+    pub all: Duration,
     /// Checks made at once.
     pub parallel: usize,
 }
 
 impl Default for Limits {
-    /// Ten seconds a claim, which hashes gigabytes; a minute a pack; eight at once, which keeps a disk busy.
+    /// Ten seconds a claim, which hashes gigabytes; a minute a pack; ten minutes a resume, which may have to look at what
+    /// a day has made; eight at once, which keeps a disk busy.
     fn default() -> Self {
-        Self { claim: Duration::from_secs(10), pack: Duration::from_secs(60), parallel: 8 }
+        let [claim, pack, all] = [10, 60, 600].map(Duration::from_secs);
+        Self { claim, pack, all, parallel: 8 }
     }
 }
 
@@ -125,6 +129,20 @@ impl Verifier {
         pinned
     }
 
+    /// Checks claims of many packs at once, each at its own site, within the time for all; returns them in their order
+    /// with what came out. As [`verify`](Self::verify) otherwise.
+    pub async fn verify_all(&self, claims: &[(Claim, Site)]) -> Vec<Claim> {
+        let deadline = Instant::now() + self.limits.all;
+        let mut checked: Vec<Claim> = claims.iter().map(|(claim, _)| claim.clone()).collect();
+        let asked: Vec<(&Claim, &Site)> = claims.iter().map(|(claim, site)| (claim, site)).collect();
+        for (place, finding) in self.find(&asked, (0..asked.len()).collect(), Aim::Check, deadline).await {
+            let claim = &mut checked[place];
+            clear(claim);
+            self.note(claim, finding);
+        }
+        checked
+    }
+
     async fn pin_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
         let mut pinned = pack.clone();
         for claim in &mut pinned.claims {
@@ -133,7 +151,9 @@ impl Verifier {
         }
         let wanted: Vec<usize> =
             (0..pack.claims.len()).filter(|place| is_open_pin(&pack.claims[*place])).collect();
-        for (place, finding) in self.find(&pinned.claims, wanted, Aim::Pin, site, deadline).await {
+        let asked = pinned.claims.clone();
+        let asked: Vec<(&Claim, &Site)> = asked.iter().map(|claim| (claim, site)).collect();
+        for (place, finding) in self.find(&asked, wanted, Aim::Pin, deadline).await {
             let claim = &mut pinned.claims[place];
             if finding.verdict == Verdict::Ok {
                 claim.expect = finding.found.clone();
@@ -145,8 +165,8 @@ impl Verifier {
 
     async fn verify_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
         let mut checked = pack.clone();
-        let all = (0..pack.claims.len()).collect();
-        for (place, finding) in self.find(&pack.claims, all, Aim::Check, site, deadline).await {
+        let asked: Vec<(&Claim, &Site)> = pack.claims.iter().map(|claim| (claim, site)).collect();
+        for (place, finding) in self.find(&asked, (0..asked.len()).collect(), Aim::Check, deadline).await {
             let claim = &mut checked.claims[place];
             clear(claim);
             self.note(claim, finding);
@@ -164,17 +184,18 @@ impl Verifier {
     /// Asks the probes about the claims at `places`: cheap ones first, so many at once.
     async fn find(
         &self,
-        claims: &[Claim],
+        claims: &[(&Claim, &Site)],
         mut places: Vec<usize>,
         aim: Aim,
-        site: &Site,
         deadline: Instant,
     ) -> Vec<(usize, Finding)> {
-        let cost = |place: &usize| self.probes.get(&claims[*place].kind).map_or(Cost::Recorded, |p| p.cost());
+        let cost =
+            |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
         places.sort_by_key(cost);
         let mut checks: Vec<Look<'_>> = Vec::new();
         for place in places {
-            let check = self.look(&claims[place], aim, site, deadline);
+            let (claim, site) = claims[place];
+            let check = self.look(claim, aim, site, deadline);
             checks.push(Box::pin(async move { (place, check.await) }));
         }
         stream::iter(checks).buffer_unordered(self.limits.parallel.max(1)).collect().await

@@ -134,15 +134,22 @@ impl EventFile {
 /// Returns where the last event of the lines that can be read ends, and which it is.
 ///
 /// What a power cut left is not trusted behind the first line that is none: what was written in order may have
-/// arrived in another.
+/// arrived in another. Only the last line is read for what it says; of the others it is enough that they are whole.
 fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
-    let mut end = if from_start { 0 } else { tail.iter().position(|byte| *byte == b'\n')? + 1 };
-    let mut last = None;
-    for line in tail[end..].split_inclusive(|byte| *byte == b'\n') {
-        let Some(text) = line.strip_suffix(b"\n") else { break };
-        let Ok(Line { cursor }) = serde_json::from_slice(text) else { break };
-        end += line.len();
-        last = Some((end, Mark(cursor)));
+    let begin = if from_start { 0 } else { tail.iter().position(|byte| *byte == b'\n')? + 1 };
+    let lines = tail[begin..].split_inclusive(|byte| *byte == b'\n');
+    let whole: Vec<&[u8]> = lines.map_while(|line| line.strip_suffix(b"\n").filter(is_whole)).collect();
+    let mut end = begin + whole.iter().map(|line| line.len() + 1).sum::<usize>();
+    for line in whole.into_iter().rev() {
+        if let Ok(Line { cursor }) = serde_json::from_slice(line) {
+            return Some((end, Mark(cursor)));
+        }
+        end -= line.len() + 1;
     }
-    last
+    None
+}
+
+/// Says whether a line begins and ends as one of ours does, and has no hole, which reads as zeros.
+fn is_whole(line: &&[u8]) -> bool {
+    line.starts_with(b"{") && line.ends_with(b"}") && !line.contains(&0)
 }

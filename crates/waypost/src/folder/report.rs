@@ -6,13 +6,15 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{Trouble, open_or_create, replace};
 use crate::disk::{Disk, DiskFile, write_whole};
 use crate::record::{Record, RunRecord, RunStatus};
 use crate::report::{self, Section};
 
+/// How much of the end of a report is read to find the section of a record: that of the newest is the last, most often.
+const TAIL_BYTES: u64 = 64 << 10;
 /// Largest report that sections are replaced in: far beyond what a person reads. A larger one is left as it is.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
 
@@ -38,6 +40,10 @@ struct Known {
 impl ReportFile {
     pub(super) fn new(path: PathBuf, run: RunRecord) -> Self {
         Self { path, run, known: None, given_up: false }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
@@ -149,4 +155,47 @@ impl ReportFile {
         let last = report::markers(text).last().map(|(begin, marker)| (marker.to_owned(), begin as u64));
         Ok(Known { file, len, status, markers, last })
     }
+}
+
+/// What a report has, read as far as that is asked.
+pub(super) struct Written<'a> {
+    disk: &'a dyn Disk,
+    path: &'a Path,
+    /// The end of the file, and whether that is all of it.
+    text: Option<(String, bool)>,
+}
+
+impl<'a> Written<'a> {
+    pub(super) fn new(disk: &'a dyn Disk, path: &'a Path) -> Self {
+        Self { disk, path, text: None }
+    }
+
+    /// Says whether the section of a record stands in the report, word for word; a record that has none is passed over.
+    /// Sections are written in the order of their records, so that those of older records do then, too.
+    pub(super) fn has(&mut self, record: &Record) -> bool {
+        let Some(section) = report::section(record) else { return false };
+        loop {
+            let (text, is_all) = self.text.get_or_insert_with(|| read_tail(self.disk, self.path));
+            if text.rfind(&section.text).is_some() {
+                return true;
+            }
+            if *is_all {
+                return false;
+            }
+            let whole = self.disk.read(self.path, REPORT_BYTES_MAX).unwrap_or_default();
+            self.text = Some((lossy(&whole), true));
+        }
+    }
+}
+
+/// Reads the end of a report; of one that cannot be read, nothing.
+fn read_tail(disk: &dyn Disk, path: &Path) -> (String, bool) {
+    let len = disk.metadata(path).map_or(0, |file| file.len);
+    let from = len.saturating_sub(TAIL_BYTES);
+    let tail = disk.read_at(path, from, (len - from) as usize);
+    (lossy(&tail.unwrap_or_default()), from == 0)
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -12,12 +12,13 @@ use super::error::{GraphError, StepError};
 use super::fork::{Each, Fork};
 use super::join::Child;
 use super::level::{
-    Action, ChildFn, DecodeFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
-    StepFn, Typed, to_value,
+    Action, ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn,
+    State, StepFn, Typed, to_value,
 };
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
+use crate::record::Pack;
 use crate::schema::Migrations;
 use crate::shape::{Children, OnChildFailure, Retry, Shape, Step};
 
@@ -73,6 +74,7 @@ pub(super) struct Draft<S> {
     idempotent: bool,
     revision: u32,
     retry_when: Option<RetryFn>,
+    evidence: Option<EvidenceFn<S>>,
     fan: Option<Fan<S>>,
     pub(super) parallel_max: usize,
     pub(super) on_failure: OnChildFailure,
@@ -152,6 +154,7 @@ impl<S: State> Builder<S> {
             idempotent,
             revision,
             retry_when,
+            evidence: None,
             fan,
             parallel_max,
             on_failure,
@@ -191,6 +194,22 @@ impl<S: State> Builder<S> {
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.last("timeout", |step| step.timeout = Some(timeout))
+    }
+
+    /// Says by which evidence the step is believed: claims that can be checked, made from the state that it gives.
+    ///
+    /// They are checked when the step ends, and what is to be pinned is pinned then. A step whose evidence does not hold,
+    /// or cannot be checked, has failed, and is tried again like any other; so has one with an empty pack. Before a
+    /// resume trusts the finished step it checks them again; a step whose evidence failed runs again with the state
+    /// that it was given, and what comes after it only if that gives something else.
+    ///
+    /// `evidence` is asked in two more places, so it should be quick and look only at the state: with the state that a
+    /// step was given, when it was cut, to learn what it was about to write.
+    ///
+    /// Files are looked for beneath [`Engine::with_base`](crate::Engine::with_base).
+    #[must_use]
+    pub fn evidence(self, evidence: impl Fn(&S) -> Pack + Send + Sync + 'static) -> Self {
+        self.last("evidence", |step| step.evidence = Some(Arc::new(evidence)))
     }
 
     /// Says that the step must not be repeated blindly: its start is recorded by itself before it runs, and after a
@@ -465,6 +484,7 @@ impl<S: State> Assembly<S> {
             step.may_end =
                 matches!(&next, Next::Route { targets, .. } if targets.iter().any(|(_, to)| to.is_none()));
             (step.idempotent, step.retry, step.timeout) = (draft.idempotent, draft.retry, draft.timeout);
+            step.claims = draft.evidence.is_some();
             let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
             prints.extend(ways_out);
             let (parallel_max, on_failure) = (draft.parallel_max, draft.on_failure);
@@ -494,7 +514,7 @@ impl<S: State> Assembly<S> {
             step.fingerprint = Digest::of_parts(prints.iter().map(Vec::as_slice));
             steps.push(step);
             let (id, action, retry_when) = (id.clone(), draft.action, draft.retry_when);
-            nodes.push(Node { id, action, next, opens, retry_when });
+            nodes.push(Node { id, action, next, opens, retry_when, evidence: draft.evidence });
         }
         let keeping = Keeping { schema: self.keeping.schema, decode: Arc::clone(&self.keeping.decode) };
         self.levels[level] = Some(Arc::new(Typed { nodes, keeping }));

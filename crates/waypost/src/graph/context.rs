@@ -36,12 +36,14 @@ struct Inner {
     /// Kept in this attempt.
     kept: Mutex<HashMap<String, Value>>,
     heeds_stop: AtomicBool,
+    exit_code: Mutex<Option<i32>>,
 }
 
 impl Context {
     pub(super) fn new(attempt: Attempt) -> Self {
-        let (told, kept) = (Mutex::default(), Mutex::default());
-        Self { inner: Arc::new(Inner { attempt, told, kept, heeds_stop: AtomicBool::new(false) }) }
+        let (told, kept, exit_code) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let heeds_stop = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { attempt, told, kept, heeds_stop, exit_code }) }
     }
 
     /// Returns the run.
@@ -190,6 +192,17 @@ impl Context {
     /// Adds an event of the step's own to the audit log.
     pub fn emit(&self, name: &str, data: impl Into<Value>) {
         self.told().notes.push(Note::Event { name: name.to_owned(), data: data.into() });
+    }
+
+    /// Records the exit code of the command that the step ran: for people, and for evidence that asks for it
+    /// ([`Claim::exited`](crate::record::Claim::exited)). The code named last counts.
+    pub fn exited(&self, code: i32) {
+        *self.inner.exit_code.lock().expect("no code panics while it holds this lock") = Some(code);
+    }
+
+    /// Returns the exit code that the step recorded.
+    pub(super) fn exit_code(&self) -> Option<i32> {
+        *self.inner.exit_code.lock().expect("no code panics while it holds this lock")
     }
 
     /// Adds Markdown to the section of this step in the report, which is written when the step ends.

@@ -13,6 +13,7 @@ use super::join::{BranchEnd, Branches, Child, ItemEnds};
 use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_value};
 use crate::engine::Joined;
 use crate::id::StepId;
+use crate::record::Pack;
 use crate::shape::{OnChildFailure, Retry};
 
 /// A fork that lacks its join.
@@ -138,6 +139,16 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
     /// Says that the work on an item must not be repeated blindly.
     pub fn not_idempotent(mut self) -> Self {
         self.inner = self.inner.not_idempotent();
+        self
+    }
+
+    /// Says by which evidence the work on an item is believed, as [`Builder::evidence`] does for a step.
+    pub fn evidence(mut self, evidence: impl Fn(&T, &R) -> Pack + Send + Sync + 'static) -> Self {
+        self.inner = self.inner.evidence(move |child| match &child.result {
+            Some(result) => evidence(&child.item, result),
+            // Before there is a result, nothing can be said of it.
+            None => Pack::all([]),
+        });
         self
     }
 

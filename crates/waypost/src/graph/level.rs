@@ -15,7 +15,7 @@ use super::context::Context;
 use super::error::StepError;
 use crate::engine::{Follow, Item, Joined, StateError};
 use crate::id::StepId;
-use crate::record::{Failure, FailureKind, Flaw};
+use crate::record::{Failure, FailureKind, Flaw, Pack};
 
 /// What a state must be: kept as JSON, copied for each branch, sent between threads.
 pub trait State: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {}
@@ -36,6 +36,8 @@ pub(super) type RouteFn<S> = Arc<dyn Fn(&S) -> String + Send + Sync>;
 pub(super) type OpenFn<S> = Arc<dyn Fn(&S) -> Result<Vec<Item>, Failure> + Send + Sync>;
 /// Makes the state of a child.
 pub(super) type ChildFn<S> = Arc<dyn Fn(&S, &Item) -> Result<Held, Failure> + Send + Sync>;
+/// Says what can be checked of what a step has done, by the state that it gives.
+pub(super) type EvidenceFn<S> = Arc<dyn Fn(&S) -> Pack + Send + Sync>;
 /// Says whether an error may be mended by another try.
 pub(super) type RetryFn = Arc<dyn Fn(&StepError) -> bool + Send + Sync>;
 
@@ -65,6 +67,7 @@ pub(super) struct Node<S> {
     pub(super) next: Next<S>,
     pub(super) opens: Option<Opens<S>>,
     pub(super) retry_when: Option<RetryFn>,
+    pub(super) evidence: Option<EvidenceFn<S>>,
 }
 
 /// A level, whatever its state.
@@ -84,6 +87,7 @@ pub(super) trait Level: Send + Sync {
         context: Context,
     ) -> BoxFuture<'static, Result<Held, StepError>>;
     fn is_retryable(&self, place: usize, error: &StepError) -> bool;
+    fn evidence(&self, place: usize, state: &Held) -> Option<Pack>;
 }
 
 /// Reads a state that was written with a schema version.
@@ -179,6 +183,10 @@ impl<S: State> Level for Typed<S> {
 
     fn is_retryable(&self, place: usize, error: &StepError) -> bool {
         !error.is_fatal() && self.nodes[place].retry_when.as_ref().is_none_or(|when| when(error))
+    }
+
+    fn evidence(&self, place: usize, state: &Held) -> Option<Pack> {
+        self.nodes[place].evidence.as_ref().map(|evidence| evidence(self.known(state)))
     }
 }
 

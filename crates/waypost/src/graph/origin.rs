@@ -9,8 +9,10 @@ use serde_json::{Map, Value};
 use super::Graph;
 use super::level::State;
 use super::run::{Session, held_edit, known, record_of, session_settings};
-use crate::engine::{Edit, Engine, OnChange, OnLostCheckpoint, Outcome, RunError, StartOptions, StopHandle};
-use crate::id::{CheckpointRef, RunId};
+use crate::engine::{
+    Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
+};
+use crate::id::{CheckpointRef, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{Durability, Position, Record};
 
@@ -41,7 +43,20 @@ impl Engine {
         let (session, durability, config) = (Session::default(), Durability::Sync, None);
         let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
         let (from, edit, on_change) = (Origin::Run(from), None, OnChange::Stop);
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change }
+        let evidence = OriginEvidence::Checked;
+        Forked {
+            engine: self,
+            graph,
+            from,
+            id,
+            session,
+            durability,
+            labels,
+            config,
+            edit,
+            on_change,
+            evidence,
+        }
     }
 
     /// Makes a new run `id` that begins with a checkpoint from a file.
@@ -52,7 +67,31 @@ impl Engine {
         let (session, durability, config) = (Session::default(), Durability::Sync, None);
         let (id, labels, edit) = (id.to_owned(), BTreeMap::new(), None);
         let (from, on_change) = (Origin::File(Box::new(from.clone())), OnChange::Stop);
-        Forked { engine: self, graph, from, id, session, durability, labels, config, edit, on_change }
+        let evidence = OriginEvidence::Checked;
+        Forked {
+            engine: self,
+            graph,
+            from,
+            id,
+            session,
+            durability,
+            labels,
+            config,
+            edit,
+            on_change,
+            evidence,
+        }
+    }
+
+    /// Takes the evidence of a finished step as it is found now, on a person's word: see
+    /// [`accept_program`](Self::accept_program). Returns how many packs were accepted; 0 if all of them hold.
+    ///
+    /// # Errors
+    /// As there, and [`RunError::InvalidName`] or [`RunError::UnknownStep`] for names that no run or step can have.
+    pub async fn accept<S: State>(&self, graph: &Graph<S>, run: &str, step: &str) -> Result<usize, RunError> {
+        let run = RunId::new(run)?;
+        let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
+        self.accept_program(&graph.erased(), &run, &step).await
     }
 
     /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
@@ -84,6 +123,7 @@ pub struct Forked<'a, S> {
     config: Option<Map<String, Value>>,
     edit: Option<Edit<S>>,
     on_change: OnChange,
+    evidence: OriginEvidence,
 }
 
 /// Where a new run takes its begin from.
@@ -114,29 +154,37 @@ impl<'a, S: State> Forked<'a, S> {
         self
     }
 
+    /// Leaves the evidence of what is finished there behind, on your word: where its files are not, for instance. The new
+    /// run does not begin with evidence that does not hold, unless this is said.
+    pub fn without_evidence(mut self) -> Self {
+        self.evidence = OriginEvidence::Left;
+        self
+    }
+
     /// Acknowledges checkpoints before they are on disk, or after.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Sets what steps read as configuration; that of the other run if nothing is said.
+    /// Sets what steps read as configuration; the one in force at the checkpoint if nothing is said.
     pub fn config(mut self, config: Map<String, Value>) -> Self {
         self.config = Some(config);
         self
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, from, id, session, durability, labels, config, edit, on_change } = self;
+        let Self { engine, graph, from, id, session, durability, labels, config, edit, on_change, evidence } =
+            self;
         let id = RunId::new(&id)?;
         let config = match (config, &from) {
             (Some(config), _) => config,
-            (None, Origin::Run(from)) => engine.store().run(&from.run).await?.record.record().config.clone(),
+            (None, Origin::Run(from)) => engine.config_at(from).await?,
             (None, Origin::File(from)) => from.config().clone(),
         };
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let edit = edit.map(held_edit);
-        let start = StartOptions { session: session.options()?, edit, on_change };
+        let start = StartOptions { session: session.options()?, edit, on_change, evidence };
         let (engine, program) = (session.engine(engine), graph.erased());
         let outcome = match &from {
             Origin::Run(from) => engine.fork_program(&program, from, record, start).await,

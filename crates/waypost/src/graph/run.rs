@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::Graph;
 use super::level::{Held, State};
 use crate::engine::{
-    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnLostCheckpoint, Outcome, ResumeFrom,
+    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnLostCheckpoint, OnUnknown, Outcome, ResumeFrom,
     ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
 use crate::events::{self, Event};
@@ -376,6 +376,12 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
+    /// Says what to do where the evidence of a finished step cannot be checked; a resume stops there if nothing is said.
+    pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
+        self.options.on_unknown = on_unknown;
+        self
+    }
+
     /// Starts over with this state. What was recorded stays visible.
     pub fn restart(mut self, state: S) -> Self {
         self.options.restart = Some(state);
@@ -434,6 +440,7 @@ impl<'a, S: State> Resume<'a, S> {
                 .on_doubt
                 .within(|held: &mut Held| held.downcast_mut().expect("a graph has one type of state")),
             on_change: options.on_change,
+            on_unknown: options.on_unknown,
             then: options.then,
         };
         let engine = session.engine(engine);

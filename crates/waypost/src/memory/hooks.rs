@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::MemoryStore;
-use super::run::Stored;
 use crate::id::{BranchPath, RunId};
 
 /// What of a run is damaged by [`MemoryStore::damage`].
@@ -31,13 +30,15 @@ impl MemoryStore {
     pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64, part: Part) {
         let mut kept = self.lock();
         let run = kept.runs.get_mut(run).expect("a test damages what is there");
-        let record = run.branches.iter_mut().find(|found| found.path == *branch);
-        let bytes = match (part, record.and_then(|branch| branch.records.get_mut(&seq))) {
-            (Part::Run, _) => &mut run.bytes,
-            (Part::Header, Some(stored)) => &mut stored.header,
-            (Part::Body, Some(Stored { body: Some(body), .. })) => body,
-            _ => panic!("a test damages what is there"),
+        let bytes = match part {
+            Part::Run => Some(&mut run.bytes),
+            part => {
+                run.branch_mut(branch).and_then(|branch| branch.records.get_mut(&seq)).and_then(|stored| {
+                    if part == Part::Header { Some(&mut stored.header) } else { stored.body.as_mut() }
+                })
+            }
         };
+        let bytes = bytes.expect("a test damages what is there");
         let bytes = Arc::make_mut(bytes);
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;

@@ -1,6 +1,7 @@
 //! What the store in memory keeps of one run, and the rules of its chain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -23,6 +24,8 @@ pub(super) struct Run {
     pub(super) updated_at: Timestamp,
     /// In the order in which they were opened.
     pub(super) branches: Vec<Branch>,
+    /// Where each of them stands there.
+    places: HashMap<BranchPath, usize>,
     /// With whether they are consumed.
     pub(super) signals: Vec<(Signal, bool)>,
     pub(super) quarantine: Vec<Stored>,
@@ -45,11 +48,11 @@ pub(super) struct Stored {
 
 impl Stored {
     pub(super) fn open(&self) -> Result<Record, Flaw> {
-        Record::open(self.digest, self.header.to_vec(), self.body.as_ref().map(|body| body.to_vec()))
+        Record::open_shared(self.digest, Arc::clone(&self.header), self.body.clone())
     }
 
     pub(super) fn open_header(&self) -> Result<Record, Flaw> {
-        Record::open(self.digest, self.header.to_vec(), None)
+        Record::open_shared(self.digest, Arc::clone(&self.header), None)
     }
 }
 
@@ -113,6 +116,7 @@ impl Run {
             summary: first.summary.clone(),
             updated_at: sealed.record().created_at,
             branches: Vec::new(),
+            places: HashMap::new(),
             signals: Vec::new(),
             quarantine: Vec::new(),
             blobs: BTreeMap::new(),
@@ -133,7 +137,7 @@ impl Run {
     /// Checks a whole batch, then applies it.
     pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
         batch.check(self.id(), self.token)?;
-        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
+        let mut tips: HashMap<&BranchPath, (u64, Digest)> = HashMap::with_capacity(batch.records.len());
         for record in &batch.records {
             let header = record.header();
             let refused = match (tips.get(&header.branch), self.branch(&header.branch)) {
@@ -166,19 +170,28 @@ impl Run {
     pub(super) fn insert(&mut self, record: &Record) {
         let header = record.header();
         self.updated_at = header.created_at;
-        let place =
-            self.branches.iter().position(|branch| branch.path == header.branch).unwrap_or_else(|| {
-                self.branches.push(Branch { path: header.branch.clone(), records: BTreeMap::new(), next: 1 });
-                self.branches.len() - 1
-            });
+        let place = self.place(&header.branch).unwrap_or_else(|| {
+            let path = header.branch.clone();
+            self.places.insert(path.clone(), self.branches.len());
+            self.branches.push(Branch { path, records: BTreeMap::new(), next: 1 });
+            self.branches.len() - 1
+        });
         let (header_bytes, body) = (record.header_bytes().clone(), record.body_bytes().cloned());
         let stored = Stored { digest: record.digest(), header: header_bytes, body };
         self.branches[place].records.insert(header.seq, stored);
         self.branches[place].next = header.seq + 1;
     }
 
+    fn place(&self, path: &BranchPath) -> Option<usize> {
+        self.places.get(path).copied()
+    }
+
     pub(super) fn branch(&self, path: &BranchPath) -> Option<&Branch> {
-        self.branches.iter().find(|branch| branch.path == *path)
+        self.place(path).map(|place| &self.branches[place])
+    }
+
+    pub(super) fn branch_mut(&mut self, path: &BranchPath) -> Option<&mut Branch> {
+        self.place(path).map(|place| &mut self.branches[place])
     }
 
     /// Returns what a scan goes over, in its order, from `begin` on: the branch's place, the branch, seq and record.
@@ -187,28 +200,27 @@ impl Run {
         scan: &Scan,
         begin: Option<(usize, u64)>,
     ) -> impl Iterator<Item = (usize, &Branch, u64, &Stored)> {
-        let newest_first = scan.order == ScanOrder::NewestFirst;
-        let asked = scan.branch.clone();
-        let branches = self.branches.iter().enumerate();
-        let branches =
-            branches.filter(move |(_, branch)| asked.as_ref().is_none_or(|path| branch.path == *path));
-        let (seq_min, seq_max) = (scan.seq_min.unwrap_or(0), scan.seq_max.unwrap_or(u64::MAX));
-        let reached = move |place: usize, seq: u64| match begin {
-            None => true,
-            Some((at, from)) => {
-                place > at || (place == at && if newest_first { seq <= from } else { seq >= from })
-            }
+        let places = match &scan.branch {
+            Some(path) => self.place(path).map_or(0..0, |place| place..place + 1),
+            None => 0..self.branches.len(),
         };
-        branches.flat_map(move |(place, branch)| {
-            let records = branch.records.iter();
-            let mut records: Vec<_> = records
-                .filter(|(seq, _)| (seq_min..=seq_max).contains(seq) && reached(place, **seq))
-                .map(|(seq, stored)| (place, branch, *seq, stored))
-                .collect();
-            if newest_first {
-                records.reverse();
-            }
-            records
+        let first = begin.map_or(0, |(place, _)| place);
+        let branches = places.filter(move |place| *place >= first);
+        let newest_first = scan.order == ScanOrder::NewestFirst;
+        let (seq_min, seq_max) = (scan.seq_min.unwrap_or(0), scan.seq_max.unwrap_or(u64::MAX));
+        branches.flat_map(move |place| {
+            let branch = &self.branches[place];
+            let from = begin.filter(|(at, _)| *at == place).map(|(_, seq)| seq);
+            let (least, most) = match from {
+                Some(from) if newest_first => (seq_min, seq_max.min(from)),
+                Some(from) => (seq_min.max(from), seq_max),
+                None => (seq_min, seq_max),
+            };
+            // A range that ends before it begins is a mistake to the map.
+            let records = (least <= most).then(|| branch.records.range(least..=most));
+            let mut records = records.into_iter().flatten();
+            let next = move || if newest_first { records.next_back() } else { records.next() };
+            std::iter::from_fn(next).map(move |(seq, stored)| (place, branch, *seq, stored))
         })
     }
 

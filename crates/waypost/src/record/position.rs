@@ -40,9 +40,26 @@ pub struct Position {
     /// later one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
+    /// What may be used again once the steps that run again give what they gave before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<Ahead>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
+}
+
+/// Where a branch stood before it went back to a step whose evidence no longer held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ahead {
+    /// The record at which it stood.
+    pub seq: u64,
+    /// The record with which it went back.
+    pub since: u64,
+    /// A step that ran again pinned something else than before: what is ahead was made of what is not there any more,
+    /// and is not used again.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub changed: bool,
 }
 
 /// How a finished step was settled, and by which record of the branch.

@@ -14,7 +14,8 @@
 //! | more than [`STATE_BYTES_MAX`] | too much for a step; stopped while it is written, not after |
 //!
 //! There is one pass, and it tracks nothing: which field it was is read off the unfinished text, and only then. How
-//! numbers and strings are written is left to `serde_json`; this module writes what stands around them.
+//! numbers and strings are written is left to `serde_json`, but for strings that stand in JSON as they are; this module
+//! writes what stands around them.
 //!
 //! What is not seen here: a type whose `Deserialize` does not fit its `Serialize` (an untagged enum whose earlier
 //! variant takes the value, a skipped field). [`check_state`] finds most of that. The text of a
@@ -143,6 +144,19 @@ impl Text<'_> {
         serde_json::to_writer(self, value).map_err(|_| Refusal::too_large())
     }
 
+    /// Writes a string. Most of them need no escape, and are copied as a whole.
+    #[inline]
+    fn string(&mut self, value: &str) -> Result<(), Refusal> {
+        if needs_escape(value) || value.len() + 2 > self.room() {
+            return self.scalar(value);
+        }
+        self.bytes.reserve(value.len() + 2);
+        self.bytes.push(b'"');
+        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.push(b'"');
+        Ok(())
+    }
+
     fn float(
         &mut self,
         value: f64,
@@ -207,9 +221,16 @@ impl Text<'_> {
     #[inline]
     fn open_variant(&mut self, variant: &str) -> Result<(), Refusal> {
         self.open(b"{")?;
-        self.scalar(variant)?;
+        self.string(variant)?;
         self.push(b":")
     }
+}
+
+/// Says whether JSON writes some character of a text otherwise. Looks at all of it: that takes many bytes at a time.
+#[inline]
+fn needs_escape(text: &str) -> bool {
+    let escaped = |byte: u8| (byte < 0x20) | (byte == b'"') | (byte == b'\\');
+    text.bytes().fold(false, |found, byte| found | escaped(byte))
 }
 
 /// What `serde_json` writes to. Its error is never shown: too large is the only one.
@@ -316,7 +337,7 @@ impl<'t, 'b> Serializer for Strict<'t, 'b> {
 
     fn serialize_str(mut self, value: &str) -> Result<(), Refusal> {
         match (self.verbatim, value) {
-            (false, _) => self.text.scalar(value),
+            (false, _) => self.text.string(value),
             (true, "null") => self.null(),
             (true, _) => self.text.push(value.as_bytes()),
         }
@@ -419,7 +440,7 @@ impl<'t, 'b> Serializer for Strict<'t, 'b> {
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), Refusal> {
-        self.text.printed(value, |text, printed| text.scalar(printed))
+        self.text.printed(value, |text, printed| text.string(printed))
     }
 
     fn is_human_readable(&self) -> bool {
@@ -489,7 +510,7 @@ impl Fields<'_, '_> {
         if !std::mem::take(&mut self.first) {
             self.text.push(b",")?;
         }
-        self.text.scalar(name)?;
+        self.text.string(name)?;
         self.text.push(b":")?;
         value.serialize(Strict::new(self.text))
     }

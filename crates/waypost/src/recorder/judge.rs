@@ -1,7 +1,6 @@
 //! Verified checkpoints: checking evidence again, finding the last that holds, going back to it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -12,6 +11,7 @@ use crate::engine::Told;
 use crate::engine::chain::Draft;
 use crate::evidence::Summary;
 use crate::id::CheckpointRef;
+use crate::plan::resolved;
 use crate::record::{Claim, Header, Note, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict};
 use crate::schema::decode;
 use crate::store::StoreError;
@@ -281,12 +281,6 @@ fn chain_text(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// Returns one spelling for all of a path: `./a//b` is `a/b`.
-fn resolved(subject: &str) -> String {
-    let parts: PathBuf = Path::new(subject).components().filter(|part| *part != Component::CurDir).collect();
-    parts.to_string_lossy().into_owned()
 }
 
 /// Makes `tip` stand where `target` stood, in a new epoch.

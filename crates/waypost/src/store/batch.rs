@@ -1,6 +1,6 @@
 //! What is appended: a batch, and the messages left for a run.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,6 @@ impl Batch {
                 "a batch for run {run} is named by token {found}, its lease has {token}"
             )));
         }
-        let mut last = BTreeMap::new();
         for record in &self.records {
             let header = record.header();
             if header.run != *run {
@@ -69,9 +68,13 @@ impl Batch {
             if header.body.is_some() != record.body_bytes().is_some() {
                 return invalid(record, "lacks the body that its header names");
             }
-            last.insert(&header.branch, record);
         }
-        match last.into_values().find(|record| record.body_bytes().is_none()) {
+        if self.records.iter().all(|record| record.body_bytes().is_some()) {
+            return Ok(());
+        }
+        let mut later = HashSet::with_capacity(self.records.len());
+        let mut lasts = self.records.iter().rev().filter(|record| later.insert(&record.header().branch));
+        match lasts.find(|record| record.body_bytes().is_none()) {
             Some(record) => invalid(record, "is the last of its branch in a batch, and has no body"),
             None => Ok(()),
         }

@@ -9,10 +9,11 @@ use waypost::engine::{
     StopHandle, StopLevel,
 };
 use waypost::memory::{MemoryStore, Part};
-use waypost::record::{RunStatus, Status};
+use waypost::record::RunStatus;
 use waypost::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt};
 use waypost::{BranchPath, RunId};
 
+use crate::history::told;
 use crate::toy::{Does, Toy};
 
 struct Rig {
@@ -50,36 +51,10 @@ impl Rig {
         self.store.drop_holder(&run_id());
     }
 
-    /// One line a record: `seq phase step(attempt) > started | frontier`.
+    /// One line a record, without the name of the one branch: `@seq phase step(attempt) > started | frontier`.
     async fn history(&self) -> String {
-        let scan = Scan::of(&run_id());
-        let mut lines = Vec::new();
-        for record in self.store.scan(&scan).await.unwrap().records {
-            let header = record.header();
-            let mut line = format!("@{} {}", header.seq, header.phase.name());
-            if let Some(step) = &header.step {
-                line += &format!(" {step}({})", header.at.attempt);
-            }
-            let started: Vec<_> =
-                header.started.iter().map(|s| format!("{}({})", s.step, s.at.attempt)).collect();
-            if !started.is_empty() {
-                line += &format!(" > {}", started.join(" "));
-            }
-            let full = self.store.load(&run_id(), &header.branch, header.seq).await.unwrap();
-            if full.body_bytes().is_some() {
-                let frontier = full.position().unwrap().frontier;
-                let status = |status: Status| format!("{status:?}").to_lowercase();
-                let entries: Vec<_> =
-                    frontier.iter().map(|e| format!("{} {}", e.step, status(e.status))).collect();
-                line +=
-                    &format!(" | {}", if entries.is_empty() { "-".to_owned() } else { entries.join(", ") });
-            }
-            if let Some(status) = header.status {
-                line += &format!(" = {}", status.name());
-            }
-            lines.push(line);
-        }
-        lines.join("\n")
+        let lines = told(self.store.as_ref(), &run_id()).await;
+        lines.iter().map(|line| line.trim_start_matches("main")).collect::<Vec<_>>().join("\n")
     }
 
     async fn status(&self) -> RunStatus {

@@ -520,7 +520,8 @@ async fn a_check_that_does_not_answer_is_unknown_and_holds_up_no_other() {
 #[tokio::test(start_paused = true)]
 async fn the_whole_has_a_budget_too() {
     let stuck = Arc::new(Told { hangs: true, ..Told::new("stuck", Cost::Waiting) });
-    let limits = Limits { claim: Duration::from_secs(10), pack: Duration::from_secs(15), parallel: 1 };
+    let (claim, pack) = (Duration::from_secs(10), Duration::from_secs(15));
+    let limits = Limits { claim, pack, parallel: 1, ..Limits::default() };
     let verifier = Verifier::new().with_probe(stuck.clone()).with_limits(limits);
     let begun = tokio::time::Instant::now();
 

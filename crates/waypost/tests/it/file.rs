@@ -102,13 +102,13 @@ impl StoreFixture for Folder {
 }
 
 /// A store on a disk in memory: the same code without waiting for a real disk.
-struct Memory {
+pub(crate) struct Memory {
     disk: SimDisk,
     store: Option<Arc<FileStore>>,
 }
 
 impl Memory {
-    fn fresh() -> Self {
+    pub(crate) fn fresh() -> Self {
         let disk = SimDisk::with_folder("store");
         let store = Some(Self::open(&disk));
         Self { disk, store }

@@ -363,3 +363,26 @@ fn a_blob_is_not_written_through_a_symbolic_link() {
 
     assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
 }
+
+#[test]
+fn a_report_that_is_behind_its_log_catches_up() {
+    let records = four(&mut Chain::new());
+    let whole = {
+        let place = Place::new();
+        place.folder().committed(&records);
+        place.report()
+    };
+
+    // A store may write sections later than lines; a kill in between may come after any of them.
+    for reported in 0..=records.len() {
+        let place = Place::new();
+        let mut folder = place.folder();
+        folder.log(&records);
+        folder.report(&records[..reported]);
+
+        place.healed(&records);
+
+        assert_eq!(place.report(), whole, "after {reported}");
+        assert_eq!(place.events(), lines_of(&records));
+    }
+}

@@ -7,6 +7,7 @@ mod asking;
 mod changing;
 mod crashes;
 mod errors;
+mod evidence;
 mod first_graph;
 mod forks;
 mod inside;

@@ -5,7 +5,7 @@
 //! position is a line a branch, `BRANCH@SEQ | frontier | ledger`; evidence is a line a claim,
 //! `BRANCH step path verdict-at-commit verdict-now [pinned] [live]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
@@ -71,10 +71,11 @@ fn shape_of(text: &str) -> Shape {
     Shape::new(steps, 4).unwrap()
 }
 
-/// `main@5 | b started 2, c ready | a=3 x=skipped:4`
+/// `main@5 | b started 2, c ready | a=3 x=skipped:4`; `main@5+2` has lost two records after that
 fn position_of(line: &str) -> Effective {
     let parts: Vec<&str> = line.trim().split('|').map(str::trim).collect();
     let (branch, seq) = parts[0].split_once('@').unwrap();
+    let (seq, lost) = seq.split_once('+').unwrap_or((seq, "0"));
     let entries = parts[1].split(',').filter(|entry| !entry.trim().is_empty());
     let settled = parts.get(2).into_iter().flat_map(|ledger| ledger.split_whitespace()).map(|entry| {
         let (step, at) = entry.split_once('=').unwrap();
@@ -86,8 +87,11 @@ fn position_of(line: &str) -> Effective {
         (StepId::new(step).unwrap(), settled)
     });
     Effective {
+        passes: BTreeMap::new(),
+        in_flux: BTreeSet::new(),
         branch: BranchPath::new(branch).unwrap(),
         seq: seq.parse().unwrap(),
+        lost: lost.parse().unwrap(),
         position: Position {
             frontier: entries.map(entry_of).collect(),
             ledger: settled.collect(),
@@ -241,6 +245,49 @@ fn cut_is_known() {
          ask b: attempt 1 was cut and the step is not idempotent: whether it took effect is not known
          run c: after `b`"
     );
+}
+
+// What happened: the record of its start was damaged, the one before was gone on with, and a step ran twice that must not.
+// Why: there it was ready, as if it had never been started. What stops it now: what lost records may have held is asked.
+#[test]
+fn a_step_that_lost_records_may_have_started_is_in_doubt() {
+    let shape = "a\nb!: a\nc: b\nd!: c";
+    let doubt = |count: &str| {
+        format!("{count} lost and the step is not idempotent: whether it was started is not known")
+    };
+    let asked = |position: &str| -> Vec<String> {
+        let plan = plan_of(shape, position, "");
+        plan.lines().filter_map(|line| line.strip_prefix("ask ").map(str::to_owned)).collect()
+    };
+    let (one, two, three) =
+        (doubt("1 newer record is"), doubt("2 newer records are"), doubt("3 newer records are"));
+
+    assert_eq!(asked("main@2 | b ready 0 | a=2"), [""; 0], "nothing is lost");
+    assert_eq!(asked("main@2+1 | b ready 0 | a=2"), [format!("b: {one}")], "its start");
+    assert_eq!(asked("main@1+1 | a started |"), [""; 0], "the end of `a`, at most");
+    assert_eq!(
+        asked("main@1+2 | a started |"),
+        [format!("b: {two}")],
+        "the end of `a`, and the start of `b`"
+    );
+    assert_eq!(asked("main@2+2 | b ready 0 | a=2"), [format!("b: {two}")], "its start and its end");
+    let both = [format!("b: {three}"), format!("d: {three}")];
+    assert_eq!(asked("main@2+3 | b ready 0 | a=2"), both, "the ends of `b` and `c`, and a start");
+    let cut = asked("main@3+1 | b started | a=2");
+    assert_eq!(cut.len(), 1);
+    assert!(cut[0].starts_with("b: attempt 1 was cut"), "that it was started is known: {cut:?}");
+}
+
+#[test]
+fn lost_records_may_have_opened_branches_and_taken_a_loop_around() {
+    let asks = |shape: &str, position: &str| {
+        plan_of(shape, position, "").lines().filter(|line| line.starts_with("ask ")).count()
+    };
+
+    assert_eq!(asks("a\ne: a [w!]\nz: e", "main@2+1 | e ready 0 | a=2"), 1, "its branches may have begun");
+    assert_eq!(asks("a\ne: a [w]\nz: e", "main@2+1 | e ready 0 | a=2"), 0);
+    assert_eq!(asks("a!: >b\nb: >a >z\nz:", "main@4+2 | b started | a=2"), 1, "the route may have led back");
+    assert_eq!(asks("a!: >b\nb: >a >z\nz:", "main@4+1 | b started | a=2"), 0);
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(crate) enum Does {
     Fail,
     /// Hangs until it is told to stop.
     Hang,
+    /// Is gone, and nobody saw how it ended.
+    Cut,
     /// Is skipped.
     Skip,
 }
@@ -34,6 +36,7 @@ pub(crate) struct Toy {
     shape: Shape,
     does: HashMap<(String, u32), Does>,
     tolerated: Vec<String>,
+    is_unable: bool,
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
 }
 
@@ -49,7 +52,7 @@ impl Toy {
             step
         };
         let shape = Shape::new(text.split(';').map(step).collect(), parallel_max).unwrap();
-        Self { shape, does: HashMap::new(), tolerated: Vec::new(), trace: Arc::default() }
+        Self { shape, does: HashMap::new(), tolerated: Vec::new(), is_unable: false, trace: Arc::default() }
     }
 
     pub(crate) fn does(mut self, step: &str, attempt: u32, does: Does) -> Self {
@@ -85,12 +88,19 @@ impl Toy {
         self
     }
 
+    /// Cannot prepare to run any step.
+    pub(crate) fn unable_to_begin(mut self) -> Self {
+        self.is_unable = true;
+        self
+    }
+
     /// The same steps for another session, with one trace for both.
     pub(crate) fn again(&self) -> Self {
         Self {
             shape: self.shape.clone(),
             does: self.does.clone(),
             tolerated: self.tolerated.clone(),
+            is_unable: self.is_unable,
             trace: Arc::clone(&self.trace),
         }
     }
@@ -194,8 +204,13 @@ impl Program for Toy {
                     told: Told::default(),
                 },
             },
+            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned() },
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
+    }
+
+    fn subjects(&self, spot: Spot<'_>, _: &Self::State) -> Vec<String> {
+        spot.step.subjects.clone()
     }
 
     fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
@@ -218,7 +233,7 @@ impl Program for Toy {
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
-        Ok(())
+        if self.is_unable { Err(BeginError("it is unable to".into())) } else { Ok(()) }
     }
 
     async fn end(&self) {}

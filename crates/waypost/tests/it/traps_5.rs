@@ -13,6 +13,8 @@ use waypost::{BranchPath, Context, END, Engine, Graph, StepError};
 use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 
+mod order;
+
 async fn newest_seq(world: &World) -> u64 {
     world.store.newest(&run_id(), &BranchPath::main()).await.unwrap().header().seq
 }

@@ -1,7 +1,9 @@
 //! Going back, going on from elsewhere, going on as another run; and a second crash after each of them.
 
+use serde_json::{Value, json};
 use waypost::engine::RunError;
 use waypost::graph::ItemEnds;
+use waypost::memory::Part;
 use waypost::record::RunStatus;
 use waypost::store::Store as _;
 use waypost::{END, Graph, RunId, StepError};
@@ -183,6 +185,94 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
 
     assert_eq!(outcome.state.done.len(), 1_500);
     assert!(stage.said().len() <= 1_508);
+}
+
+// A fan-out that was redone, and damage to all that a branch has of it: what is left of that branch is of the first
+// fan-out, with the state of then. It does not count; the branch is opened again.
+#[tokio::test]
+async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
+    for part in [Part::Header, Part::Body] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        let redone = async |world: &World| {
+            let resume = world.engine.resume(&graph, "r").from_step("plan");
+            resume.edit_state(|state| state.done.push("edited".to_owned())).into_future().await
+        };
+        stage.crash(&mut world, "a2", redone).await;
+        stage.said();
+        for seq in [3, 4] {
+            world.below().damage(&run_id(), &"plan:a".parse().unwrap(), seq, part);
+        }
+
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["edited", "plan", "a=a+a2", "b=b", "after"], "{part:?}");
+        assert_eq!(stage.said(), ["a", "a2", "merge", "after"], "{part:?}");
+    }
+}
+
+// A fork in time from the middle of a fan-out: its branches belong to the other run, and are opened anew in this one.
+#[tokio::test]
+async fn a_fork_in_time_amid_a_fan_out_opens_its_branches_anew() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        let records = world.records().await;
+        let amid = records.iter().filter(|line| line.starts_with("main@")).count();
+        let from = format!("r@{amid}").parse().unwrap();
+        stage.said();
+
+        let fork = async |world: &World| world.engine.fork(&graph, &from, "r2").into_future().await;
+        stage.crash(&mut world, "a2", fork).await;
+        assert_eq!(stage.said_sorted(), ["a", "a2", "b"]);
+        let forked = world.engine.resume(&graph, "r2").await.unwrap();
+
+        assert_eq!(
+            (forked.state.done, stage.said()),
+            (WHOLE.map(str::to_owned).to_vec(), said("a2 merge after"))
+        );
+        assert_eq!(world.records().await, records, "the other run is as it was");
+        let other = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(
+            (other.state.done, stage.said()),
+            (WHOLE.map(str::to_owned).to_vec(), said("a2 merge after"))
+        );
+    }
+}
+
+fn said(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+// A fork in time took the configuration that the run was made with, not the one it was at.
+#[tokio::test]
+async fn a_fork_in_time_has_the_configuration_in_force_there() {
+    let world = World::memory();
+    let graph = Graph::builder("config")
+        .step("a", |state: Notes, context: waypost::Context| async move {
+            Ok::<_, StepError>(state.and(Value::Object(context.config().clone()).to_string()))
+        })
+        .build()
+        .unwrap();
+    let map = |value: Value| value.as_object().unwrap().clone();
+    let run = world.engine.run(&graph, "r", Notes::default()).config(map(json!({ "a": 1, "b": 1 })));
+    run.interrupt_before(["a"]).await.unwrap();
+    let over =
+        world.engine.resume(&graph, "r").config(map(json!({ "b": 2 }))).without_running().await.unwrap();
+    let at = |seq: u64| format!("r@{seq}").parse().unwrap();
+
+    let before = world.engine.fork(&graph, &at(1), "r2").await.unwrap();
+    let after = world.engine.fork(&graph, &at(over.at), "r3").await.unwrap();
+
+    assert_eq!(before.state.done, [json!({ "a": 1, "b": 1 }).to_string()]);
+    assert_eq!(after.state.done, [json!({ "a": 1, "b": 2 }).to_string()]);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Holds, questions, sleeps and signals: source 2's interrupts, and what it got wrong.
 
+use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use futures_util::StreamExt as _;
 use serde_json::json;
 use waypost::engine::{MEMO_BYTES_MAX, MEMOS_MAX, RunError};
 use waypost::graph::Update;
+use waypost::memory::Part;
 use waypost::record::RunStatus;
 use waypost::store::Store as _;
 use waypost::{Context, END, Engine, Graph, Retry, StepError};
@@ -307,6 +309,43 @@ async fn a_question_after_a_rollback_is_a_new_one() {
 
         assert_eq!(end.state.done, ["a", "b:no", "c"]);
     }
+}
+
+// The record that took an answer in was damaged: the step waited again, and no second answer was let through.
+#[tokio::test]
+async fn a_question_whose_answer_was_lost_to_damage_can_be_answered_again() {
+    for in_branch in [false, true] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let (graph, branch) = if in_branch {
+            (asks_in_a_branch(&stage), "plan:b")
+        } else {
+            (Graph::builder("ask").step("b", stage.ask()).build().unwrap(), "main")
+        };
+        let asked = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        let id = asked.waiting[0].wait.id.clone();
+        world.engine.answer("r", &id, json!("yes")).await.unwrap();
+        world.store.plan(1, 1, Fault::DieAfter);
+        assert!(world.until_death(world.engine.resume(&graph, "r").into_future()).await.is_none());
+        world.reopen();
+        world.below().damage(&run_id(), &branch.parse().unwrap(), 3, Part::Header);
+
+        let again = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!((again.status, again.repaired.len()), (RunStatus::Waiting, 1));
+        assert_eq!(again.waiting[0].wait.id, id);
+        world.engine.answer("r", &id, json!("no")).await.unwrap();
+        let second = world.engine.answer("r", &id, json!("maybe")).await.unwrap_err();
+        assert!(matches!(second, RunError::Answered { .. }), "{second}");
+        let end = world.engine.resume(&graph, "r").await.unwrap();
+
+        let expect = if in_branch { vec!["plan", "b=b:no"] } else { vec!["b:no"] };
+        assert_eq!(end.state.done, expect);
+    }
+}
+
+fn asks_in_a_branch(stage: &Stage) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("ask"), &["plan"]).step("b", stage.ask());
+    builder.fork("plan", ["b"]).join("merge", stage.merge()).build().unwrap()
 }
 
 #[tokio::test]

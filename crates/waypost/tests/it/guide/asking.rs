@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
-use waypost::{Context, Engine};
+use waypost::{Context, Engine, MemoryStore};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use waypost::record::RunStatus;
-use waypost::{Graph, RunError, RunId, StepError};
+use waypost::{Graph, RunError, RunId, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Letter {

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::engine::OnChange;
-use waypost::memory::MemoryStore;
-use waypost::record::RunStatus;
-use waypost::{Context, Engine, Graph, StepError};
+use waypost::{Context, Engine, Graph, MemoryStore, OnChange, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Load {
@@ -106,8 +103,7 @@ async fn a_state_is_migrated_when_it_is_read() {
     engine.run(&old, "r", before::order()).interrupt_before(["ship"]).await.unwrap();
 
     use serde_json::json;
-    use waypost::RunError;
-    use waypost::schema::Migrations;
+    use waypost::{Migrations, RunError};
 
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]
     struct Priced {

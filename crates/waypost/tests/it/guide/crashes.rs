@@ -45,8 +45,7 @@ fn import(world: &Arc<World>) -> Graph<Import> {
 
 #[tokio::test]
 async fn a_crash_costs_the_step_that_was_running() {
-    use waypost::file::FileStore;
-    use waypost::record::RunStatus;
+    use waypost::{FileStore, RunStatus};
 
     let (folder, world) = (tempfile::tempdir().unwrap(), Arc::new(World::default()));
     let graph = import(&world);
@@ -73,13 +72,7 @@ async fn a_run_that_is_there_is_gone_on_with() {
         .unwrap();
     engine.run(&graph, "monday", Import { rows: 7 }).interrupt_before(["fetch"]).await.unwrap();
 
-    use waypost::RunError;
-    use waypost::store::StoreError;
-
-    let outcome = match engine.run(&graph, "monday", Import::default()).await {
-        Err(RunError::Store(StoreError::Exists { .. })) => engine.resume(&graph, "monday").await,
-        outcome => outcome,
-    };
+    let outcome = engine.run(&graph, "monday", Import::default()).or_resume().await;
 
     assert_eq!(outcome.unwrap().state.rows, 7);
 }

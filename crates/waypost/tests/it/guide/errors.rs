@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
+use waypost::MemoryStore;
 
 use std::io;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waypost::record::{FailureKind, RunStatus};
-use waypost::{Context, Engine, Graph, Retry, StepError};
+use waypost::{Context, Engine, FailureKind, Graph, Retry, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Fetch {

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::memory::MemoryStore;
-use waypost::record::RunStatus;
-use waypost::{Context, Engine, Graph, GraphError, StepError};
+use waypost::{Context, Engine, Graph, GraphError, MemoryStore, RunStatus, StepError};
 
 /// What the work has produced so far. It is kept after every step.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -68,18 +66,13 @@ async fn a_graph_is_refused_by_the_name_of_what_is_wrong() {
 
 #[tokio::test]
 async fn every_step_leaves_a_checkpoint() {
-    use waypost::RunId;
-    use waypost::store::{Scan, Store};
-
-    let store = Arc::new(MemoryStore::new());
-    let engine = Engine::new(store.clone());
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
     let begin = Trip { city: "Rome".to_owned(), ..Trip::default() };
     engine.run(&trip().unwrap(), "trip-2", begin).await.unwrap();
 
-    let run = RunId::new("trip-2").unwrap();
-    let records = store.scan(&Scan::of(&run)).await.unwrap().records;
-    let told: Vec<String> = records.iter().map(|record| record.header().reference().to_string()).collect();
-    assert_eq!(told, ["trip-2@1", "trip-2@2", "trip-2@3"]);
+    let history = engine.history("trip-2").await.unwrap();
+    let told: Vec<String> = history.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["trip-2@1 started measure", "trip-2@2 completed measure", "trip-2@3 completed advise"]);
 }
 
 #[test]

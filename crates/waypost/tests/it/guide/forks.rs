@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
+use waypost::MemoryStore;
 
 use serde::{Deserialize, Serialize};
-use waypost::graph::{Branches, ItemEnds};
-use waypost::record::RunStatus;
-use waypost::{Context, Engine, Graph, StepError};
+use waypost::{Branches, Context, Engine, Graph, ItemEnds, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Review {

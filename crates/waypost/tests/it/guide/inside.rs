@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use waypost::engine::{StopHandle, StopLevel};
-use waypost::file::FileStore;
-use waypost::memory::MemoryStore;
-use waypost::record::{RunStatus, Usage, WaitKind};
 use waypost::store::{Scan, Store as _};
-use waypost::{Context, END, Engine, Graph, RunError, RunId, StepError};
+use waypost::{
+    Context, END, Engine, FileStore, Graph, MemoryStore, RunError, RunId, RunStatus, StepError, StopHandle,
+    StopLevel, Usage, WaitKind,
+};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Order {

@@ -4,8 +4,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::memory::MemoryStore;
-use waypost::{Context, Engine, Graph, StepError};
+use waypost::{Context, Engine, Graph, MemoryStore, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Rates {
@@ -24,7 +23,7 @@ async fn a_state_that_json_would_change_is_refused_by_field() {
     let graph = Graph::<Rates>::builder("rates").step("rate", rate).build().unwrap();
 
     let refused = engine.run(&graph, "r", Rates::default()).await.unwrap_err();
-    assert_eq!(refused.to_string(), "cannot write the state of run r");
+    assert_eq!(refused.to_string(), "cannot write the state of run r at step `rate`");
     assert_eq!(refused.source().unwrap().to_string(), "rates[1]: NaN cannot be kept in JSON");
 }
 

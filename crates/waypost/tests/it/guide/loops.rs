@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
+use waypost::MemoryStore;
 
 use serde::{Deserialize, Serialize};
-use waypost::record::{FailureKind, RunStatus};
-use waypost::{Context, END, Engine, Graph, StepError};
+use waypost::{Context, END, Engine, FailureKind, Graph, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Search {

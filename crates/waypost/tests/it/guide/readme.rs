@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::engine::Outcome;
-use waypost::file::FileStore;
-use waypost::{Context, Engine, Graph, Retry, StepError};
+use waypost::{Context, Engine, FileStore, Graph, Outcome, Retry, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Notes {

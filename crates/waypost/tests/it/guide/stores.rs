@@ -31,9 +31,8 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, graph) = (dir.path(), job());
 
-    use waypost::Engine;
-    use waypost::file::FileStore;
     use waypost::store::{RunQuery, Store};
+    use waypost::{Engine, FileStore};
 
     let store = Arc::new(FileStore::open(dir).unwrap());
     let engine = Engine::new(store.clone());
@@ -45,7 +44,7 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
         assert!(!run.status.is_resumable());
     }
 
-    use waypost::record::Durability;
+    use waypost::Durability;
 
     let outcome = engine
         .run(&graph, "job-8", Job::default())
@@ -61,14 +60,11 @@ async fn a_store_keeps_runs_for_a_program_that_comes_later() {
 async fn damage_is_seen_and_passed_over() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, graph) = (dir.path(), job());
-    use waypost::Engine;
-    use waypost::file::FileStore;
+    use waypost::{Engine, FileStore};
     let engine = Engine::new(Arc::new(FileStore::open(dir).unwrap()));
     engine.run(&graph, "r", Job::default()).await.unwrap();
 
-    use waypost::RunError;
-    use waypost::engine::OnDamage;
-    use waypost::store::StoreError;
+    use waypost::{OnDamage, RunError, StoreError};
 
     // Somebody edits the newest checkpoint of run `r`.
     let history = dir.join("runs/r/history");
@@ -97,9 +93,7 @@ async fn one_process_works_on_a_run() {
         })
         .build()
         .unwrap();
-    use waypost::file::FileStore;
-    use waypost::store::StoreError;
-    use waypost::{Engine, RunError};
+    use waypost::{Engine, FileStore, RunError, StoreError};
     let engine = Engine::new(Arc::new(FileStore::open(dir.path()).unwrap()));
     let other = Engine::new(Arc::new(FileStore::open(dir.path()).unwrap()));
     let mut first = engine.run(&graph, "r", Job::default()).into_future();

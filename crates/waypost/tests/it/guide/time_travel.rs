@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use waypost::memory::MemoryStore;
+use waypost::MemoryStore;
 
 use serde::{Deserialize, Serialize};
-use waypost::record::RunStatus;
-use waypost::store::{Scan, Store as _};
-use waypost::{CheckpointRef, Context, Engine, Graph, RunId, StepError};
+use waypost::{CheckpointRef, Context, Engine, Graph, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Essay {
@@ -47,13 +45,8 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     let engine = Engine::new(store.clone());
     engine.run(&graph, "r", Essay::default()).await.unwrap();
 
-    let run = RunId::new("r").unwrap();
-    let records = store.scan(&Scan::of(&run)).await.unwrap().records;
-    let told: Vec<String> = records
-        .iter()
-        .map(|record| record.header())
-        .map(|h| format!("{} {} {}", h.reference(), h.phase.name(), h.step.as_ref().unwrap()))
-        .collect();
+    let history = engine.history("r").await.unwrap();
+    let told: Vec<String> = history.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
         ["r@1 started outline", "r@2 completed outline", "r@3 completed write", "r@4 completed polish"]
@@ -64,7 +57,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     assert_eq!(then.state.text, "begin, end");
     assert_eq!(then.position.frontier[0].step.as_str(), "polish");
 
-    use waypost::diff::diff;
+    use waypost::diff;
 
     let end = engine.inspect(&graph, &"r@4".parse().unwrap()).await.unwrap();
     let before = serde_json::to_value(&then.state).unwrap();
@@ -107,7 +100,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("outline.json");
 
-    use waypost::portable::{Portable, SaveMode};
+    use waypost::{Portable, SaveMode};
 
     Portable::of(store.as_ref(), &"r@2".parse().unwrap()).await.unwrap().save(&file, SaveMode::New).unwrap();
 

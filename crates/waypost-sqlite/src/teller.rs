@@ -1,0 +1,191 @@
+//! Putting into the report for people what was committed, behind the back of those who commit.
+//!
+//! Its sections are derived from records that are durable already, so that nobody need wait for them. They are
+//! written by a thread of their own, which begins at the first commit of a store:
+//!
+//! ```text
+//!   commit   commit   commit            commit
+//!     |        |        |                 |
+//!     +--------+--------+--> backlog      +--> wakes the thread
+//!                              |                  |
+//!   thread ---- nap 1 ms ----- writes ---- nap --- writes
+//! ```
+//!
+//! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
+//! pause, the first one does. What is not written when the process dies is added when the run is taken up again.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use waypost::folder::RunFolder;
+use waypost::store::Batch;
+
+use crate::commit::lock;
+
+/// How long commits gather before they are put into the report: nobody who reads along sees the difference.
+const NAP: Duration = Duration::from_millis(1);
+/// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
+const BACKLOG_BATCHES_MAX: usize = 512;
+/// Bytes of bodies that may wait with them.
+const BACKLOG_BYTES_MAX: usize = 16 << 20;
+
+/// The folder of a run that is written to from two threads.
+pub(crate) type SharedFolder = Arc<Mutex<RunFolder>>;
+
+/// Writes down, in the order in which it is told.
+#[derive(Debug, Default)]
+pub(crate) struct Teller {
+    desk: Arc<Desk>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    backlog: Mutex<Backlog>,
+    /// There is work, or somebody waits for its end.
+    call: Condvar,
+    /// All is written.
+    done: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Backlog {
+    jobs: VecDeque<Job>,
+    bytes: usize,
+    thread: Thread,
+    /// The thread is writing what it took from the backlog.
+    busy: bool,
+    /// So many wait until nothing waits.
+    waiting: usize,
+    closing: bool,
+}
+
+/// What is known of the thread.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Thread {
+    /// It was not needed yet, or could not be made, or has ended.
+    #[default]
+    None,
+    /// It looks at the backlog of its own accord.
+    Awake,
+    /// It waits to be called.
+    Asleep,
+}
+
+#[derive(Debug)]
+struct Job {
+    folder: SharedFolder,
+    batch: Arc<Batch>,
+}
+
+impl Job {
+    fn write(&self) {
+        lock(&self.folder).report(&self.batch.records);
+    }
+}
+
+impl Teller {
+    /// Has the records of `batch` put into the report in `folder`, soon.
+    pub(crate) fn tell(&self, folder: SharedFolder, batch: Arc<Batch>) {
+        let bodies = batch.records.iter().filter_map(|record| record.body_bytes());
+        let bytes = bodies.map(|body| body.len()).sum::<usize>();
+        let job = Job { folder, batch };
+        let mut backlog = lock(&self.desk.backlog);
+        match backlog.thread {
+            Thread::Awake => {}
+            Thread::Asleep => {
+                backlog.thread = Thread::Awake;
+                self.desk.call.notify_one();
+            }
+            Thread::None if self.start() => backlog.thread = Thread::Awake,
+            // The system has no thread left to give.
+            Thread::None => {
+                drop(backlog);
+                return job.write();
+            }
+        }
+        backlog.jobs.push_back(job);
+        backlog.bytes += bytes;
+        let full = backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
+        drop(backlog);
+        if full {
+            self.finish();
+        }
+    }
+
+    /// Returns once all that was told before is in its report.
+    pub(crate) fn finish(&self) {
+        let mut backlog = lock(&self.desk.backlog);
+        backlog.waiting += 1;
+        while backlog.thread != Thread::None && (backlog.busy || !backlog.jobs.is_empty()) {
+            self.desk.call.notify_one();
+            backlog = self.desk.done.wait(backlog).unwrap_or_else(PoisonError::into_inner);
+        }
+        backlog.waiting -= 1;
+    }
+
+    fn start(&self) -> bool {
+        let desk = Arc::clone(&self.desk);
+        let thread = Builder::new().name("waypost-teller".to_owned()).spawn(move || Shift(desk).work());
+        let started = thread.ok();
+        let is_started = started.is_some();
+        *lock(&self.thread) = started;
+        is_started
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        lock(&self.desk.backlog).closing = true;
+        self.desk.call.notify_one();
+        if let Some(thread) = lock(&self.thread).take() {
+            // A panic in it was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The work of the thread; whoever waits for it learns when it ends, however it does.
+struct Shift(Arc<Desk>);
+
+impl Shift {
+    fn work(self) {
+        let desk = &self.0;
+        let mut backlog = lock(&desk.backlog);
+        loop {
+            while backlog.jobs.is_empty() {
+                if backlog.closing {
+                    return;
+                }
+                backlog.thread = Thread::Asleep;
+                backlog = desk.call.wait(backlog).unwrap_or_else(PoisonError::into_inner);
+            }
+            backlog.thread = Thread::Awake;
+            backlog.busy = true;
+            backlog.bytes = 0;
+            let jobs = std::mem::take(&mut backlog.jobs);
+            drop(backlog);
+            jobs.iter().for_each(Job::write);
+            drop(jobs);
+            backlog = lock(&desk.backlog);
+            backlog.busy = false;
+            if backlog.waiting > 0 && backlog.jobs.is_empty() {
+                desk.done.notify_all();
+            }
+            if backlog.waiting == 0 && !backlog.closing {
+                backlog = desk.call.wait_timeout(backlog, NAP).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
+impl Drop for Shift {
+    fn drop(&mut self) {
+        let mut backlog = lock(&self.0.backlog);
+        backlog.thread = Thread::None;
+        backlog.busy = false;
+        self.0.done.notify_all();
+    }
+}

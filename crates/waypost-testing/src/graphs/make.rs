@@ -1,0 +1,300 @@
+//! Makes a graph of a seed, with steps that say what they did in the world outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waypost::graph::{Branches, Builder, ItemEnds};
+use waypost::{Context, END, Graph, Retry, StepError};
+
+use crate::seed::Seeded;
+
+/// How deep graphs are nested.
+const DEPTH: u64 = 3;
+/// Where a loop stops going round, whatever its route says.
+const DONE_MAX: usize = 200;
+
+/// A state that lists what was done.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Notes {
+    pub(super) done: Vec<String>,
+}
+
+/// What steps did, by branch, step and pass.
+#[derive(Debug, Default)]
+pub(super) struct Outside {
+    /// How often it ran.
+    pub(super) ran: Mutex<BTreeMap<String, u32>>,
+    /// The keys under which it had its effect.
+    pub(super) effects: Mutex<BTreeMap<String, BTreeSet<String>>>,
+    /// How often it did what must not be repeated.
+    pub(super) paid: Mutex<BTreeMap<String, u32>>,
+    /// What was broken does well from now on.
+    pub(super) is_mended: AtomicBool,
+}
+
+impl Outside {
+    /// Notes that a step runs; returns how often it has by now.
+    fn runs(&self, context: &Context) -> u32 {
+        let mut ran = self.ran.lock().unwrap();
+        let times = ran.entry(name_of(context)).or_default();
+        *times += 1;
+        *times
+    }
+
+    fn has_effect(&self, context: &Context) {
+        let mut effects = self.effects.lock().unwrap();
+        effects.entry(name_of(context)).or_default().insert(context.idempotency_key());
+    }
+
+    fn pays(&self, context: &Context) {
+        *self.paid.lock().unwrap().entry(name_of(context)).or_default() += 1;
+    }
+
+    fn is_mended(&self) -> bool {
+        self.is_mended.load(Ordering::SeqCst)
+    }
+}
+
+fn name_of(context: &Context) -> String {
+    format!("{}/{}{:?}", context.branch(), context.step(), context.iteration())
+}
+
+/// A graph, what its steps do outside, and where it is held.
+pub(super) struct Made {
+    pub(super) graph: Graph<Notes>,
+    pub(super) outside: Arc<Outside>,
+    pub(super) before: Vec<String>,
+    pub(super) after: Vec<String>,
+}
+
+impl Made {
+    /// Makes the graph of a seed: the same one each time, with a world outside of its own.
+    pub(super) fn of(seed: u64) -> Self {
+        let outside = Arc::<Outside>::default();
+        let mut maker = Maker { random: Seeded::new(seed), outside: outside.clone(), made: 0 };
+        let (builder, piece) = maker.piece(Graph::builder("random"), DEPTH, Failing::Mended);
+        let graph = builder.edge(&piece.last, END).start(&piece.first).build().unwrap();
+        let names: Vec<_> = graph.shape().steps().iter().map(|step| step.id.to_string()).collect();
+        let mut hold = || {
+            let chosen = maker.random.below(3 * names.len() as u64) as usize;
+            names.get(chosen).cloned().into_iter().collect()
+        };
+        let (before, after) = (hold(), hold());
+        Self { graph, outside, before, after }
+    }
+}
+
+/// Which failures a piece may have, so that how a run ends does not depend on which of two comes first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Failing {
+    /// Those that end the run until they are mended.
+    Mended,
+    /// Those that nothing mends, right in a branch of a fork that collects.
+    Collected,
+    Never,
+}
+
+/// The first and the last step of a piece of a graph.
+struct Piece {
+    first: String,
+    last: String,
+}
+
+impl Piece {
+    fn step(name: &str) -> Self {
+        Self { first: name.to_owned(), last: name.to_owned() }
+    }
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Does {
+    Note,
+    FailOnce,
+    Keep,
+    Ask,
+    Pay,
+    Break,
+    Die,
+}
+
+struct Maker {
+    random: Seeded,
+    outside: Arc<Outside>,
+    made: u32,
+}
+
+impl Maker {
+    fn name(&mut self) -> String {
+        self.made += 1;
+        format!("s{}", self.made)
+    }
+
+    /// A step of a random kind.
+    fn step(&mut self, builder: Builder<Notes>, failing: Failing) -> (Builder<Notes>, Piece) {
+        let does = match (self.random.below(11), failing) {
+            (0 | 1, _) => Does::FailOnce,
+            (2 | 3, _) => Does::Keep,
+            (4 | 5, _) => Does::Ask,
+            (6 | 7, _) => Does::Pay,
+            (8, Failing::Mended) => Does::Break,
+            (8, Failing::Collected) => Does::Die,
+            _ => Does::Note,
+        };
+        let (name, outside) = (self.name(), self.outside.clone());
+        let builder = builder.step(&name, move |state: Notes, context: Context| {
+            let outside = outside.clone();
+            async move {
+                let noted = work(does, &outside, &context).await?;
+                Ok::<_, StepError>(Notes { done: [state.done, vec![noted]].concat() })
+            }
+        });
+        let builder = builder.retry(Retry::fixed(1, Duration::ZERO));
+        let builder = if does == Does::Pay { builder.not_idempotent() } else { builder };
+        (builder, Piece::step(&name))
+    }
+
+    /// A piece of a graph, at most so deep.
+    fn piece(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+        match if depth == 0 { 0 } else { self.random.below(8) } {
+            0 | 1 => self.step(builder, failing),
+            2 | 3 => {
+                let (builder, one) = self.piece(builder, depth - 1, failing);
+                let (builder, other) = self.piece(builder, depth - 1, failing);
+                (builder.edge(&one.last, &other.first), Piece { first: one.first, last: other.last })
+            }
+            4 => self.fork(builder, depth, failing),
+            5 => self.loops(builder, depth, failing),
+            6 => self.inner(builder, depth, failing),
+            _ => self.each(builder, failing),
+        }
+    }
+
+    fn fork(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+        let (mut builder, before) = self.step(builder, failing);
+        let collects = self.random.below(2) == 0;
+        let within = match (collects, failing) {
+            (true, _) => Failing::Collected,
+            (false, Failing::Mended) => Failing::Mended,
+            (false, _) => Failing::Never,
+        };
+        let mut starts = Vec::new();
+        for _ in 0..1 + self.random.below(3) {
+            let (with, piece) = self.piece(builder, depth - 1, within);
+            builder = with;
+            starts.push(piece.first);
+        }
+        let (join, outside) = (self.name(), self.outside.clone());
+        let fork = builder.fork(&before.last, starts).max_parallel(1 + self.random.below(3) as usize);
+        let fork = if collects { fork.collect() } else { fork };
+        let builder =
+            fork.join(&join, move |mut state: Notes, branches: Branches<Notes>, context: Context| {
+                outside.runs(&context);
+                outside.has_effect(&context);
+                let at = state.done.len();
+                for branch in branches {
+                    let told = branch.result.map(|ended| ended.done[at..].join("+"));
+                    state.done.push(format!(
+                        "{}={}",
+                        branch.key,
+                        told.unwrap_or_else(|f| f.error.join(": "))
+                    ));
+                }
+                async move { Ok::<_, StepError>(state) }
+            });
+        (builder, Piece { first: before.first, last: join })
+    }
+
+    /// A piece that is gone through twice or three times.
+    fn loops(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+        let (builder, body) = self.piece(builder, depth - 1, failing);
+        let (builder, gate) = self.step(builder, failing);
+        let (builder, exit) = self.step(builder, failing);
+        let passes = 2 + self.random.below(2) as usize;
+        let (mark, first, out) = (gate.first.clone(), body.first.clone(), exit.first.clone());
+        let targets = [first.clone(), out.clone()];
+        let builder =
+            builder.edge(&body.last, &gate.first).route(&gate.last, targets, move |state: &Notes| {
+                let is_mark = |done: &&String| {
+                    done.strip_prefix(&mark).is_some_and(|rest| matches!(rest, "" | "o" | "!"))
+                };
+                let again =
+                    state.done.iter().filter(is_mark).count() % passes != 0 && state.done.len() < DONE_MAX;
+                if again { first.clone() } else { out.clone() }
+            });
+        (builder, Piece { first: body.first, last: exit.last })
+    }
+
+    /// A graph in the graph.
+    fn inner(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+        let (inner, piece) = self.piece(Graph::builder("inner"), depth - 1, failing);
+        let inner = inner.edge(&piece.last, END).start(&piece.first).build().unwrap();
+        let name = self.name();
+        let leave = |state: &mut Notes, inner: Notes| {
+            let at = state.done.len();
+            state.done.extend_from_slice(&inner.done[at..]);
+        };
+        (builder.subgraph(&name, &inner, |state: &Notes| state.clone(), leave), Piece::step(&name))
+    }
+
+    fn each(&mut self, builder: Builder<Notes>, failing: Failing) -> (Builder<Notes>, Piece) {
+        let (name, count) = (self.name(), self.random.below(5) as u32);
+        let collects = failing != Failing::Mended || self.random.below(2) == 0;
+        let (outside, joined) = (self.outside.clone(), self.outside.clone());
+        let work = move |n: u32, context: Context| {
+            outside.runs(&context);
+            let fails = n == 3 && (collects || !outside.is_mended());
+            if !fails {
+                outside.has_effect(&context);
+            }
+            async move { if fails { Err(io::Error::other("three")) } else { Ok(n) } }
+        };
+        let each =
+            builder.each(&name, move |_: &Notes| (0..count).collect(), |n: &u32| format!("k/{n}"), work);
+        let each = if collects { each.collect() } else { each };
+        let each = each.max_parallel(1 + self.random.below(3) as usize);
+        let builder = each.join(move |mut state: Notes, mut ends: ItemEnds<u32, u32>, context: Context| {
+            joined.runs(&context);
+            joined.has_effect(&context);
+            async move {
+                let mut told = Vec::new();
+                while let Some(end) = ends.next().await? {
+                    told.push(end.result.map_or_else(|failure| failure.error[0].clone(), |n| n.to_string()));
+                }
+                state.done.push(told.join(","));
+                Ok::<_, StepError>(state)
+            }
+        });
+        (builder, Piece::step(&name))
+    }
+}
+
+/// Does what a step is to do; returns what it notes.
+async fn work(does: Does, outside: &Outside, context: &Context) -> Result<String, StepError> {
+    let times = outside.runs(context);
+    let mut noted = context.step().to_string();
+    match does {
+        Does::FailOnce if times == 1 => return Err(io::Error::other("once more").into()),
+        Does::Break if !outside.is_mended() => return Err(StepError::fatal("broken until it is mended")),
+        Does::Die => return Err(StepError::fatal("broken for good")),
+        Does::Keep => {
+            let kept: String = context.once("kept", async { Ok::<_, StepError>("o".to_owned()) }).await?;
+            noted += &kept;
+        }
+        Does::Ask => {
+            let answer: String = context.interrupt("ask", "?").await?;
+            noted += &answer;
+        }
+        Does::Pay => {
+            outside.pays(context);
+            return Ok(noted);
+        }
+        Does::Note | Does::FailOnce | Does::Break => {}
+    }
+    outside.has_effect(context);
+    Ok(noted)
+}

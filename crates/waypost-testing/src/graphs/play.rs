@@ -1,0 +1,210 @@
+//! Works on a run until it is done, session by session, whatever ends each of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::json;
+use waypost::engine::{Outcome, RunError};
+use waypost::memory::MemoryStore;
+use waypost::plan::Cause;
+use waypost::record::{Phase, RunStatus};
+use waypost::store::{Page, Scan, Store as _};
+use waypost::{BranchPath, Engine, RunId};
+
+use super::Kind;
+use super::make::{Made, Notes};
+use crate::contract::{Place, StoreFixture};
+use crate::faulty::{Fault, FaultyStore};
+use crate::seed::Seeded;
+
+/// Sessions after which a run that does not end is wrong: more than any graph here has crashes, questions and holds.
+const SESSIONS_MAX: usize = 300;
+
+/// What happens to the sessions of a run.
+#[derive(Debug, Clone)]
+pub(super) struct Disturbance {
+    /// Each session dies at this call to the store,
+    pub(super) nth: u64,
+    pub(super) fault: Fault,
+    /// as long as this lasts.
+    pub(super) deaths: u32,
+    /// After a death, the newest record of a branch is damaged.
+    pub(super) damage: Option<Seeded>,
+}
+
+impl Default for Disturbance {
+    fn default() -> Self {
+        Self { nth: 0, fault: Fault::DieBefore, deaths: 0, damage: None }
+    }
+}
+
+/// How a run ended, and what it did.
+#[derive(Debug)]
+pub(super) struct Played {
+    pub(super) status: RunStatus,
+    pub(super) state: Notes,
+    /// Calls to the store in all sessions.
+    pub(super) calls: u64,
+    /// How many effects each step had.
+    pub(super) effects: BTreeMap<String, usize>,
+    /// How often each step did what must not be repeated.
+    pub(super) paid: BTreeMap<String, u32>,
+    /// How often somebody decided that it was to be done again.
+    pub(super) decided: BTreeMap<String, u32>,
+}
+
+/// A store that crashes and comes back, with an engine over it.
+struct Site {
+    fixture: Box<dyn StoreFixture>,
+    store: Arc<FaultyStore>,
+    engine: Engine,
+}
+
+impl Site {
+    fn new(fixture: Box<dyn StoreFixture>) -> Self {
+        let store = FaultyStore::around(fixture.store());
+        Self { fixture, engine: Engine::new(store.clone()), store }
+    }
+
+    async fn reopen(&mut self) {
+        // The old one lets go of its locks first.
+        self.store = FaultyStore::around(Arc::new(MemoryStore::new()));
+        self.engine = Engine::new(self.store.clone());
+        self.fixture.reopen().await;
+        self.store = FaultyStore::around(self.fixture.store());
+        self.engine = Engine::new(self.store.clone());
+    }
+}
+
+fn run_id() -> RunId {
+    RunId::new("r").unwrap()
+}
+
+/// Works on a run until it is done: answers every question, mends what failed, and decides that what is in doubt is
+/// done again.
+pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) -> Played {
+    let mut site = Site::new((kind.fresh)());
+    let (mut calls, mut decided, mut from) = (0, BTreeMap::<String, u32>::new(), None);
+    for _ in 0..SESSIONS_MAX {
+        let before = finished(&site, made).await;
+        let counted = site.store.calls();
+        if disturbance.deaths > 0 {
+            site.store.plan_call(disturbance.nth, disturbance.fault);
+        }
+        let end = session(&site, made, from.take()).await;
+        calls += site.store.calls() - counted;
+        site.reopen().await;
+        if disturbance.damage.is_none() {
+            for (name, times) in &before {
+                let ran = made.outside.ran.lock().unwrap().get(name).copied().unwrap_or(0);
+                assert_eq!(ran, *times, "{name} was finished and ran again");
+            }
+        }
+        match end {
+            None => {
+                disturbance.deaths -= 1;
+                if let Some(random) = &mut disturbance.damage {
+                    damage(&mut site, random).await;
+                }
+            }
+            Some(Err(RunError::InDoubt { questions, .. })) => {
+                for question in &questions {
+                    let Cause::InDoubt(at) = &question.cause else { panic!("{question:?}") };
+                    let name = format!("{}/{}{:?}", question.branch, question.step, at.iteration);
+                    *decided.entry(name).or_default() += 1;
+                }
+                // The newest sound one.
+                let heads = site.store.heads(&run_id(), &Page::default()).await.unwrap().heads;
+                from = Some(heads[0].record.header().seq);
+            }
+            Some(outcome) => {
+                let outcome = outcome.unwrap();
+                if matches!(outcome.status, RunStatus::Completed | RunStatus::CompletedWithFailures) {
+                    return told(made, outcome, calls, decided);
+                }
+                if outcome.failed.is_some() {
+                    made.outside.is_mended.store(true, Ordering::SeqCst);
+                }
+                for waiting in &outcome.waiting {
+                    if waiting.wait.question.is_some() {
+                        site.engine.answer("r", &waiting.wait.id, json!("!")).await.unwrap();
+                    }
+                }
+            }
+        }
+    }
+    panic!("it does not end");
+}
+
+/// Works until the planned death; returns how the session ended if it ended before.
+async fn session(site: &Site, made: &Made, from: Option<u64>) -> Option<Result<Outcome<Notes>, RunError>> {
+    let work = async {
+        match from {
+            Some(seq) => site.engine.resume(&made.graph, "r").from_checkpoint(seq).await,
+            None => {
+                let run = site.engine.run(&made.graph, "r", Notes::default());
+                run.interrupt_before(&made.before).interrupt_after(&made.after).or_resume().await
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        end = work => Some(end),
+        () = site.store.died() => None,
+    }
+}
+
+fn told(made: &Made, outcome: Outcome<Notes>, calls: u64, decided: BTreeMap<String, u32>) -> Played {
+    let count = |(name, keys): (&String, &BTreeSet<String>)| (name.clone(), keys.len());
+    Played {
+        status: outcome.status,
+        state: outcome.state,
+        calls,
+        effects: made.outside.effects.lock().unwrap().iter().map(count).collect(),
+        paid: made.outside.paid.lock().unwrap().clone(),
+        decided,
+    }
+}
+
+/// What is recorded as finished, with how often it has run so far.
+async fn finished(site: &Site, made: &Made) -> BTreeMap<String, u32> {
+    let mut scan = Scan::of(&run_id());
+    let mut finished = BTreeMap::new();
+    loop {
+        let Ok(page) = site.store.scan(&scan).await else { return finished };
+        for record in &page.records {
+            let header = record.header();
+            if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
+                let name = format!("{}/{step}{:?}", header.branch, header.at.iteration);
+                let times = made.outside.ran.lock().unwrap().get(&name).copied().unwrap_or(0);
+                finished.insert(name, times);
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return finished,
+        }
+    }
+}
+
+/// Damages the newest record of an open branch that has an older one to fall back to.
+async fn damage(site: &mut Site, random: &mut Seeded) {
+    let Ok(heads) = site.store.heads(&run_id(), &Page::default()).await else { return };
+    let mut found: Vec<(BranchPath, u64)> = Vec::new();
+    for head in heads.heads.iter().filter(|head| head.damaged.is_empty()) {
+        let (branch, newest) = (&head.record.header().branch, head.record.header().seq);
+        for seq in 1..newest {
+            let older = site.store.load(&run_id(), branch, seq).await;
+            if older.is_ok_and(|record| record.body_bytes().is_some()) {
+                found.push((branch.clone(), newest));
+                break;
+            }
+        }
+    }
+    if !found.is_empty() {
+        let (branch, seq) = found.swap_remove(random.below(found.len() as u64) as usize);
+        let place = if random.below(2) == 0 { Place::Header(branch, seq) } else { Place::Body(branch, seq) };
+        site.fixture.damage(&run_id(), &place).await;
+    }
+}

@@ -1,0 +1,156 @@
+//! Accepting what is found: a person says that a file may be as it is now.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::evidence::Site;
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::Broken;
+use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, Verdict};
+use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
+
+use super::begin::find_base;
+use super::chain::{Chain, Draft};
+use super::recheck::{Trust, judge};
+use super::snapshot::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
+use super::stand::survey;
+use super::{Engine, OnUnknown, Program, RunError};
+
+/// Key of the progress that carries accepted evidence.
+const ACCEPTED_KEY: &str = "evidence accepted";
+
+impl Engine {
+    /// Takes the evidence of a finished step as it is found now: what was pinned is pinned anew, on a person's word, so
+    /// that the step is believed and does not run again. On all branches that count, and for all passes of loops; what
+    /// holds is left alone. Returns how many packs were accepted.
+    ///
+    /// # Errors
+    /// - [`RunError::NotAccepted`]: a claim that was not pinned does not hold, or something could not be checked. Nothing
+    ///   changed.
+    /// - [`RunError::InvalidStep`]: the program has no such step.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody is at it. With [`StoreError::Damaged`]: resume it
+    ///   first.
+    pub async fn accept_program<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        step: &StepId,
+    ) -> Result<usize, RunError> {
+        if !program.shape().has_anywhere(step) {
+            return Err(RunError::InvalidStep(step.clone()));
+        }
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let accepted = self.accept_under(program, &lease, step).await;
+        match accepted {
+            // The batch gave the lease back.
+            Ok(count) if count > 0 => Ok(count),
+            other => {
+                let _ = self.store.release(lease, None).await;
+                other
+            }
+        }
+    }
+
+    async fn accept_under<P: Program>(
+        &self,
+        program: &P,
+        lease: &Lease,
+        step: &StepId,
+    ) -> Result<usize, RunError> {
+        let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
+        if let Some(damage) = snapshot.damaged().next() {
+            let older = Some(snapshot.newest().header().seq);
+            return Err(StoreError::of_damage(damage.clone(), older).into());
+        }
+        let base = find_base(self, lease, snapshot).await?;
+        let run = base.snapshot.entry.record.record();
+        let branches = survey(self, program, (&base.record, &base.position)).await?;
+        // What could not be checked may be found when it is pinned anew; else that says so.
+        let trust = Trust::Checked(OnUnknown::RunAgain);
+        let judged = judge(self, program, program.shape(), (run, &branches), trust).await?;
+        let meant: Vec<Broken> =
+            judged.broken.into_iter().chain(judged.held).filter(|broken| broken.step == *step).collect();
+        let site = self.site(run);
+        let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
+        for broken in &meant {
+            let pack = self.repinned(lease.run(), broken, &site).await?;
+            packs.entry(broken.branch.clone()).or_default().push((broken.seq, pack));
+        }
+        if meant.is_empty() {
+            return Ok(0);
+        }
+        let mut records = Vec::new();
+        for (branch, packs) in &packs {
+            self.accepted_on(lease, (branch, step), packs, &mut records).await?;
+        }
+        let id = BatchId { token: lease.token(), count: 1 };
+        let summary = base.snapshot.entry.summary.summary.clone();
+        let batch = Batch { id, records, consumed: Vec::new(), summary, release: true };
+        let at = batch.records.last().map(|record| record.header().reference().to_string());
+        let lost = |source| RunError::Checkpoint { at: at.unwrap_or_default(), source };
+        self.store.append(lease, batch).await.map_err(lost)?;
+        Ok(meant.len())
+    }
+
+    /// Pins the evidence of a record anew.
+    async fn repinned(&self, run: &RunId, broken: &Broken, site: &Site) -> Result<Pack, RunError> {
+        let made = self.store.load(run, &broken.branch, broken.seq).await?;
+        let accepted = accepted_on(self.store.as_ref(), made.header()).await?.remove(&broken.seq);
+        let code = match &made.header().phase {
+            Phase::Completed(Ending { exit_code, .. }) => *exit_code,
+            _ => None,
+        };
+        let claimed = accepted.or_else(|| made.header().evidence.clone());
+        let mut pack = claimed.unwrap_or_else(|| Pack::all([]));
+        let open = |claim: Claim| if claim.pinned { claim.pinning() } else { claim };
+        pack.claims = pack.claims.into_iter().map(open).collect();
+        let pinned = self.verifier.commit(&pack, &site.clone().with_exit_code(code)).await;
+        if pinned.verdict() == Verdict::Ok {
+            return Ok(pinned);
+        }
+        let (run, step, why) = (run.clone(), broken.step.clone(), pinned.unmet().join("; "));
+        Err(RunError::NotAccepted { run, step, why })
+    }
+
+    /// Makes the records of one branch that carry what was accepted.
+    async fn accepted_on(
+        &self,
+        lease: &Lease,
+        (branch, step): (&BranchPath, &StepId),
+        packs: &[(u64, Pack)],
+        records: &mut Vec<Record>,
+    ) -> Result<(), RunError> {
+        let store = self.store.as_ref();
+        let newest = store.newest(lease.run(), branch).await?;
+        let header = newest.header();
+        let position = position_of(&newest)?;
+        let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
+        let mut drafts = Vec::new();
+        for (seq, pack) in packs {
+            let made = store.load(&header.run, branch, *seq).await?;
+            let value = json!(pack.summary());
+            let phase = Phase::Progress { key: ACCEPTED_KEY.to_owned(), value };
+            let at = made.header().at.clone();
+            let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
+            draft.about = Some(made.header().seq);
+            draft.told.evidence = Some(pack.clone());
+            let (key, value) = ACCEPTED_LABEL;
+            draft.labels.insert(key.to_owned(), value.to_owned());
+            drafts.push(draft);
+        }
+        if let Some(last) = drafts.last_mut() {
+            (last.end, last.status) = (header.end, header.status);
+        }
+        let (codec, schema) =
+            header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
+        let at = || header.reference().to_string();
+        let trimmed = || RunError::NoState { at: at(), why: "retention dropped its state".to_owned() };
+        let state = newest.state_bytes().ok_or_else(trimmed)?;
+        let unwritable =
+            |source| RunError::Serialize { run: lease.run().clone(), step: Some(step.clone()), source };
+        let body = Body::opaque(&position, state, codec, schema).map_err(unwritable)?;
+        chain.seal(&drafts, body, self.clock.now(), records).map_err(unwritable)
+    }
+}

@@ -1,0 +1,265 @@
+//! Trust before a resume: what is finished is believed by its evidence, as that is now.
+//!
+//! ```text
+//!   branches --> checks --> claims --(verifier)--> verdicts --> plan --> nothing to do, questions, or what is broken
+//! ```
+//!
+//! Reading and asking only: nothing here writes. [`redo`](super::redo) carries out what comes of it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::evidence::Site;
+use crate::id::{BranchPath, StepId};
+use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
+use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
+use crate::shape::Shape;
+use crate::store::{Store, StoreError};
+
+use super::begin::decode_state;
+use super::snapshot::effective_of;
+use super::{Engine, OnUnknown, Program, RunError};
+
+/// A branch that counts, and the record that it stands at, or could be taken to stand at.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) record: Record,
+    pub(super) position: Position,
+    /// The joins on it that have run, with the record of the fan-out that each joined.
+    pub(super) joined: HashMap<StepId, u64>,
+}
+
+/// The branches that count, parents before their children.
+pub(super) type Branches = BTreeMap<(usize, BranchPath), Known>;
+
+/// What came out.
+#[derive(Debug, Default)]
+pub(super) struct Judged {
+    /// What a person must decide.
+    pub(super) questions: Vec<Decision>,
+    /// Finished steps whose evidence does not hold and that may run again.
+    pub(super) broken: Vec<Broken>,
+    /// Finished steps whose evidence does not hold and that must not be repeated blindly: they are asked about.
+    pub(super) held: Vec<Broken>,
+    /// The claims that were checked, as they are now, by branch and record.
+    pub(super) found: HashMap<(BranchPath, u64), Vec<Claim>>,
+}
+
+/// How a resume treats what is finished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Its evidence is checked.
+    Checked(OnUnknown),
+    /// It is believed: nothing runs, or a person said what to do.
+    Blind,
+}
+
+/// Returns the record with which a child was opened if it counts: its parent waits for that fan-out or has joined it.
+pub(super) fn wanted_origin(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<u64> {
+    let parent = name.parent()?;
+    let above = branches.get(&(parent.depth(), parent.clone()))?;
+    let parent = shape.of_branch(&parent)?;
+    let step = &parent.steps()[parent.opener(&name.opened_by()?.0)?];
+    if !step.opens_evidence() {
+        return None;
+    }
+    let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
+    match waited.and_then(|entry| entry.fan.as_ref()) {
+        Some(fan) => Some(fan.since),
+        None => above.joined.get(&step.id).copied(),
+    }
+}
+
+/// Finds the joins of a branch that have run and whose branches have steps with evidence.
+pub(super) async fn joined_on(
+    store: &dyn Store,
+    shape: &Shape,
+    header: &Header,
+    position: &Position,
+) -> Result<HashMap<StepId, u64>, StoreError> {
+    let mut joined = HashMap::new();
+    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
+    for step in steps.iter().filter(|step| step.opens_evidence()) {
+        let Some(settled) = position.ledger.get(&step.id) else { continue };
+        let made = store.load(&header.run, &header.branch, settled.seq()).await?;
+        joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
+    }
+    Ok(joined)
+}
+
+/// Judges what is finished on branches, and lists what a person must decide.
+pub(super) async fn judge<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (run, branches): (&RunRecord, &Branches),
+    trust: Trust,
+) -> Result<Judged, RunError> {
+    let store = engine.store.as_ref();
+    let mut effective = Vec::new();
+    for known in branches.values() {
+        let mut found = effective_of(store, shape, &known.record).await?;
+        // The position may be one that goes back, or one that a changed graph stands at.
+        found.position = known.position.clone();
+        found.in_flux.extend(in_flux(program, known));
+        effective.push(found);
+    }
+    let (verdicts, found) = match trust {
+        Trust::Checked(on_unknown) => verify(engine, shape, run, &effective, on_unknown).await?,
+        Trust::Blind => (believed(shape, &effective), HashMap::new()),
+    };
+    let planned = plan(shape, &effective, &verdicts, engine.clock.now());
+    // Of steps that were cut on other branches, who takes those up speaks.
+    let ours =
+        |decision: &&Decision| decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_));
+    let questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    let may_run = |broken: &Broken| {
+        let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
+        step.is_some_and(|step| step.idempotent)
+    };
+    let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
+    Ok(Judged { questions, broken, held, found })
+}
+
+/// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold
+/// or could not be checked. Nothing can be done again there: what steps were given is not known.
+pub(super) async fn doubted(
+    engine: &Engine,
+    shape: &Shape,
+    run: &RunRecord,
+    (position, settled): (&Position, &[Record]),
+) -> Vec<Decision> {
+    let record = |seq: u64| settled.iter().find(|record| record.header().seq == seq);
+    let made = |(step, known): (&StepId, &Settled)| {
+        Some((step.clone(), record(known.seq())?.header().evidence.clone()?))
+    };
+    let effective = Effective {
+        branch: BranchPath::main(),
+        seq: 0,
+        lost: 0,
+        position: Position { frontier: Vec::new(), ..position.clone() },
+        evidence: position.ledger.iter().filter_map(made).collect(),
+        passes: BTreeMap::new(),
+        in_flux: Default::default(),
+        stopped_by: None,
+    };
+    let checks = checks(shape, std::slice::from_ref(&effective));
+    let site = engine.site(run);
+    let with_code = |seq: Option<u64>| {
+        let ending = seq.and_then(record).and_then(|record| ending_of(record.header()));
+        site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code))
+    };
+    let claims: Vec<_> = checks.iter().map(|check| (check.claim.clone(), with_code(check.seq))).collect();
+    let checked = engine.verifier.verify_all(&claims).await;
+    let verdicts = checks.into_iter().zip(checked);
+    let verdicts: Verdicts =
+        verdicts.map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict)).collect();
+    let planned = plan(shape, &[effective], &verdicts, engine.clock.now());
+    let doubted =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    let asked = |decision| Decision { action: Action::Ask, ..decision };
+    planned.decisions.into_iter().filter(doubted).map(asked).collect()
+}
+
+/// Asks the program what the steps under way of a branch are about to write.
+fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
+    let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
+    let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
+    let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
+    let places: Vec<usize> = places.filter(|place| shape.steps()[*place].claims).collect();
+    if places.is_empty() {
+        return Vec::new();
+    }
+    // A state that cannot be read stops the resume elsewhere.
+    let Ok(state) = decode_state(program, shape.level(), &known.record) else { return Vec::new() };
+    let subjects = |place: usize| {
+        let branch = &known.record.header().branch;
+        let spot = super::Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        program.subjects(spot, &state)
+    };
+    places.into_iter().flat_map(subjects).collect()
+}
+
+type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
+
+/// Checks the claims that must be checked, all within one budget.
+async fn verify(
+    engine: &Engine,
+    shape: &Shape,
+    run: &RunRecord,
+    effective: &[Effective],
+    on_unknown: OnUnknown,
+) -> Result<Found, RunError> {
+    let checks = checks(shape, effective);
+    let site = engine.site(run);
+    let mut codes: HashMap<(BranchPath, u64), Option<i32>> = HashMap::new();
+    let mut claims: Vec<(Claim, Site)> = Vec::with_capacity(checks.len());
+    for check in &checks {
+        let code = match check.seq.map(|seq| (check.branch.clone(), seq)) {
+            None => None,
+            Some(at) => match codes.get(&at) {
+                Some(code) => *code,
+                None => {
+                    let code = exit_code_at(engine, run, &at).await?;
+                    codes.insert(at, code);
+                    code
+                }
+            },
+        };
+        claims.push((check.claim.clone(), site.clone().with_exit_code(code)));
+    }
+    let checked = engine.verifier.verify_all(&claims).await;
+    let mut verdicts = Verdicts::new();
+    let mut found: HashMap<(BranchPath, u64), Vec<Claim>> = HashMap::new();
+    for (check, claim) in checks.into_iter().zip(checked) {
+        let verdict = match (claim.verdict, on_unknown) {
+            (Verdict::Unknown, OnUnknown::RunAgain) => Verdict::Failed,
+            (verdict, _) => verdict,
+        };
+        verdicts.insert((check.branch.clone(), check.step, check.index), verdict);
+        found.entry((check.branch, check.seq.unwrap_or(0))).or_default().push(claim);
+    }
+    Ok((verdicts, found))
+}
+
+/// Returns the exit code that was recorded with the end of a step.
+async fn exit_code_at(
+    engine: &Engine,
+    run: &RunRecord,
+    (branch, seq): &(BranchPath, u64),
+) -> Result<Option<i32>, RunError> {
+    let made = engine.store.load(&run.run, branch, *seq).await?;
+    Ok(ending_of(made.header()).and_then(|ending| ending.exit_code))
+}
+
+fn ending_of(header: &Header) -> Option<&Ending> {
+    match &header.phase {
+        Phase::Completed(ending) => Some(ending),
+        Phase::Failed(failure) => Some(&failure.ending),
+        _ => None,
+    }
+}
+
+/// Verdicts by which all that is finished is believed; nothing settles what was cut.
+fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
+    let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
+    finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
+}
+
+impl Judged {
+    /// Turns what is broken into questions: where nobody but a person can say what is to be done about it.
+    pub(super) fn ask(&mut self) {
+        let asked = std::mem::take(&mut self.broken).into_iter().map(|broken| Decision {
+            branch: broken.branch,
+            step: broken.step,
+            action: Action::Ask,
+            cause: Cause::EvidenceFailed(broken.claims),
+        });
+        self.questions.extend(asked);
+    }
+
+    /// Returns the claims of a record as they were found, as a pack that decides nothing.
+    pub(super) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
+        let claims = self.found.get(&(branch.clone(), seq))?.clone();
+        Some(Pack::all(claims))
+    }
+}

@@ -1,0 +1,333 @@
+//! Doing again what evidence no longer shows: back to the state that a step was given, and forward again to where the
+//! run stood, if the step gives what it gave before.
+//!
+//! ```text
+//!   @1 started a   @2 completed a   @3 completed b | c started      a's evidence fails
+//!   @4 restored (basis 1), ahead: 3
+//!   @5 completed a: same state, same pins  -->  @6 restored (basis 3): b is used again, c goes on
+//!   @5 completed a: another state          -->  b runs; once a state is that of before, what is left is used again
+//!   @5 completed a: pinned something else  -->  nothing of what is ahead is used again
+//! ```
+//!
+//! The state of a Rust graph is opaque: what a step took from it cannot be told, so all that comes after a step depends
+//! on all that it gave. docs/decisions/0007-evidence-in-a-chain.md has the reasons.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::Broken;
+use crate::record::{Ahead, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
+use crate::shape::Shape;
+use crate::store::{Scan, Store, StoreError, StoreExt as _};
+
+use super::back::{epochs, fanned_out_since, load_with_state};
+use super::begin::decode_state;
+use super::chain::Draft;
+use super::recheck::{Branches, Judged, Known};
+use super::same::same_json;
+use super::snapshot::{accepted_on, position_of};
+use super::{Engine, Program, RunError};
+
+/// Where a branch is gone on with, if not where it stands.
+#[derive(Debug)]
+pub(super) struct Move {
+    pub(super) record: Record,
+    pub(super) position: Position,
+    /// What is written about it; nothing if only the position is another.
+    pub(super) draft: Option<Draft>,
+}
+
+/// How far a branch is that does again what was done before.
+#[derive(Debug)]
+pub(super) enum Pace {
+    /// It is not where anything of before could be used again.
+    Behind,
+    /// It is where it was before: what is ahead may be used again.
+    Level(Box<(Record, Position)>),
+    /// It has pinned something else: nothing of what is ahead is used again.
+    Changed,
+}
+
+/// Finds out whether a branch that went back has come to where it was before.
+pub(super) async fn pace<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (record, position): (&Record, &Position),
+) -> Result<Pace, RunError> {
+    let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
+    let header = record.header();
+    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
+    let store = engine.store.as_ref();
+    let pass = (step, header.at.iteration.as_slice());
+    let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
+        return Ok(Pace::Behind);
+    };
+    if !same_claims(header.evidence.as_ref(), pack.as_ref()) {
+        return Ok(Pace::Changed);
+    }
+    let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };
+    let Some(then_state) = then.state_bytes() else { return Ok(Pace::Behind) };
+    let next = |position: &Position| -> BTreeSet<StepId> {
+        position.frontier.iter().map(|entry| entry.step.clone()).collect()
+    };
+    let is_same = next(&position_of(&then)?) == next(position)
+        && same_state(program, shape, (record, then_state), &then)?;
+    if !is_same {
+        return Ok(Pace::Behind);
+    }
+    match standing_at(store, shape, header, ahead).await? {
+        Some(stood) => Ok(Pace::Level(Box::new(stood))),
+        None => Ok(Pace::Behind),
+    }
+}
+
+/// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
+/// step ended between the two.
+async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
+    if then.state_bytes().is_some() {
+        return Ok(Some(then));
+    }
+    let header = then.header();
+    let (run, branch) = (&header.run, &header.branch);
+    let carrier = match load_with_state(engine, run, branch, header.seq).await {
+        Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => return Ok(None),
+        carrier => carrier?,
+    };
+    let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
+    let between = Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
+    let between = engine.store.scan(&between).await?;
+    let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
+    let keeps = |record: &Record| !changes(&record.header().phase);
+    Ok(between.records.iter().all(keeps).then_some(carrier))
+}
+
+/// Reads where a branch stood before it went back; nothing if that is gone, or the graph has no such step any more.
+pub(super) async fn standing_at(
+    store: &dyn Store,
+    shape: &Shape,
+    header: &Header,
+    ahead: Ahead,
+) -> Result<Option<(Record, Position)>, RunError> {
+    let record = match store.load(&header.run, &header.branch, ahead.seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        record => record?,
+    };
+    if record.state_bytes().is_none() {
+        return Ok(None);
+    }
+    let position = position_of(&record)?;
+    let fits = position.frontier.iter().all(|entry| shape.place(entry.step.as_str()).is_some());
+    Ok(fits.then_some((record, position)))
+}
+
+/// Finds the record of before that finished a step in the same pass, with its evidence as it was last accepted.
+pub(super) async fn done_before(
+    store: &dyn Store,
+    header: &Header,
+    (step, iteration): (&StepId, &[u32]),
+    newest: u64,
+) -> Result<Option<(Record, Option<Pack>)>, RunError> {
+    for record in store.history(&header.run, &header.branch, newest).await? {
+        let found = record.header();
+        let is_it = found.step.as_ref() == Some(step)
+            && found.at.iteration == iteration
+            && matches!(found.phase, Phase::Completed(_));
+        if is_it {
+            let accepted = accepted_on(store, header).await?.remove(&found.seq);
+            let pack = accepted.or_else(|| found.evidence.clone());
+            return match store.load(&header.run, &header.branch, found.seq).await {
+                Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+                record => Ok(Some((record?, pack))),
+            };
+        }
+    }
+    Ok(None)
+}
+
+/// Says whether two packs expect the same of the same things.
+fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
+    let expected = |pack: Option<&Pack>| -> Vec<_> {
+        let claims = pack.into_iter().flat_map(|pack| &pack.claims);
+        claims.map(|claim| (claim.kind.clone(), claim.subject.clone(), claim.expect.clone())).collect()
+    };
+    expected(one) == expected(other)
+}
+
+/// Says whether a record has the state of another one, as this program writes both.
+pub(super) fn same_state<P: Program>(
+    program: &P,
+    shape: &Shape,
+    (record, then_state): (&Record, &[u8]),
+    then: &Record,
+) -> Result<bool, RunError> {
+    let schema =
+        |record: &Record| record.header().body.as_ref().map(|body| (body.schema, body.codec.clone()));
+    let Some(state) = record.state_bytes() else { return Ok(false) };
+    if schema(record) == schema(then) {
+        return Ok(state == then_state || same_json(state, then_state));
+    }
+    let mut written = [Vec::new(), Vec::new()];
+    for (record, bytes) in [record, then].into_iter().zip(&mut written) {
+        let state = decode_state(program, shape.level(), record)?;
+        if program.encode(shape.level(), &state, bytes).is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(same_json(&written[0], &written[1]))
+}
+
+/// What a branch is to do again, and why.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    /// The record that finished the step.
+    pub(super) seq: u64,
+    pub(super) step: StepId,
+    /// Its own evidence; none for a join whose branches do something again.
+    pub(super) claims: Option<Vec<String>>,
+}
+
+/// Chooses for each branch the earliest step to be done again. What comes after it waits for what that gives: only then
+/// is it looked at.
+pub(super) fn targets(shape: &Shape, branches: &Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Target> {
+    let mut targets = BTreeMap::new();
+    if let Some((_, main)) = branches.keys().next() {
+        choose(shape, branches, broken, main, &mut targets);
+    }
+    targets
+}
+
+fn choose(
+    shape: &Shape,
+    branches: &Branches,
+    broken: &[Broken],
+    branch: &BranchPath,
+    targets: &mut BTreeMap<BranchPath, Target>,
+) {
+    let Some(known) = branches.get(&(branch.depth(), branch.clone())) else { return };
+    let own = broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
+        let claims = Some(broken.claims.clone());
+        (Target { seq: broken.seq, step: broken.step.clone(), claims }, None)
+    });
+    let mut waiting = Vec::new();
+    let mut joined = Vec::new();
+    for (_, child) in branches.keys().filter(|(_, child)| child.parent().as_ref() == Some(branch)) {
+        let below = |found: &Broken| found.branch == *child || is_below(&found.branch, child);
+        let Some(step) = opener_of(shape, child).filter(|_| broken.iter().any(below)) else { continue };
+        let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
+        match known.position.ledger.get(&step) {
+            _ if waits => waiting.push(child),
+            Some(settled) => {
+                joined.push((Target { seq: settled.seq(), step, claims: None }, Some(child)));
+            }
+            None => {}
+        }
+    }
+    let Some((first, _)) = own.chain(joined.clone()).min_by_key(|(target, _)| target.seq) else {
+        waiting.into_iter().for_each(|child| choose(shape, branches, broken, child, targets));
+        return;
+    };
+    for (target, child) in joined {
+        if let (true, Some(child)) = (target.seq == first.seq, child) {
+            choose(shape, branches, broken, child, targets);
+        }
+    }
+    targets.insert(branch.clone(), first);
+}
+
+fn is_below(branch: &BranchPath, above: &BranchPath) -> bool {
+    std::iter::successors(branch.parent(), BranchPath::parent).any(|parent| parent == *above)
+}
+
+/// Returns the step that opened a branch.
+pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
+    let parent = shape.of_branch(&branch.parent()?)?;
+    let place = parent.opener(&branch.opened_by()?.0)?;
+    Some(parent.steps()[place].id.clone())
+}
+
+/// Takes a branch back to where a step was about to run, in a new epoch.
+///
+/// # Errors
+/// [`RunError::NoState`]: the state that it was given is not kept any more.
+pub(super) async fn back_to(
+    engine: &Engine,
+    known: &Known,
+    target: &Target,
+    judged: &Judged,
+) -> Result<Move, RunError> {
+    let header = known.record.header();
+    let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
+    let made = store.load(run, branch, target.seq).await?;
+    let made = made.header();
+    let history = store.history(run, branch, header.seq).await?;
+    let starts = |record: &&Record| {
+        record.header().seq <= made.seq
+            && record.header().started.iter().any(|start| {
+                start.step == target.step
+                    && (&start.at.iteration, start.at.epoch) == (&made.at.iteration, made.at.epoch)
+            })
+    };
+    let gone = |why: &str| RunError::NoState {
+        at: made.reference().to_string(),
+        why: format!("step `{}` must run again, and {why}", target.step),
+    };
+    let start = history.iter().find(starts).ok_or_else(|| gone("where it was started is not recorded"))?;
+    let record = match load_with_state(engine, run, branch, start.header().seq).await {
+        Err(RunError::NoState { .. }) => {
+            return Err(gone("the state that it was given is not kept any more"));
+        }
+        record => record?,
+    };
+    let mut position = position_of(&record)?;
+    if !position.frontier.iter().any(|entry| entry.step == target.step) {
+        return Err(gone("the state that it was given was not kept"));
+    }
+    let epoch = epochs(engine, run, branch).await? + 1;
+    for entry in &mut position.frontier {
+        if let Some(fan) = &entry.fan
+            && fanned_out_since(engine, (run, branch), &entry.step, fan.since).await?
+        {
+            entry.fan = None;
+        }
+        (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
+        entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
+        entry.waits.clear();
+    }
+    carry(&mut position, &known.position);
+    let ahead = known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
+    position.ahead = Some(Ahead { since: 0, ..ahead });
+    let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
+    draft.about = Some(target.seq);
+    draft.told.evidence = judged.pack_of(branch, target.seq).filter(|_| target.claims.is_some());
+    if let Some(claims) = &target.claims {
+        let data =
+            json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
+        draft.told.notes.push(Note::Event { name: "evidence_failed".to_owned(), data });
+    }
+    Ok(Move { record, position, draft: Some(draft) })
+}
+
+/// Takes a branch forward to where it stood before it went back.
+pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (Record, Position)) -> Move {
+    let (record, mut position) = stood;
+    carry(&mut position, newest);
+    position.ahead = None;
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, step, at);
+    draft.about = Some(record.header().seq);
+    let data = json!({ "up_to": record.header().reference().to_string() });
+    draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
+    Move { record, position, draft: Some(draft) }
+}
+
+/// Takes over what does not go back with a position.
+fn carry(position: &mut Position, newest: &Position) {
+    position.definition = newest.definition;
+    position.config = newest.config;
+    position.steps_started = position.steps_started.max(newest.steps_started);
+    position.epoch = position.epoch.max(newest.epoch);
+    position.revisited = true;
+}

@@ -1,0 +1,338 @@
+//! Where a resume begins: on each branch that counts, from where it stands, further back, or further on.
+//!
+//! One function asks three questions in their order: has a branch that went back come to where it was before
+//! ([`pace`](super::redo::pace)); does the evidence of all that is finished then hold ([`judge`]); and if not, from
+//! which step on is each branch done again ([`targets`]). It reads and checks, and writes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::{Broken, Decision};
+use crate::record::{End, FrontierEntry, Position, Record, Status, Try};
+use crate::shape::Shape;
+use crate::store::{StoreError, StoreExt as _};
+
+use super::begin::Base;
+use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, wanted_origin};
+use super::redo::{Move, Pace, back_to, done_before, forward, opener_of, pace, standing_at, targets};
+use super::snapshot::position_of;
+use super::{Engine, Program, RunError};
+
+/// Where a resume begins.
+#[derive(Debug, Default)]
+pub(super) struct Stand {
+    /// What a person must decide first.
+    pub(super) questions: Vec<Decision>,
+    /// Branches that are not gone on with where they stand.
+    pub(super) moves: BTreeMap<BranchPath, Move>,
+    /// Steps that would run again as what they are given has changed, but must not be repeated blindly.
+    pub(super) doubts: BTreeMap<BranchPath, StepId>,
+}
+
+impl Stand {
+    /// Says whether every branch is simply gone on with.
+    pub(super) fn is_unmoved(&self) -> bool {
+        self.questions.is_empty() && self.moves.is_empty() && self.doubts.is_empty()
+    }
+}
+
+/// What is asked about a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) trust: Trust,
+    /// It is the same session that goes on: what has not changed since is not checked again.
+    pub(super) again: bool,
+    /// A person changes the state by hand: nothing is done again unasked.
+    pub(super) by_hand: bool,
+    /// Nothing is to run: only what is in doubt is asked for.
+    pub(super) still: bool,
+}
+
+/// Finds out where a resume begins.
+pub(super) async fn stand<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    base: &Base,
+    asked: Asked,
+) -> Result<Stand, RunError> {
+    if asked.still {
+        let (record, position) = (base.record.clone(), base.position.clone());
+        let main = (0, record.header().branch.clone());
+        let known = Known { record, position, joined: HashMap::new() };
+        let branches = Branches::from([(main, known)]);
+        let run = base.snapshot.entry.record.record();
+        let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
+        return Ok(Stand { questions: judged.questions, ..Stand::default() });
+    }
+    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    let run = base.snapshot.entry.record.record();
+    loop {
+        let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
+        let forwards = moves.values().any(|moved| moved.draft.is_some());
+        let trust = if asked.again && !forwards { Trust::Blind } else { asked.trust };
+        let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
+        if scout.gives_up(base, &moves, &judged).await? {
+            continue;
+        }
+        if asked.by_hand || !judged.questions.is_empty() || !shape.is_routed() {
+            judged.ask();
+        }
+        if !judged.questions.is_empty() {
+            return Ok(Stand { questions: judged.questions, ..Stand::default() });
+        }
+        for (branch, target) in targets(shape, &branches, &judged.broken) {
+            let known = &branches[&(branch.depth(), branch.clone())];
+            moves.insert(branch, back_to(engine, known, &target, &judged).await?);
+        }
+        let doubts = scout.doubts(&branches, &moves).await?;
+        return Ok(Stand { questions: Vec::new(), moves, doubts });
+    }
+}
+
+/// Finds the branches that count, as they would be gone on with.
+pub(super) async fn survey<P: Program>(
+    engine: &Engine,
+    program: &P,
+    main: (&Record, &Position),
+) -> Result<Branches, RunError> {
+    let shape = program.shape();
+    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    Ok(scout.survey(main).await?.0)
+}
+
+/// Looks around in a run.
+struct Scout<'a, P> {
+    engine: &'a Engine,
+    program: &'a P,
+    shape: &'a Shape,
+    /// Branches that went back and are not taken forward again: a step broke again that was done again.
+    stays: BTreeSet<BranchPath>,
+    /// Branches taken forward past a join, as all that it joins has come out as before.
+    joins: BTreeMap<BranchPath, (Record, Position)>,
+}
+
+impl<P: Program> Scout<'_, P> {
+    /// Finds the branches that count, parents before their children, and takes forward those that are level with where
+    /// they were: the main one, children that are waited for, and those joined whose steps have evidence.
+    async fn survey(
+        &mut self,
+        (record, position): (&Record, &Position),
+    ) -> Result<(Branches, BTreeMap<BranchPath, Move>), RunError> {
+        loop {
+            let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
+            self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
+            self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
+            let Some((branch, stood)) = self.joins_the_same(&branches, &moves).await? else {
+                return Ok((branches, moves));
+            };
+            self.joins.insert(branch, stood);
+        }
+    }
+
+    async fn meet_children(
+        &self,
+        run: &crate::id::RunId,
+        branches: &mut Branches,
+        moves: &mut BTreeMap<BranchPath, Move>,
+    ) -> Result<(), RunError> {
+        let opens = |known: &Known| {
+            !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
+        };
+        let any = self.shape.steps().iter().any(|step| step.opens_evidence());
+        if !any || !branches.values().any(opens) {
+            return Ok(());
+        }
+        let store = self.engine.store.as_ref();
+        let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
+        names.sort_by_key(BranchPath::depth);
+        for name in names.into_iter().filter(|name| !name.is_main()) {
+            let Some(origin) = wanted_origin(self.shape, branches, &name) else { continue };
+            let record = match store.newest(run, &name).await {
+                // Who goes on with it, or verifies it, says so.
+                Err(StoreError::Damaged { .. }) => continue,
+                record => record?,
+            };
+            let position = position_of(&record)?;
+            let is_given_up = matches!(record.header().end, Some(End::Failed | End::Cancelled));
+            if position.origin == Some(origin) && !is_given_up {
+                self.meet((record, position), branches, moves).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a branch, further on if it is level with where it was before.
+    async fn meet(
+        &self,
+        (record, position): (Record, Position),
+        branches: &mut Branches,
+        moves: &mut BTreeMap<BranchPath, Move>,
+    ) -> Result<(), RunError> {
+        let branch = record.header().branch.clone();
+        let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
+        let (at, step) = (record.header().at.clone(), record.header().step.clone());
+        let at = Try { attempt: 0, ..at };
+        let pace = match self.joins.get(&branch) {
+            Some(stood) => Pace::Level(Box::new(stood.clone())),
+            None if self.stays.contains(&branch) => Pace::Changed,
+            None => pace(self.engine, self.program, shape, (&record, &position)).await?,
+        };
+        let mut known = (record, position);
+        match pace {
+            // What has ended stands at its end, whatever it was ahead of.
+            Pace::Level(stood) if known.0.header().end.is_none() => {
+                let moved = forward(&known.1, at, step, *stood);
+                known = (moved.record.clone(), moved.position.clone());
+                moves.insert(branch.clone(), moved);
+            }
+            Pace::Changed => {
+                if let Some(ahead) = &mut known.1.ahead {
+                    ahead.changed = true;
+                }
+                if known.0.header().end.is_none() {
+                    let (record, position) = known.clone();
+                    moves.insert(branch.clone(), Move { record, position, draft: None });
+                }
+            }
+            Pace::Level(_) | Pace::Behind => {}
+        }
+        let (record, position) = known;
+        let joined = joined_on(self.engine.store.as_ref(), self.shape, record.header(), &position).await?;
+        branches.insert((branch.depth(), branch), Known { record, position, joined });
+        Ok(())
+    }
+
+    /// Finds a branch that went back to a join, all of whose branches have come out as before: it need not join again.
+    async fn joins_the_same(
+        &self,
+        branches: &Branches,
+        moves: &BTreeMap<BranchPath, Move>,
+    ) -> Result<Option<(BranchPath, (Record, Position))>, RunError> {
+        let store = self.engine.store.as_ref();
+        for ((_, branch), known) in branches.iter().rev() {
+            let Some(ahead) = known.position.ahead.filter(|ahead| !ahead.changed) else { continue };
+            let Some(shape) = self.shape.of_branch(branch) else { continue };
+            let header = known.record.header();
+            for entry in known.position.frontier.iter().filter(|entry| entry.at.attempt == 0) {
+                let Some(fan) = &entry.fan else { continue };
+                let about = Some(fan.since);
+                let then = done_before(store, header, (&entry.step, &entry.at.iteration), ahead.seq).await?;
+                if then.is_none_or(|(then, _)| then.header().about != about)
+                    || self.outcome_of((branches, moves), branch, entry).await? != Joint::Same
+                {
+                    continue;
+                }
+                if let Some(stood) = standing_at(store, shape, header, ahead).await? {
+                    return Ok(Some((branch.clone(), stood)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Says how the branches that a step waits for stand to what they were before.
+    async fn outcome_of(
+        &self,
+        (branches, moves): (&Branches, &BTreeMap<BranchPath, Move>),
+        branch: &BranchPath,
+        entry: &FrontierEntry,
+    ) -> Result<Joint, RunError> {
+        let ours = |child: &BranchPath| {
+            child.parent().as_ref() == Some(branch)
+                && opener_of(self.shape, child).as_ref() == Some(&entry.step)
+        };
+        let mut joint = Joint::Same;
+        for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
+            // One that is to be taken forward to its end has not ended yet.
+            if known.record.header().end.is_none() || moves.contains_key(&known.record.header().branch) {
+                return Ok(Joint::Open);
+            }
+            let Some(ahead) = known.position.ahead else { continue };
+            let Some(shape) = self.shape.of_branch(&known.record.header().branch) else { continue };
+            let level = pace(self.engine, self.program, shape, (&known.record, &known.position)).await?;
+            if ahead.changed || !matches!(level, Pace::Level(_)) {
+                joint = Joint::Other;
+            }
+        }
+        Ok(joint)
+    }
+
+    /// Sees to it that a step that was done again and does not hold all the same is not done again for ever: its branch
+    /// goes on from there.
+    async fn gives_up(
+        &mut self,
+        base: &Base,
+        moves: &BTreeMap<BranchPath, Move>,
+        judged: &Judged,
+    ) -> Result<bool, RunError> {
+        let store = self.engine.store.as_ref();
+        let mut gave_up = false;
+        for Broken { branch, seq, step, .. } in &judged.broken {
+            let forwards = moves.get(branch).is_some_and(|moved| moved.draft.is_some());
+            if !forwards || self.stays.contains(branch) {
+                continue;
+            }
+            let run = &base.record.header().run;
+            let newest = store.newest(run, branch).await?;
+            let Some(ahead) = position_of(&newest)?.ahead else { continue };
+            let made = store.load(run, branch, *seq).await?;
+            let history = store.history(run, branch, newest.header().seq).await?;
+            let again = |record: &Record| {
+                let header = record.header();
+                header.seq > ahead.since
+                    && header.step.as_ref() == Some(step)
+                    && header.at.iteration == made.header().at.iteration
+                    && matches!(header.phase, crate::record::Phase::Completed(_))
+            };
+            if history.iter().any(again) {
+                self.stays.insert(branch.clone());
+                self.joins.remove(branch);
+                gave_up = true;
+            }
+        }
+        Ok(gave_up)
+    }
+
+    /// Finds steps that come next on branches that went back, were finished before, and must not be repeated blindly.
+    async fn doubts(
+        &self,
+        branches: &Branches,
+        moves: &BTreeMap<BranchPath, Move>,
+    ) -> Result<BTreeMap<BranchPath, StepId>, RunError> {
+        let store = self.engine.store.as_ref();
+        let mut doubts = BTreeMap::new();
+        for ((_, branch), known) in branches {
+            let Some(ahead) = known.position.ahead else { continue };
+            let Some(shape) = self.shape.of_branch(branch) else { continue };
+            if moves.get(branch).is_some_and(|moved| moved.draft.is_some()) {
+                continue;
+            }
+            for entry in &known.position.frontier {
+                let careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
+                let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
+                let waits = entry.fan.is_some()
+                    && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;
+                if !careful || !comes_next || waits {
+                    continue;
+                }
+                let pass = (&entry.step, entry.at.iteration.as_slice());
+                if done_before(store, known.record.header(), pass, ahead.seq).await?.is_some() {
+                    doubts.insert(branch.clone(), entry.step.clone());
+                }
+            }
+        }
+        Ok(doubts)
+    }
+}
+
+/// How branches came out that do something again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joint {
+    /// As before.
+    Same,
+    /// In another way.
+    Other,
+    /// One of them has not ended.
+    Open,
+}

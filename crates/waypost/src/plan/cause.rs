@@ -1,0 +1,104 @@
+//! Why a step is decided about as it is, in the words that people read.
+
+use std::fmt;
+
+use jiff::Timestamp;
+
+use crate::id::StepId;
+use crate::record::{Try, Wait, WaitKind};
+
+/// Why.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cause {
+    /// It completed, and what can be checked holds. With the seq of its record, where the ledger has it.
+    Finished(Option<u64>),
+    /// It was skipped at this seq.
+    Skipped(u64),
+    /// It failed at this seq, and that was tolerated.
+    Tolerated(u64),
+    /// Its needs are met and it was not started.
+    Ready,
+    /// It comes after these.
+    After(Vec<StepId>),
+    /// Its start is recorded and nothing after: its process was cut.
+    Cut(Try),
+    /// It was stopped before its end.
+    Stopped(String),
+    /// It failed.
+    Failed(Try),
+    /// The next try is due at this time.
+    Delayed(Timestamp),
+    /// It waits for these.
+    Waits(Vec<Wait>),
+    /// These claims do not hold.
+    EvidenceFailed(Vec<String>),
+    /// These claims could not be checked.
+    EvidenceUnknown(Vec<String>),
+    /// This step before it runs again.
+    UpstreamChanged(StepId),
+    /// It is finished, but does something else by now.
+    Redefined,
+    /// It was cut and must not be repeated blindly.
+    InDoubt(Try),
+    /// So many newer records are lost, in which it may have been started, and it must not be repeated blindly.
+    InLost(u64),
+    /// It was cut, and its evidence says that it is done.
+    EvidenceSettles,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
+            Self::Finished(None) => f.write_str("completed"),
+            Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
+            Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
+            Self::Ready => f.write_str("all it needs is finished"),
+            Self::After(steps) => write!(f, "after {}", join(steps)),
+            Self::Cut(at) => {
+                write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)
+            }
+            Self::Stopped(by) => write!(f, "it was stopped before its end ({by})"),
+            Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
+            Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
+            Self::Waits(waits) => {
+                write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
+            }
+            Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
+            Self::EvidenceUnknown(claims) => {
+                write!(f, "evidence could not be checked: {}", claims.join(", "))
+            }
+            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` runs again"),
+            Self::Redefined => f.write_str("it does something else than what was finished"),
+            Self::InDoubt(at) => {
+                write!(
+                    f,
+                    "attempt {} was cut and the step is not idempotent: whether it took effect is not known",
+                    at.attempt
+                )
+            }
+            Self::InLost(lost) => {
+                write!(
+                    f,
+                    "{lost} newer record{} lost and the step is not idempotent: whether it was started is not known",
+                    if *lost == 1 { " is" } else { "s are" }
+                )
+            }
+            Self::EvidenceSettles => f.write_str("it was cut, and its evidence shows that it is done"),
+        }
+    }
+}
+
+fn join(steps: &[StepId]) -> String {
+    steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn wait_text(wait: &Wait) -> String {
+    match &wait.on {
+        WaitKind::Answer => format!("an answer to `{}`", wait.key),
+        WaitKind::Signal(name) => format!("signal `{name}`"),
+        WaitKind::Until(time) => format!("{time}"),
+        WaitKind::Children => "its branches".to_owned(),
+        WaitKind::Resume => format!("a resume (held {})", wait.key),
+    }
+}

@@ -1,0 +1,183 @@
+//! One branch: crashes between steps and inside one, a loop that is rolled back and forked.
+
+use std::collections::BTreeSet;
+
+use waypost::engine::{ResumeOptions, SessionOptions};
+use waypost::record::RunStatus;
+use waypost::store::{Store as _, StoreExt as _};
+use waypost::{BranchPath, Context, END, Graph, RunId, StepError};
+
+use crate::faulty::{Fault, World, run_id};
+use crate::history::{assert_told, told};
+use crate::play::{Notes, Stage};
+use crate::toy::{Does, Toy};
+
+/// What a start is worth that was written and not carried out: the newest record says that it is cut, also the second
+/// time, since each resume writes its own start before it starts.
+#[tokio::test]
+async fn a_crash_before_the_process_exists_and_one_inside_it_are_told_by_one_record_each() {
+    for mut world in World::each() {
+        let (toy, id) = (Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang), run_id());
+        // Dies when the start of `b` is on disk, and before `b` has begun.
+        world.store.plan(2, 1, Fault::DieAfter);
+        let run =
+            world.engine.run_program(&toy, toy.record("r"), Default::default(), SessionOptions::default());
+        assert!(world.until_death(run).await.is_none());
+        world.reopen();
+        world.store.plan(1, 1, Fault::DieAfter);
+        let resume = world.engine.resume_program(&toy, &id, ResumeOptions::default());
+        assert!(world.until_death(resume).await.is_none());
+        assert_eq!(toy.trace(), "a", "neither start was carried out");
+        world.reopen();
+        // Dies inside `c`.
+        tokio::select! {
+            end = world.engine.resume_program(&toy, &id, ResumeOptions::default()) => panic!("{end:?}"),
+            () = until(|| toy.trace() == "a b c") => {}
+        }
+        world.reopen();
+
+        world.engine.resume_program(&toy, &run_id(), ResumeOptions::default()).await.unwrap();
+
+        assert_eq!(toy.trace(), "a b c c");
+        assert_told!(
+            told(world.store.as_ref(), &run_id()).await,
+            "main@1 started a(1) > a(1) | a started
+             main@2 completed a(1) > b(1) | b started
+             main@3 started b(2) > b(2) | b started
+             main@4 started b(3) > b(3) | b started
+             main@5 completed b(3) > c(1) | c started
+             main@6 started c(2) > c(2) | c started
+             main@7 completed c(2) | - = completed"
+        );
+    }
+}
+
+async fn until(reached: impl Fn() -> bool) {
+    while !reached() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A start that was written and never carried out is taken back: the attempt does not count.
+#[tokio::test]
+async fn a_start_that_could_not_be_carried_out_is_ready_again_and_no_attempt_is_counted() {
+    let world = World::memory();
+    let toy = Toy::new("a; b: a", 1);
+    let unable = toy.again().unable_to_begin();
+
+    let run =
+        world.engine.run_program(&unable, unable.record("r"), Default::default(), SessionOptions::default());
+    run.await.unwrap_err();
+    world.engine.resume_program(&toy, &run_id(), ResumeOptions::default()).await.unwrap();
+
+    assert_told!(
+        told(world.store.as_ref(), &run_id()).await,
+        "main@1 started a(1) > a(1) | a started
+         main@2 interrupted a(1) | a ready = interrupted
+         main@3 started a(1) > a(1) | a started
+         main@4 completed a(1) > b(1) | b started
+         main@5 completed b(1) | - = completed"
+    );
+}
+
+/// `x` then `y`, ten times; `y` fails for good in the seventh pass while the stage says so. Notes the keys it used.
+fn loop_of_ten(stage: &Stage) -> Graph<Notes> {
+    let fails = stage.clone();
+    Graph::builder("loop")
+        .step("x", |state: Notes, context: Context| async move {
+            Ok::<_, StepError>(state.and(format!("x{}", context.iteration()[0])))
+        })
+        .step("y", move |state: Notes, context: Context| {
+            let stage = fails.clone();
+            async move {
+                let pass = context.iteration()[0];
+                stage.pass(&format!("y{pass}")).await?;
+                stage.say(format!("key {}", context.idempotency_key()));
+                Ok::<_, StepError>(state.and(format!("y{pass}")))
+            }
+        })
+        .edge("x", "y")
+        .route("y", ["x", END], |state: &Notes| if state.done.len() < 20 { "x" } else { END })
+        .build()
+        .unwrap()
+}
+
+/// Rolled back from a failure in the seventh pass to the end of the third: what counts is found by walking from record
+/// to basis, where the newest record of `y` by seq is of the sixth pass, which was undone.
+#[tokio::test]
+async fn a_loop_is_rolled_back_by_appending_and_goes_on_under_keys_of_its_own() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = loop_of_ten(&stage);
+        stage.fail("y7", 2);
+        let failed = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        assert_eq!((failed.status, failed.at), (RunStatus::Failed, 15));
+        world.reopen();
+        assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Failed);
+        let before = keys(&stage.said());
+
+        world.reopen();
+        let back = world.engine.resume(&graph, "r").from_checkpoint(7).without_running().await.unwrap();
+        assert_eq!(back.state.done, ["x1", "y1", "x2", "y2", "x3", "y3"]);
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!((outcome.status, outcome.state.done.len()), (RunStatus::Completed, 20));
+        let lines = told(world.store.as_ref(), &run_id()).await;
+        assert_told!(
+            lines[12..21],
+            "main@13 completed y(1) i6 > x(1) | x started
+             main@14 completed x(1) i7 > y(1) | y started
+             main@15 failed y(1) i7 | y failed = failed
+             main@16 started y(2) i7 > y(2) | y started
+             main@17 failed y(2) i7 | y failed = failed
+             main@18 restored x(0) i4 e1 ^7 | x ready = interrupted
+             main@19 started x(1) i4 e1 > x(1) | x started
+             main@20 completed x(1) i4 e1 > y(1) | y started
+             main@21 completed y(1) i4 e1 > x(1) | x started"
+        );
+        let walk = world.store.history(&run_id(), &BranchPath::main(), outcome.at).await.unwrap();
+        let mut seqs: Vec<_> = walk.iter().map(|record| record.header().seq).collect();
+        seqs.reverse();
+        assert_eq!(seqs, (1..=7).chain(18..=outcome.at).collect::<Vec<_>>());
+        let after = keys(&stage.said());
+        assert!(before.is_disjoint(&after), "what is redone on purpose has keys of its own");
+    }
+}
+
+fn keys(said: &[String]) -> BTreeSet<String> {
+    said.iter().filter_map(|said| said.strip_prefix("key ")).map(str::to_owned).collect()
+}
+
+/// A fork in time takes along all that it needs, the place in the loop and the count of steps among it.
+#[tokio::test]
+async fn a_fork_amid_a_loop_depends_on_nothing_of_the_run_it_came_from() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = loop_of_ten(&stage);
+        world.engine.run(&graph, "r", Notes::default()).step_limit(30).await.unwrap();
+        stage.said();
+        let at = "r@7".parse().unwrap();
+        let fork =
+            async |world: &World| world.engine.fork(&graph, &at, "r2").step_limit(12).into_future().await;
+        stage.crash(&mut world, "y4", fork).await;
+        world.store.delete(&run_id()).await.unwrap();
+        let limited = world.engine.resume(&graph, "r2").await.unwrap();
+
+        let other = RunId::new("r2").unwrap();
+        assert_told!(
+            told(world.store.as_ref(), &other).await,
+            "main@1 restored > x(1) | x started
+             main@2 completed x(1) i4 > y(1) | y started
+             main@3 started y(2) i4 > y(2) | y started
+             main@4 completed y(2) i4 > x(1) | x started
+             main@5 completed x(1) i5 > y(1) | y started
+             main@6 completed y(1) i5
+             main@7 failed x(0) i6 | x failed = failed"
+        );
+        assert_eq!(limited.status, RunStatus::Failed);
+        let outcome = world.engine.resume(&graph, "r2").step_limit(30).await.unwrap();
+        assert_eq!(outcome.state.done.len(), 20);
+        assert_eq!(limited.run, other);
+    }
+}
