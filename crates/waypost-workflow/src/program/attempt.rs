@@ -24,7 +24,7 @@ use crate::output::Capture;
 use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
 use super::handover::{Handover, Taken, Wanted};
-use super::state::{StepOutput, described_growth, json_bytes};
+use super::state::{StepOutput, json_bytes, largest};
 use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
 
 /// How much of the end of a log a failure carries: what fits a screen.
@@ -276,7 +276,7 @@ impl WorkflowProgram {
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
-                told.notes.extend(job.growth(&output.outputs).map(Note::Warning));
+                told.notes.extend(job.growth(&output).map(Note::Warning));
                 ending.outputs = output.outputs.clone().into_iter().collect();
                 Performed::Completed { output, ending, told }
             }
@@ -355,14 +355,15 @@ impl Job {
         }
     }
 
-    /// Warns of outputs that make the state larger than it should be, once when it becomes so, and of each that does it
-    /// alone.
-    fn growth(&self, outputs: &Map<String, Value>) -> Option<String> {
-        let own = json_bytes(outputs);
+    /// Names what makes the state larger than it should be, once when it becomes so, and each output that does it alone.
+    /// That it is too large, and what to do about it, the engine says.
+    fn growth(&self, output: &StepOutput) -> Option<String> {
+        let StepOutput { outputs, stdout } = output;
+        let own = json_bytes(outputs) + stdout.as_ref().map_or(0, |text| json_bytes(text));
         let bytes = self.state_bytes + own;
         let tells =
             bytes > STATE_BYTES_WARN && (self.state_bytes <= STATE_BYTES_WARN || own > STATE_BYTES_WARN);
-        tells.then(|| format!("the state of the run is {bytes} bytes long: {}", described_growth(outputs)))
+        tells.then(|| format!("{} of the {bytes} bytes of the state", largest(outputs, stdout.as_deref())))
     }
 
     /// Names what cut a try midway that must not be repeated blindly. One that ended with an exit code was not cut.

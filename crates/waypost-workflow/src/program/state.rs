@@ -131,23 +131,21 @@ impl WorkflowState {
         if bytes <= STATE_BYTES_MAX {
             return Ok(());
         }
-        let what = described_growth(&settled.outputs);
+        let what = largest(&settled.outputs, settled.stdout.as_deref());
         let text = format!(
-            "step `{id}` makes the state of the run {bytes} bytes long, and {STATE_BYTES_MAX} are allowed: {what}"
+            "step `{id}` makes the state of the run {bytes} bytes long, and {STATE_BYTES_MAX} are allowed: {what} of them. \
+             Keep large data in a file, and its path or hash in the output"
         );
         Err(Failure::new(FailureKind::Limit, vec![text]))
     }
 }
 
-/// Names the largest output, and what to do about it.
-pub(super) fn described_growth(outputs: &Map<String, Value>) -> String {
-    const ADVICE: &str =
-        "every checkpoint carries it; keep large data in a file, and its path or hash in the output";
-    let sized = outputs.iter().map(|(name, value)| (json_bytes(value), name));
-    match sized.max() {
-        Some((bytes, name)) => format!("output `{name}` has {bytes} of them. {ADVICE}"),
-        None => ADVICE.to_owned(),
-    }
+/// Names the largest output with its size, or what was printed if an expression reads that and it is more.
+pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> String {
+    let sized = outputs.iter().map(|(name, value)| (json_bytes(value), format!("output `{name}`")));
+    let printed = stdout.map(|text| (json_bytes(text), "`stdout`, which an expression reads,".to_owned()));
+    let (bytes, what) = sized.chain(printed).max().unwrap_or((0, "the step".to_owned()));
+    format!("{what} has {bytes}")
 }
 
 /// How much a step adds to the JSON of the state: its id with a colon, itself, and a comma.
