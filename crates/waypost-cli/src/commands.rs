@@ -1,7 +1,7 @@
 //! The commands, one file each; what they share.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use waypost::store::Store;
 use waypost::{Clock as _, RunId, SystemClock};
@@ -40,12 +40,17 @@ pub(crate) fn now() -> jiff::Timestamp {
 pub(crate) struct Context {
     pub(crate) output: Output,
     store: Option<String>,
+    /// The workflow file whose store is used, where one is named.
+    near: OnceLock<PathBuf>,
 }
 
 impl Context {
     /// Makes it from the global options.
     pub(crate) fn new(cli: &Cli) -> Self {
-        Self { output: Output::new(&cli.global), store: cli.global.store.clone() }
+        // A variable that is set to nothing names no store, as elsewhere; the option must name one.
+        let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
+        let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
+        Self { output: Output::new(&cli.global), store, near: OnceLock::new() }
     }
 
     /// Returns the time of day.
@@ -56,6 +61,9 @@ impl Context {
 
     /// Opens the store; `near` is the workflow file that it belongs to.
     pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
+        if let Some(near) = near {
+            self.near.get_or_init(|| near.to_owned());
+        }
         if access == Access::Create
             && let Some(lost @ Error::LostStore { empty: false, .. }) =
                 place::lost(self.store.as_deref(), near)
@@ -65,9 +73,24 @@ impl Context {
         place::open(self.store.as_deref(), near, access)
     }
 
-    /// Returns the words by which a command given here finds the store that is used near `near`.
-    pub(crate) fn store_words(&self, near: Option<&Path>) -> String {
-        place::words_for(self.store.as_deref(), near)
+    /// Returns the words by which a command given here finds the store that is used.
+    pub(crate) fn store_words(&self) -> String {
+        place::words_for(self.store.as_deref(), self.near.get().map(PathBuf::as_path))
+    }
+
+    /// Adds to every command in a text that is meant for the user, in backticks, the words by which it finds the store.
+    ///
+    /// The only place that does so: hints of errors, notes and warnings all go through here.
+    pub(crate) fn with_store(&self, text: &str) -> String {
+        place::with_words(text, &self.store_words())
+    }
+
+    /// Tells of an error.
+    pub(crate) fn tell(&self, error: &Error) -> Exit {
+        let mut diagnosis = error.diagnosis();
+        diagnosis.hint = diagnosis.hint.map(|hint| self.with_store(&hint));
+        self.output.error(&diagnosis);
+        diagnosis.exit
     }
 
     /// Opens the store for reading and finds a run in it.

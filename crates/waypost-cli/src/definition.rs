@@ -4,15 +4,17 @@
 //! without a question. A change of steps that are not finished is shown and adopted. A change of what is finished is the
 //! user's to decide: with `--with`, what it touches runs again.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::plan::{Decision, Plan, Verdicts, plan};
-use waypost::record::{Definition, Position, RunRecord};
+use waypost::plan::{Cause, Decision, Plan, Verdicts, plan};
+use waypost::record::{Definition, Phase, Position, Record, RunRecord};
 use waypost::shape::Shape;
-use waypost::store::Store;
+use waypost::store::{Store, StoreExt as _};
+use waypost::{BranchPath, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::shape_of;
 
@@ -75,6 +77,19 @@ impl Chosen {
         verdicts: &Verdicts,
         now: Timestamp,
     ) -> Result<Plan, Error> {
+        let mut plan = self.unnamed_plan(store, snapshot, verdicts, now).await?;
+        name_records(store, snapshot, &mut plan).await?;
+        Ok(plan)
+    }
+
+    /// Returns the plan with the records that the position keeps: those of steps that can still matter.
+    async fn unnamed_plan(
+        &self,
+        store: &dyn Store,
+        snapshot: &Snapshot,
+        verdicts: &Verdicts,
+        now: Timestamp,
+    ) -> Result<Plan, Error> {
         let Some(Adoption { before, .. }) = &self.adoption else {
             let effective = snapshot.effective(store, &self.shape).await?;
             return Ok(plan(&self.shape, &effective, verdicts, now));
@@ -102,13 +117,41 @@ impl Chosen {
 
     /// Says what the user should know.
     pub(crate) fn tell(&self, context: &Context) {
-        self.notes.iter().for_each(|note| context.output.note(note));
+        self.notes.iter().for_each(|note| context.output.note(&context.with_store(note)));
     }
 
     fn with_note(mut self, note: String) -> Self {
         self.notes.push(note);
         self
     }
+}
+
+/// Names the record by which each finished step is so, also where no position keeps it any more.
+async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -> Result<(), Error> {
+    let unnamed = |decision: &Decision| matches!(decision.cause, Cause::Finished(None));
+    let branches: BTreeSet<BranchPath> = plan
+        .decisions
+        .iter()
+        .filter(|decision| unnamed(decision))
+        .map(|found| found.branch.clone())
+        .collect();
+    for branch in branches {
+        let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
+        let Some(head) = heads.map(Record::header).find(|header| header.branch == branch) else { continue };
+        let history = store.history(&head.run, &branch, head.seq).await?;
+        let mut ends: HashMap<&StepId, u64> = HashMap::new();
+        // Newest first: of several ends of a step the last one counts.
+        for header in history.iter().map(Record::header) {
+            if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
+                ends.entry(step).or_insert(header.seq);
+            }
+        }
+        let open = plan.decisions.iter_mut().filter(|found| found.branch == branch && unnamed(found));
+        for decision in open {
+            decision.cause = Cause::Finished(ends.get(&decision.step).copied());
+        }
+    }
+    Ok(())
 }
 
 /// Chooses what a resume of a run goes on with.

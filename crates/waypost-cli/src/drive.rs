@@ -237,7 +237,8 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly was cut; {done}.\nSee what it did, then: {} --treat-as done, or --treat-as retry",
+            "Run {run} is in doubt: a step that must not be repeated blindly was cut{}; {done}.\nSee what it did, then: {} --treat-as done, or --treat-as retry",
+            outcome.stopped_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default(),
             told.resume_line()
         ),
         RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),

@@ -11,6 +11,7 @@ use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
 use waypost_workflow::program::ProgramError;
+use waypost_workflow::supervisor::SupervisorError;
 
 use crate::exit::Exit;
 use crate::reference::log_that_tells;
@@ -101,6 +102,9 @@ pub(crate) enum Error {
     /// The workflow file, or a params file, is wrong; everything that is, with its places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     File(Box<FileError>),
+    /// A params file is not a map of params; everything that is wrong, with its places.
+    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    ParamsFile(Box<FileError>),
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
@@ -243,7 +247,7 @@ impl Error {
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
-        if let Self::File(error) = self {
+        if let Self::File(error) | Self::ParamsFile(error) = self {
             let place = |problem: &ProblemView| {
                 let ProblemView { line, column, message, hint, help } = problem;
                 let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
@@ -253,7 +257,7 @@ impl Error {
             causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
         }
         let rendered = match self {
-            Self::File(error) => Some(Rendered {
+            Self::File(error) | Self::ParamsFile(error) => Some(Rendered {
                 file: error.path().to_owned(),
                 plain: error.render(),
                 styled: error.render_styled(),
@@ -318,6 +322,7 @@ impl Error {
             Self::Create { .. } => {
                 ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
             }
+            Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
             Self::Changed { run, file, .. } => (
                 "changed",
                 Exit::Changed,
@@ -388,6 +393,11 @@ impl Error {
             Self::Run(RunError::Begin(error)) if is_full(error) => {
                 ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
             }
+            Self::Run(RunError::Begin(error)) if is_supervisor_lost(error) => (
+                "interrupted",
+                Exit::StepFailed,
+                hint("no step was started; `waypost resume` goes on with the run"),
+            ),
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
@@ -406,6 +416,12 @@ fn is_full(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
+/// Says whether the supervisor of a run was killed while it started.
+fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
+    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
+    chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
+}
+
 /// The store's part of the one `match`.
 fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
     let hint = |text: &str| Some(text.to_owned());
@@ -418,10 +434,10 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         StoreError::Exists { run } => (
             "exists",
             Exit::Usage,
-            Some(format!("`--or-resume` goes on with it; or look at it: waypost show {run}")),
+            Some(format!("`--or-resume` goes on with it; or look at it: `waypost show {run}`")),
         ),
         StoreError::Held { run, .. } => {
-            ("locked", Exit::Locked, Some(format!("wait for it, or stop it: waypost stop {run}")))
+            ("locked", Exit::Locked, Some(format!("wait for it, or stop it: `waypost stop {run}`")))
         }
         StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
         StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
@@ -478,9 +494,13 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
         StoreError::Full { .. } => {
             ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
         }
-        StoreError::Create { .. } => {
-            ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
-        }
+        StoreError::Create { .. } => (
+            "cannot_create",
+            Exit::CannotCreate,
+            hint(
+                "the place of the store must be writable for this: look at its permissions and its mount, or name another with `--store`",
+            ),
+        ),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             ("not_permitted", Exit::NotTrusted, None)
         }

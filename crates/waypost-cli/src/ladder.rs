@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
 use waypost_workflow::program::LOSS;
 
@@ -18,33 +18,67 @@ pub(crate) const TIMEOUT: &str = "its own timeout";
 
 /// Listens from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // `nohup` asks for this by ignoring the signal before the program starts.
     let hears_hangup = !is_ignored(libc::SIGHUP);
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = hears_hangup.then(|| signal(SignalKind::hangup())).transpose()?;
-    drop(guard);
+    let (ready, listens) = std::sync::mpsc::channel();
+    // The runtime is made in there: it may not be dropped in another one, which is where the caller is.
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        runtime.block_on(async move {
-            for level in [Some(StopLevel::Graceful), Some(StopLevel::Kill), None] {
-                let by = tokio::select! {
-                    _ = interrupt.recv() => "SIGINT",
-                    _ = terminate.recv() => "SIGTERM",
-                    _ = async { match &mut hangup { Some(hangup) => hangup.recv().await, None => std::future::pending().await } } => "SIGHUP",
-                };
-                match level {
-                    Some(level) => {
-                        stop.stop(level, by);
-                        progress.stopping(level, by);
-                    }
-                    None => std::process::exit(i32::from(exit_of(by).code())),
-                }
-            }
+        let heard = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+            let signals = runtime.block_on(async { Signals::listen(hears_hangup) })?;
+            Ok((runtime, signals))
         });
+        match heard {
+            Ok((runtime, signals)) => {
+                // The caller waits for it.
+                let _ = ready.send(Ok(()));
+                runtime.block_on(climb(signals, &stop, &progress));
+            }
+            Err(error) => drop(ready.send(Err(error))),
+        }
     })?;
-    Ok(())
+    listens.recv().expect("the thread says whether it listens")
+}
+
+/// The signals of the ladder.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    fn listen(hears_hangup: bool) -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: hears_hangup.then(|| signal(SignalKind::hangup())).transpose()?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        let Self { interrupt, terminate, hangup } = self;
+        let hangup = async {
+            match hangup {
+                Some(hangup) => drop(hangup.recv().await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+            () = hangup => "SIGHUP",
+        }
+    }
+}
+
+/// Takes one rung a signal, and ends the process at the third.
+async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
+    for level in [StopLevel::Graceful, StopLevel::Kill] {
+        let by = signals.next().await;
+        stop.stop(level, by);
+        progress.stopping(level, by);
+    }
+    std::process::exit(i32::from(exit_of(signals.next().await).code()));
 }
 
 /// Returns the exit code of a run that was stopped by this: a signal, its timeout, somebody from afar, or the loss of what

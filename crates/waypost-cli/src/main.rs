@@ -57,11 +57,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         // Whoever read the answer has seen enough.
         Err(error) if error.is_broken_pipe() => Exit::Done,
-        Err(error) => {
-            let diagnosis = error.diagnosis();
-            context.output.error(&diagnosis);
-            diagnosis.exit
-        }
+        Err(error) => context.tell(&error),
     };
     exit.into()
 }

@@ -17,6 +17,7 @@ use crate::exit::Exit;
 
 pub(crate) mod actions;
 pub(crate) mod progress;
+mod region;
 
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
 const TABLE_COLUMNS_MIN: usize = 72;

@@ -211,6 +211,23 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
     }
 }
 
+/// Adds words to every command of ours that stands in backticks in `text`, except those that read no store.
+pub(crate) fn with_words(text: &str, words: &str) -> String {
+    let mut told = String::with_capacity(text.len());
+    for (index, part) in text.split('`').enumerate() {
+        if index > 0 {
+            told.push('`');
+        }
+        told.push_str(part);
+        // Every second part is between backticks.
+        let uses_store = index % 2 == 1 && part.starts_with("waypost ") && !part.starts_with("waypost check");
+        if uses_store {
+            told.push_str(words);
+        }
+    }
+    told
+}
+
 /// Quotes a word for a shell, if it must be.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
@@ -332,6 +349,17 @@ mod tests {
         let error = StoreUrl::parse("postgres://me:geheim@host/db").unwrap_err();
 
         assert!(!error.to_string().contains("geheim"));
+    }
+
+    #[test]
+    fn every_command_in_a_hint_finds_the_store() {
+        let hint = "see it: `waypost show r`; `--restart` or `waypost resume r --treat-as done`, `waypost check` aside";
+
+        assert_eq!(
+            super::with_words(hint, " --store file:x"),
+            "see it: `waypost show r --store file:x`; `--restart` or `waypost resume r --treat-as done --store file:x`, `waypost check` aside"
+        );
+        assert_eq!(super::with_words(hint, ""), hint);
     }
 
     #[test]

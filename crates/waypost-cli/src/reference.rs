@@ -110,7 +110,7 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
         Default::NewestResumable => "run that can be resumed",
     };
     let run = found.runs.into_iter().next();
-    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: waypost run FILE"))
+    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: `waypost run FILE`"))
 }
 
 /// Says whether the store knows a run, sound or damaged; one that it has lost, it does not.

@@ -90,7 +90,11 @@ pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
 pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Result<(), Error> {
     match step {
         Some(step) if workflow.step(step).is_none() => {
-            Err(Error::not_found(format!("step `{step}` in the workflow"), "`waypost check` lists the steps"))
+            let hint = match workflow.step_near(step) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "`waypost check` lists the steps".to_owned(),
+            };
+            Err(Error::not_found(format!("step `{step}` in the workflow"), hint))
         }
         _ => Ok(()),
     }

@@ -118,6 +118,9 @@ pub(crate) struct StepView {
     /// Why it failed, where it did; for screens.
     #[serde(skip)]
     pub(crate) error: Option<FailureView>,
+    /// It failed, and the run does not go on without it; for screens.
+    #[serde(skip)]
+    pub(crate) holds_up: bool,
     /// What it printed, where it printed something; for screens.
     #[serde(skip)]
     pub(crate) log: Option<Printed>,

@@ -29,13 +29,14 @@ pub const LOG_TAIL_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How much is gathered before it is given to the sink: one chunk of a blob.
 const FLUSH_BYTES: usize = 64 * 1024;
 
-/// How long bytes wait for more before they are given to the sink: a person who follows a log does not notice.
-const FLUSH_AFTER: Duration = Duration::from_secs(1);
+/// How long bytes wait for more before they are given to the sink, and so what a kill of the engine can lose of a log: a
+/// person who follows it hardly notices, and a step that writes without end costs five writes a second.
+const FLUSH_AFTER: Duration = Duration::from_millis(200);
 
 /// Where a log is kept.
 #[async_trait]
 pub trait LogSink: Send {
-    /// Appends bytes to the log. Called with some 64 KiB, or what came within a second.
+    /// Appends bytes to the log. Called with some 64 KiB, or what came within 200 ms.
     ///
     /// # Errors
     /// The bytes may be lost. Nothing more will be written to this sink.

@@ -142,8 +142,13 @@ pub enum EventKind {
         /// `completed`, or `completed_with_failures`.
         status: RunStatus,
     },
-    /// A step failed, and nothing goes on by itself.
-    RunFailed,
+    /// A step failed, and nothing goes on by itself. `step` is that one, unless it failed in an earlier record, while
+    /// others were still under way.
+    RunFailed {
+        /// Its error and the causes, outermost first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        error: Vec<String>,
+    },
     /// It was stopped.
     RunInterrupted {
         /// `interrupted`, or `in_doubt`.
@@ -500,7 +505,15 @@ impl Told<'_> {
             RunStatus::Queued | RunStatus::Running => return,
             RunStatus::Waiting => EventKind::RunWaiting,
             RunStatus::Interrupted | RunStatus::InDoubt => EventKind::RunInterrupted { status },
-            RunStatus::Failed => EventKind::RunFailed,
+            RunStatus::Failed => {
+                let (step, error) = match &header.phase {
+                    Phase::Failed(failure) if !failure.tolerated && !failure.retried => {
+                        (header.step.clone(), failure.error.clone())
+                    }
+                    _ => (None, Vec::new()),
+                };
+                return self.say_of(step, EventKind::RunFailed { error });
+            }
             RunStatus::Completed | RunStatus::CompletedWithFailures => EventKind::RunCompleted { status },
             RunStatus::Cancelled => EventKind::RunCancelled,
         };

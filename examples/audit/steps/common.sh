@@ -64,13 +64,19 @@ fi
 export -f sha256
 
 # Calls the function $1 with (name, version, folder) for each crate of the table $2, $JOBS at a time, and prints
-# what they print, sorted. Stops at the first that fails: 255 is what tells xargs to start no more.
+# what they print, sorted: the same bytes for any number of jobs. Each call writes to a file of its own, since lines
+# that several processes write to one pipe can end up inside each other. Stops at the first call that fails: 255 is
+# what tells xargs to start no more.
 each_crate() {
     export -f "${1?}"
-    local each='trap "[ \$? -eq 0 ] || exit 255" EXIT; "$@"'
-    cut -f 1,2,4 "$2" | tr '\t\n' '\0\0' |
-        { xargs -0 -n 3 -P "$JOBS" bash -euo pipefail -c "$each" each_crate "$1" || exit 1; } |
-        sort -t "$TAB" "${@:3}"
+    local parts=$OUT/$1.parts
+    local each='trap "[ \$? -eq 0 ] || exit 255" EXIT; "$2" "${@:3}" >"$1"'
+    rm -rf "$parts"
+    mkdir "$parts"
+    cut -f 1,2,4 "$2" | awk -v dir="$parts" -v call="$1" -v OFS='\t' '{ print dir "/" NR, call, $0 }' |
+        tr '\t\n' '\0\0' | xargs -0 -n 5 -P "$JOBS" bash -euo pipefail -c "$each" each_crate || exit 1
+    find "$parts" -type f -exec cat {} + | sort -t "$TAB" "${@:3}"
+    rm -rf "$parts"
 }
 
 # Prints NUMBER with its thousands apart.

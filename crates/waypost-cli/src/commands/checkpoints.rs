@@ -27,7 +27,7 @@ pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Res
     if let Some(branch) = branch.filter(|_| checkpoints.is_empty() && scan.cursor.is_none()) {
         return Err(Error::not_found(
             format!("branch `{branch}` in run {run}"),
-            format!("see its branches: waypost checkpoints {run}"),
+            format!("see its branches: `waypost checkpoints {run}`"),
         ));
     }
     if context.output.json {

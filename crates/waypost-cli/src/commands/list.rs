@@ -28,10 +28,9 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     let mut found = store.runs(&query).await?;
     for run in &mut found.runs {
         if standing::correct(store.as_ref(), run).await? {
-            context.output.warn(&format!(
-                "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
-                run.run
-            ));
+            let text =
+                format!("newer checkpoints of run {0} are damaged: `waypost verify {0}` says more", run.run);
+            context.output.warn(&context.with_store(&text));
         }
     }
     // One that is not as was asked for after all.

@@ -53,7 +53,7 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
     if !known {
         return Err(Error::not_found(
             format!("step `{step}` in run {run}"),
-            format!("see its steps: waypost show {run}"),
+            format!("see its steps: `waypost show {run}`"),
         ));
     }
     if context.output.json {

@@ -31,7 +31,7 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
             plan.decisions.iter().find(|decision| decision.step.as_str() == step).ok_or_else(|| {
                 Error::not_found(
                     format!("step `{step}` in run {run}"),
-                    format!("see its steps: waypost show {run}"),
+                    format!("see its steps: `waypost show {run}`"),
                 )
             })?
         }

@@ -24,7 +24,9 @@ use crate::size;
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write)?;
+    // To see which states would go takes the lease of the run; which runs would, only a look.
+    let looks = args.dry_run && args.keep.is_none();
+    let store = context.store(None, if looks { Access::Read } else { Access::Write })?;
     let mut view = PruneView {
         v: VERSION,
         dry_run: args.dry_run,

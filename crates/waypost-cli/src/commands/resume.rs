@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::RunId;
 use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, SettleAsDone, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
@@ -48,6 +48,17 @@ pub(crate) async fn resume_in(
     prepared.go_on(context, store, &session, &args).await
 }
 
+/// Goes on with a run in a session that has begun already.
+pub(crate) async fn resume_within(
+    context: &Context,
+    store: Arc<dyn Store>,
+    run: &RunId,
+    args: &ResumeArgs,
+    session: &Session<'_>,
+) -> Result<Exit, Error> {
+    Prepared::of(context, &store, run, args).await?.go_on(context, store, session, args).await
+}
+
 /// Finds the run that is meant: without a name the newest that can be resumed; if there is none, the newest of all,
 /// about which there is something to say.
 async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
@@ -64,7 +75,8 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
 async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
     let mut runs = due(context, store.as_ref()).await?;
     runs.reverse();
-    if runs.is_empty() {
+    let doubtful = in_doubt(store.as_ref()).await?;
+    if runs.is_empty() && doubtful.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
         if context.output.json && !args.dry_run {
             context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
@@ -85,16 +97,51 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
             Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
             Err(error) => Err(error),
         };
-        let exit = ended.unwrap_or_else(|error| {
-            let diagnosis = error.diagnosis();
-            context.output.error(&diagnosis);
-            diagnosis.exit
-        });
+        let exit = ended.unwrap_or_else(|error| context.tell(&error));
         if worst == Exit::Done {
             worst = exit;
         }
     }
-    Ok(worst)
+    for run in &doubtful {
+        tell_of_doubt(context, store.as_ref(), run, args).await?;
+    }
+    Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
+}
+
+/// Says of a run in doubt that it is left as it is, and who decides.
+async fn tell_of_doubt(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<(), Error> {
+    if context.output.json && !args.dry_run {
+        let at = store.newest(run, &BranchPath::main()).await?.header().seq;
+        let run = Some((run.as_str(), RunStatus::InDoubt, at));
+        return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and a person must decide"))?);
+    }
+    let text = format!(
+        "Run {run} is left as it is, because a step is in doubt: `waypost why {run}` says which; then decide: \
+         `waypost resume {run} --treat-as done`, or `--treat-as retry`"
+    );
+    context.output.warn(&context.with_store(&text));
+    Ok(())
+}
+
+/// Returns the runs that wait for somebody to decide about a step, oldest first.
+async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
+    let mut query = RunQuery { statuses: [RunStatus::InDoubt].into(), ..RunQuery::default() };
+    let mut runs = Vec::new();
+    loop {
+        let page = store.runs(&query).await?;
+        runs.extend(page.runs.into_iter().map(|run| run.run));
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    runs.reverse();
+    Ok(runs)
 }
 
 async fn due(context: &Context, store: &dyn Store) -> Result<Vec<RunId>, Error> {
@@ -199,7 +246,7 @@ impl Prepared {
         let told = Told {
             run: run.clone(),
             file: file.as_deref().map(near_here),
-            store_words: context.store_words(None),
+            store_words: context.store_words(),
             lines: surroundings::lines(&chosen.workflow),
             until: args.until.clone(),
             report: store.folder(&run).map(|folder| folder.join(REPORT)),

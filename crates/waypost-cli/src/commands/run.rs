@@ -10,7 +10,7 @@ use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord};
 use waypost::store::{RunQuery, Store, StoreError};
-use waypost_workflow::file::{GivenParams, Workflow, read_params_file};
+use waypost_workflow::file::{GivenParams, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
@@ -31,7 +31,7 @@ const BESIDE_MAX: usize = 20;
 pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error> {
     let workflow = Workflow::read(&args.file)?;
     let given = GivenParams {
-        file: args.params_file.as_deref().map(read_params_file).transpose()?.unwrap_or_default(),
+        file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
         text: args.params.clone(),
     };
     let params = workflow.resolve_params(&given).map_err(Error::Params)?;
@@ -56,6 +56,14 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         context.output.detail(&workflow.render_warnings());
     }
     begin(context, store, Beginning { workflow, params, id, base, args }).await
+}
+
+/// Reads a params file, of which everything that is wrong is a wrong param.
+fn params_of(file: &Path) -> Result<Map<String, Value>, Error> {
+    read_params_file(file).map_err(|error| match error {
+        ReadError::File(error) => Error::ParamsFile(Box::new(error)),
+        error => error.into(),
+    })
 }
 
 /// All that a run is made of.
@@ -84,13 +92,13 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let told = Told {
         run: run.clone(),
         file: Some(args.file.clone()),
-        store_words: context.store_words(Some(&args.file)),
+        store_words: context.store_words(),
         lines: surroundings::lines(&workflow),
         until: args.until.clone(),
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
-    let state = program.initial_state(params)?;
+    let state = program.initial_state(params.clone())?;
     refuse_secrets(&program, &record)?;
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
@@ -98,6 +106,11 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let engine = session.engine(Arc::clone(&store));
     match session.watch(engine.run_program(&program, record, state, options)).await {
         Ok(outcome) => session.conclude(&outcome, &told),
+        // Another process has made it since this one looked.
+        Err(error) if args.or_resume && is_taken(&error) => {
+            refuse_other(store.as_ref(), &told.run, &params, &args).await?;
+            resume::resume_within(context, store, &told.run, &resume_args(&told.run, &args), &session).await
+        }
         Err(error) => Err(match store.run(&told.run).await {
             Err(StoreError::NotFound { .. }) => run_not_made(&told.run, error),
             _ => error,
@@ -128,6 +141,17 @@ fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), E
         )),
         None => Ok(()),
     }
+}
+
+/// Says whether a run was not made because one of that name is there.
+fn is_taken(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Run(
+            RunError::Store(StoreError::Exists { .. })
+                | RunError::Checkpoint { source: StoreError::Exists { .. }, .. }
+        )
+    )
 }
 
 /// Says of an error that nothing of the run is there, if that is what it means.
@@ -199,16 +223,30 @@ async fn beside_existing(
     if !args.or_resume {
         return Err(StoreError::Exists { run: id.clone() }.into());
     }
+    refuse_other(store.as_ref(), id, params, args).await?;
+    resume::resume_in(context, store, resume_args(id, args)).await
+}
+
+fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {
+    ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() }
+}
+
+/// Refuses a run that was made otherwise than is asked for here.
+async fn refuse_other(
+    store: &dyn Store,
+    id: &RunId,
+    params: &Map<String, Value>,
+    args: &RunArgs,
+) -> Result<(), Error> {
     let entry = store.run(id).await?;
-    let differs = differences(store.as_ref(), entry.record.record(), params, args)?;
-    if !differs.is_empty() {
-        return Err(Error::usage(
-            format!("run {id} was made otherwise: {}", differs.join("; ")),
-            format!("`waypost resume {id}` goes on with it as it was made; another `--id` makes another run"),
-        ));
+    let differs = differences(store, entry.record.record(), params, args)?;
+    if differs.is_empty() {
+        return Ok(());
     }
-    let args = ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() };
-    resume::resume_in(context, store, args).await
+    Err(Error::usage(
+        format!("run {id} was made otherwise: {}", differs.join("; ")),
+        format!("`waypost resume {id}` goes on with it as it was made; another `--id` makes another run"),
+    ))
 }
 
 /// Says in what a run differs from what was asked for here; what was not given is taken as the run has it.
@@ -343,7 +381,7 @@ async fn hint_to_resume(
                 "Run {} of the same file and params is {}; to go on with it instead: waypost resume {0}{}",
                 summary.run,
                 summary.status.name(),
-                context.store_words(Some(file))
+                context.store_words()
             ));
             break;
         }

@@ -44,7 +44,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
         if view.steps.is_empty() {
             return Err(Error::not_found(
                 format!("step `{step}` in run {run}"),
-                format!("see its steps: waypost show {run}"),
+                format!("see its steps: `waypost show {run}`"),
             ));
         }
     }
@@ -58,14 +58,14 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
-        context.output.warn(&format!(
-            "checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more"
-        ));
+        let text = format!("checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more");
+        context.output.warn(&context.with_store(&text));
     }
     if let Some(told) = &shown.lost {
-        context.output.warn(&format!(
+        let text = format!(
             "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
-        ));
+        );
+        context.output.warn(&context.with_store(&text));
     }
     Ok(Exit::Done)
 }
@@ -148,6 +148,15 @@ impl Shown {
         }
     }
 
+    /// Returns the step whose failure keeps the run from going on, of several the one that `list` names. A failure that
+    /// the workflow tolerates is none of them.
+    fn failed<'a>(&self, steps: &'a [StepView]) -> Option<&'a StepView> {
+        let listed = self.snapshot.entry.summary.summary.step.as_deref().filter(|_| self.at.is_none());
+        let mut failed = steps.iter().filter(|step| step.holds_up);
+        let first = failed.clone().next();
+        failed.find(|step| Some(step.id.as_str()) == listed).or(first)
+    }
+
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
         let frozen = self.snapshot.entry.record.record();
         let live = self.at.is_none() && self.snapshot.status() == RunStatus::Running;
@@ -170,7 +179,7 @@ impl Shown {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
         };
-        let failed = steps.iter().find(|step| step.status == StepStatus::Failed);
+        let failed = self.failed(&steps);
         let parent = frozen.parent.as_ref().map(|parent| {
             CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
                 .to_string()
@@ -317,6 +326,7 @@ impl StepFacts<'_> {
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             error: failure.map(FailureView::from),
+            holds_up: self.entry.is_some_and(|entry| entry.status == Status::Failed),
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }
@@ -400,10 +410,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         let _ = write!(text, "\n{}", failure(output, step));
     }
     if view.status == RunStatus::InDoubt {
-        let _ =
-            write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words(None));
+        let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
     } else if facts.goes_on() {
-        let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words(None));
+        let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words());
     }
     text
 }
@@ -458,8 +467,11 @@ fn clipped(text: &str) -> String {
 /// Shows why a step failed: the error with its causes, and the end of its log.
 fn failure(output: &Output, step: &StepView) -> String {
     let Some(error) = &step.error else { return String::new() };
-    let mut text =
-        format!("{} {}\n", output.paint.red(&format!("step {} failed:", step.id)), shown(&error.message));
+    let headline = match step.holds_up {
+        true => output.paint.red(&format!("step {} failed:", step.id)),
+        false => output.paint.yellow(&format!("step {} failed, which the workflow tolerates:", step.id)),
+    };
+    let mut text = format!("{headline} {}\n", shown(&error.message));
     for cause in &error.causes {
         let _ = writeln!(text, "  cause: {}", shown(cause));
     }

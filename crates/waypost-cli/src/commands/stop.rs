@@ -19,13 +19,14 @@ use crate::view::{StoppedView, VERSION};
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write)?;
+    let store = context.store(None, Access::Read)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
     if is_free(&summary) {
         // A message that nobody takes in would stop the next resume.
         return told(context, &run, summary.status, false);
     }
+    let store = context.store(None, Access::Write)?;
     store.signal(&run, &message(context)).await?;
     context.output.note(&format!("Asked {} to stop.", holder(&summary)));
     let began = Instant::now();
@@ -69,7 +70,7 @@ fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Res
         return Ok(Exit::Done);
     }
     let next = if status.is_resumable() {
-        format!("; go on with: waypost resume {run}{}", context.store_words(None))
+        format!("; go on with: waypost resume {run}{}", context.store_words())
     } else {
         String::new()
     };

@@ -95,7 +95,7 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
     view.checkpoints.retain(|checkpoint| checkpoint.reference == name);
     view.errors.clear();
     let Some(checkpoint) = view.checkpoints.first() else {
-        let hint = format!("see its checkpoints: waypost checkpoints {}", at.run);
+        let hint = format!("see its checkpoints: `waypost checkpoints {}`", at.run);
         return Err(Error::not_found(format!("checkpoint {name}"), hint));
     };
     view.sound = checkpoint.sound;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waypost::StepId;
 use waypost::engine::{Observer, StopLevel};
 use waypost::events::{self, Event, EventKind};
 use waypost::record::{Position, Record};
 use waypost::store;
 
+use super::region::Region;
 use super::{Output, actions};
 use crate::commands::event_line;
 use crate::time;
@@ -21,11 +21,8 @@ const HEARTBEAT: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(120);
 /// Most steps under way that have a line of their own in the live region; it must fit a small terminal.
 const LINES_MAX: usize = 8;
-
-/// What a terminal shows of a Ctrl-C, `^C`, and one more, so that it does not end its line.
-const ECHO_COLUMNS: usize = 3;
-/// The width of a terminal that does not tell its own.
-const COLUMNS_ASSUMED: usize = 80;
+/// What moves before a step under way.
+const SPINNER: [char; 4] = ['|', '/', '-', '\\'];
 
 /// Shows a run under way.
 #[derive(Debug)]
@@ -50,9 +47,8 @@ struct Seen {
 /// The live region: a line for each step under way, and one for the run.
 #[derive(Debug)]
 struct Live {
-    region: MultiProgress,
-    status: ProgressBar,
-    steps: Mutex<BTreeMap<StepId, ProgressBar>>,
+    region: Mutex<Region>,
+    began: Instant,
 }
 
 impl Progress {
@@ -64,11 +60,12 @@ impl Progress {
 
     /// Says now and then that the run is alive, for as long as it is polled.
     pub(crate) async fn keep_fresh(&self) {
+        let pause = if self.live.is_some() { TICK } else { Duration::from_secs(1) };
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(pause).await;
             let mut seen = self.seen();
             if let Some(live) = &self.live {
-                live.tell(&seen);
+                live.draw("", &seen);
             } else if !self.output.json
                 && let Some(text) = seen.heartbeat(Instant::now())
             {
@@ -87,7 +84,7 @@ impl Progress {
             StopLevel::Kill => format!("{by}: killing the steps under way; Ctrl-C leaves without waiting"),
         };
         match &self.live {
-            Some(live) => live.tell(&seen),
+            Some(live) => live.draw("", &seen),
             None if !self.output.json => self.output.note(&text),
             None => {}
         }
@@ -96,10 +93,7 @@ impl Progress {
     /// Takes the live region away.
     pub(crate) fn close(&self) {
         if let Some(live) = &self.live {
-            live.status.finish_and_clear();
-            for bar in live.steps.lock().unwrap_or_else(PoisonError::into_inner).values() {
-                bar.finish_and_clear();
-            }
+            live.region().draw("", &[]);
         }
     }
 
@@ -115,7 +109,9 @@ impl Progress {
         }
         let noisy = matches!(event.what, EventKind::CheckpointWritten { .. });
         if let Some(live) = &self.live {
-            live.show(&self.output, seen, event);
+            if let Some(text) = live.told(&self.output, seen, event) {
+                live.draw(&text, seen);
+            }
         } else if !noisy || self.output.verbose {
             let line = event_line(event);
             let is_end = matches!(
@@ -146,13 +142,18 @@ impl Observer for Progress {
             seen.checkpoint = Some((format!("@{}", last.header().seq), Instant::now()));
         }
         if let Some(live) = &self.live {
-            live.follow(&seen);
+            live.draw("", &seen);
         }
     }
 
     fn warned(&self, text: &str) {
         match &self.live {
-            Some(live) => live.region.suspend(|| self.output.warn(text)),
+            Some(live) => {
+                let seen = self.seen();
+                live.region().draw("", &[]);
+                self.output.warn(text);
+                live.draw("", &seen);
+            }
             None => self.output.warn(text),
         }
     }
@@ -206,7 +207,8 @@ impl Seen {
         format!("{steps}{checkpoint}")
     }
 
-    fn status(&self) -> String {
+    /// Says in one line how the run is, as long as there is room; what Ctrl-C does, in any case.
+    fn status(&self, columns: usize) -> String {
         let store::Progress { done, total } = self.progress;
         let checkpoint = match &self.checkpoint {
             Some((at, since)) => format!("checkpoint {at} {}s ago", since.elapsed().as_secs()),
@@ -217,19 +219,41 @@ impl Seen {
             Some(StopLevel::Graceful) => "stopping; Ctrl-C kills the steps",
             Some(StopLevel::Kill) => "killing; Ctrl-C leaves at once",
         };
-        format!("{done}/{total} steps, {checkpoint}; {next}")
+        let longer =
+            [format!("{done}/{total} steps, {checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
+        longer.into_iter().find(|text| text.chars().count() <= columns).unwrap_or_else(|| next.to_owned())
     }
 }
 
 impl Live {
     fn new() -> Self {
-        let region = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        let status = region.add(ProgressBar::new_spinner().with_style(style("{msg}")));
-        Self { region, status, steps: Mutex::default() }
+        Self { region: Mutex::default(), began: Instant::now() }
     }
 
-    /// Scrolls up what has ended.
-    fn show(&self, output: &Output, seen: &Seen, event: &Event) {
+    fn region(&self) -> MutexGuard<'_, Region> {
+        self.region.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Draws what is under way now, and above it what has ended.
+    fn draw(&self, above: &str, seen: &Seen) {
+        let turn = self.began.elapsed().as_millis() / TICK.as_millis();
+        let spinner = SPINNER[usize::try_from(turn % SPINNER.len() as u128).unwrap_or_default()];
+        let line = |(step, since): (&StepId, &Instant)| {
+            let lasted = match since.elapsed() {
+                // Tenths would only flicker.
+                short if short.as_secs() < 60 => format!("{}s", short.as_secs()),
+                long => time::lasted(long),
+            };
+            format!("{spinner:>7} {step} {lasted}")
+        };
+        let mut lines: Vec<String> = seen.running.iter().take(LINES_MAX).map(line).collect();
+        lines.push(seen.status(Region::columns()));
+        self.region().draw(above, &lines);
+    }
+
+    /// Says what has ended, if something has.
+    #[expect(clippy::unused_self, reason = "only a live region is told so")]
+    fn told(&self, output: &Output, seen: &Seen, event: &Event) -> Option<String> {
         let paint = output.paint_err;
         let step = event.step.as_ref().map(StepId::as_str).unwrap_or_default();
         let took = event.step.as_ref().and_then(|step| seen.running.get(step));
@@ -254,46 +278,14 @@ impl Live {
             EventKind::Interrupted { by, .. } if event.step.is_some() => {
                 format!("{} {step}{took}: {}", paint.yellow("stopped"), by.as_deref().unwrap_or("it waits"))
             }
-            _ => return,
+            EventKind::Custom { name, data } if name == "warning" => {
+                let text = data.as_str().unwrap_or_default();
+                format!("{} {step}: {}", paint.yellow("warning"), super::shown(text))
+            }
+            _ => return None,
         };
-        // A terminal that went away: there is nothing to show any more.
-        let _ = self.region.println(text);
+        Some(text)
     }
-
-    /// Says how the run is, in one line that leaves room at its end: what a terminal echoes of a Ctrl-C stands there, and
-    /// would otherwise begin a line that nobody takes away.
-    fn tell(&self, seen: &Seen) {
-        let columns = super::columns_of(&std::io::stderr()).unwrap_or(COLUMNS_ASSUMED);
-        let status = seen.status();
-        self.status
-            .set_message(status.chars().take(columns.saturating_sub(ECHO_COLUMNS)).collect::<String>());
-    }
-
-    /// Makes the region say what is under way now.
-    fn follow(&self, seen: &Seen) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        steps.retain(|step, bar| {
-            let runs = seen.running.contains_key(step);
-            if !runs {
-                bar.finish_and_clear();
-                self.region.remove(bar);
-            }
-            runs
-        });
-        for step in seen.running.keys() {
-            if steps.len() < LINES_MAX && !steps.contains_key(step) {
-                let bar = ProgressBar::new_spinner().with_style(style("{spinner:>7} {msg} {elapsed}"));
-                let bar = self.region.insert_before(&self.status, bar.with_message(step.to_string()));
-                bar.enable_steady_tick(TICK);
-                steps.insert(step.clone(), bar);
-            }
-        }
-        self.tell(seen);
-    }
-}
-
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("the template is well-formed").tick_chars("|/-\\ ")
 }
 
 #[cfg(test)]
@@ -316,6 +308,17 @@ mod tests {
         assert_eq!(HEARTBEAT, Duration::from_secs(60));
         let line = |minutes: &str| format!("still working: build for {minutes}; checkpoint @2 {minutes} ago");
         assert_eq!(lines, [(60, line("50.0s")), (120, line("1m50s")), (180, line("2m50s"))]);
+    }
+
+    #[test]
+    fn what_ctrl_c_does_fits_a_narrow_terminal() {
+        let mut seen = Seen::from(Instant::now());
+        seen.progress = waypost::store::Progress { done: 1, total: 3 };
+
+        assert_eq!(seen.status(77), "1/3 steps, no checkpoint yet; Ctrl-C stops and keeps it");
+        assert_eq!(seen.status(37), "1/3 steps; Ctrl-C stops and keeps it");
+        seen.stopping = Some(waypost::engine::StopLevel::Graceful);
+        assert_eq!(seen.status(37), "stopping; Ctrl-C kills the steps");
     }
 
     #[test]

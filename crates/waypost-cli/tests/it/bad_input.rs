@@ -176,3 +176,33 @@ fn a_limit_on_the_size_of_files_is_told() {
         }
     }
 }
+
+#[test]
+fn a_params_file_that_is_no_map_is_a_wrong_param() {
+    let rig = Rig::with("params: { p: { type: json } }\nsteps:\n  - run: 'true'\n");
+    rig.write("params.yaml", "- 1\n");
+
+    let told = rig.waypost(&["run", "flow.yaml", "--params-file", "params.yaml"]);
+
+    assert!(told.starts_with("exit 2\n") && told.contains("a params file is a map, not a list"), "{told}");
+}
+
+#[test]
+fn a_step_that_is_misspelled_is_named() {
+    let rig = Rig::with("steps:\n  - {id: fetch, run: 'true'}\n");
+
+    let told = rig.waypost(&["run", "flow.yaml", "--until", "fetsh"]);
+
+    assert!(told.starts_with("exit 5\n") && told.contains("did you mean `fetch`?"), "{told}");
+}
+
+#[test]
+fn a_store_variable_that_is_empty_names_no_store() {
+    let rig = Rig::with("steps:\n  - run: 'true'\n");
+
+    let ran = rig.command(&["run", "flow.yaml", "-q"]).env("WAYPOST_STORE", "").output().unwrap();
+
+    assert_eq!(ran.status.code(), Some(0), "{}", rig.told(&ran));
+    assert!(rig.path(".waypost/waypost.db").exists());
+    assert_eq!(rig.call(&["list", "--store", ""]).status.code(), Some(2));
+}

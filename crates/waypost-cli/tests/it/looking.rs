@@ -171,3 +171,38 @@ fn differences(before: &BTreeMap<String, Vec<u8>>, after: &BTreeMap<String, Vec<
     let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
     names.filter(|name| before.get(*name) != after.get(*name)).cloned().collect()
 }
+
+// What happened: `show --json` named a step whose failure was tolerated as the one that the run failed at.
+// Why: it took the first failed step of the file.
+// What stops it now: only a failure that the run cannot go on from counts, and `list` and `plan` name the same.
+#[test]
+fn the_failed_step_is_the_one_that_ended_the_run() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: exit 3, continue_on_error: true}\n  - {id: b, run: 'true'}\n  - {id: c, run: exit 7}\n",
+    );
+
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert_eq!((&shown["failed_step"], &shown["error"]["exit_code"]), (&"c".into(), &7.into()), "{shown}");
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["step"], "c");
+    let plan = rig.json(&["plan", "r", "--json"]);
+    let retried = plan["decisions"].as_array().unwrap().iter().find(|of| of["action"] == "retry").unwrap();
+    assert_eq!(retried["step"], "c");
+    let text = rig.waypost(&["show", "r"]);
+    assert!(text.contains("step a failed, which the workflow tolerates: exit code 3"), "{text}");
+}
+
+#[test]
+fn a_run_with_tolerated_failures_only_has_no_failed_step() {
+    let rig = Rig::with("steps:\n  - {id: a, run: exit 3, continue_on_error: true}\n");
+
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert_eq!(
+        (&shown["failed_step"], &shown["error"]),
+        (&serde_json::Value::Null, &serde_json::Value::Null)
+    );
+    assert_eq!(shown["steps"][0]["status"], "failed");
+}

@@ -279,9 +279,101 @@ fn a_store_that_was_moved_resumes() {
 
 #[test]
 fn a_different_environment_is_told() {
-    let rig = Rig::with("version: 1\nenv: { A: \"x\" }\nsteps: [{ run: test -e ok }]\n");
+    let rig = Rig::with("version: 1\nsteps: [{ run: test -e ok }, { run: \"true\", env: { A: x } }]\n");
     let call = |args: &[&str], b: &str| rig.told(&rig.command(args).env("A", b).output().unwrap());
     call(&["run", "flow.yaml", "--id", "r-1"], "1");
     rig.write("ok", "");
     check("environment_differs", &call(&["resume"], "2"));
+}
+
+/// A step that must not be repeated, cut by its own timeout.
+const DOUBTFUL: &str = "steps:\n  - {id: pay, idempotent: false, timeout: 200ms, grace: 100ms, run: echo paid >> trace; sleep 1000}\n";
+
+// What happened: `resume --all` said that there was nothing to resume, and the run that waited for a decision stayed unseen.
+// Why: it looked only for runs that go on by themselves.
+// What stops it now: runs in doubt are named, with what to do, and the exit code says so.
+#[test]
+fn resuming_all_names_the_runs_that_wait_for_a_decision() {
+    let rig = Rig::with(DOUBTFUL).at("file:kept");
+    let ran = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    assert_eq!(ran.status.code(), Some(8), "{}", rig.told(&ran));
+
+    let all = rig.waypost(&["resume", "--all"]);
+    let one = rig.waypost(&["resume", "r"]);
+    let json = rig.json(&["resume", "--all", "--json"]);
+
+    let told = "exit 8\n--- stdout\n--- stderr\nwarning: Run r is left as it is, because a step is in doubt: \
+                `waypost why r --store file:kept` says which; then decide: `waypost resume r --treat-as done --store file:kept`, or \
+                `--treat-as retry`\n";
+    assert_eq!(all, told);
+    assert!(one.contains("`waypost resume r --treat-as done --store file:kept`"), "{one}");
+    assert_eq!((&json["run"], &json["status"]), (&"r".into(), &"in_doubt".into()));
+    assert_eq!(rig.read("trace"), "paid\n");
+}
+
+// What happened: of several `run --id R --or-resume` at once, some said that R exists and to use `--or-resume`.
+// Why: the run was made by another process after this one had looked, and before it made it itself.
+// What stops it now: then it goes on as if it had found it.
+#[test]
+fn or_resume_never_says_that_the_run_exists() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with("steps:\n  - {id: a, run: sleep 0.3; echo a >> trace}\n").at(store);
+        let args = ["run", "flow.yaml", "--id", "same", "--or-resume"];
+
+        let running: Vec<_> = (0..8).map(|_| rig.start(&args)).collect();
+        let ended: Vec<_> = running.into_iter().map(|running| running.end()).collect();
+
+        for ended in &ended {
+            assert!(matches!(ended.status.code(), Some(0 | 6)), "{store}: {}", rig.told(ended));
+        }
+        assert_eq!(rig.read("trace"), "a\n", "{store}");
+    }
+}
+
+#[test]
+fn hints_about_a_run_that_is_held_find_its_store() {
+    let rig = Rig::with("steps:\n  - {id: a, run: touch began; sleep 1000}\n").at("file:kept");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("began", |_| true);
+
+    let held = rig.waypost(&["resume", "r"]);
+    let again = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    running.signal(libc::SIGTERM);
+    running.end();
+
+    assert!(
+        held.starts_with("exit 6") && held.contains("stop it: `waypost stop r --store file:kept`"),
+        "{held}"
+    );
+    assert!(
+        again.starts_with("exit 2") && again.contains("look at it: `waypost show r --store file:kept`"),
+        "{again}"
+    );
+}
+
+#[test]
+fn every_finished_step_of_a_plan_names_its_checkpoint() {
+    let rig = Rig::failed();
+
+    let plan = rig.json(&["plan", "r-1", "--json"]);
+
+    let causes: Vec<_> =
+        plan["decisions"].as_array().unwrap().iter().map(|found| found["cause"].as_str().unwrap()).collect();
+    assert_eq!(causes[..2], ["completed at @2", "completed at @3"]);
+}
+
+#[test]
+fn a_variable_that_every_step_sets_itself_is_not_told() {
+    let flow =
+        |steps: &str| format!("env: {{ A: file }}\nsteps:\n{steps}  - {{id: last, run: test -e ok}}\n");
+    let rig = Rig::with(&flow("  - {id: own, env: { B: file }, run: 'true'}\n"));
+    let with = |value: &str, args: &[&str]| {
+        let output = rig.command(args).env("A", value).env("B", value).output().unwrap();
+        rig.told(&output)
+    };
+    with("before", &["run", "flow.yaml", "--id", "r", "-q"]);
+
+    let told = with("after", &["resume", "r"]);
+
+    assert!(told.contains("the environment differs from when the run was made: `B`\n"), "{told}");
 }

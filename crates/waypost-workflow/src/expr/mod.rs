@@ -125,12 +125,24 @@ impl Expression {
         self.compiled.evaluate(scope).map_err(|failure| self.explain(scope, failure))
     }
 
+    /// Its value if it reads nothing, and so has the same in every run.
+    fn constant(&self) -> Option<Result<Value, ExprError>> {
+        let Uses { references, calls } = &*self.uses;
+        let reads_nothing = references.is_empty() && calls.is_empty();
+        reads_nothing.then(|| self.evaluate(&Scope::new("", &serde_json::Map::new())))
+    }
+
     fn explain(&self, scope: &Scope, failure: machine::Failure) -> ExprError {
         let missing = match failure.is_missing {
             true => self.uses.references.iter().find_map(|reference| scope.missing(&reference.path)),
             false => None,
         };
-        let (message, hint) = missing.unwrap_or((failure.message, None));
+        // minijinja's words for a sum of a text and a number.
+        let mixes_text =
+            failure.message.contains("operator on unsupported types") && failure.message.contains("string");
+        let as_number = mixes_text
+            .then(|| "make a number of a text: `(steps.ID.outputs.NAME | int) + 1`, or `| float`".to_owned());
+        let (message, hint) = missing.unwrap_or((failure.message, as_number));
         self.error(scope, message, hint)
     }
 
@@ -158,7 +170,17 @@ impl Template {
     /// # Errors
     /// Every hole that is not well formed; after one that is never closed nothing more is read.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
+        match Self::parse_in_part(text) {
+            (template, errors) if errors.is_empty() => Ok(template),
+            (_, errors) => Err(errors),
+        }
+    }
+
+    /// Compiles the holes of `text` that are well formed, so that what those read can be checked beside the errors of
+    /// the others.
+    pub(crate) fn parse_in_part(text: &str) -> (Self, Vec<SyntaxError>) {
         let (mut parts, mut errors) = (Vec::new(), Vec::new());
+        let whole = |parts: Vec<Part>| Self { text: text.into(), parts: parts.into() };
         let mut at = 0;
         while let Some(found) = text[at..].find(OPEN) {
             let open = at + found;
@@ -173,7 +195,7 @@ impl Template {
                 }
                 Err(more) => {
                     errors.extend(more);
-                    let Some(close) = text[start..].find(CLOSE) else { return Err(errors) };
+                    let Some(close) = text[start..].find(CLOSE) else { return (whole(parts), errors) };
                     at = start + close + CLOSE.len();
                 }
             }
@@ -181,10 +203,7 @@ impl Template {
         if at < text.len() {
             parts.push(Part::Text(at..text.len()));
         }
-        match errors.is_empty() {
-            true => Ok(Self { text: text.into(), parts: parts.into() }),
-            false => Err(errors),
-        }
+        (whole(parts), errors)
     }
 
     /// The text as it was written.
@@ -268,6 +287,21 @@ impl Condition {
     /// # Errors
     /// What is not well formed, and text around a `${{ }}`.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
+        let condition = Self::read(text)?;
+        match condition.0.constant() {
+            None | Some(Ok(Value::Bool(_))) => Ok(condition),
+            Some(Ok(other)) => {
+                let message =
+                    format!("a condition must be true or false, and this is always {}", described(&other));
+                Err(vec![
+                    SyntaxError::new(0..text.len(), message).help("compare a value: `params.mode == 'yes'`"),
+                ])
+            }
+            Some(Err(error)) => Err(vec![SyntaxError::new(0..text.len(), error.message)]),
+        }
+    }
+
+    fn read(text: &str) -> Result<Self, Vec<SyntaxError>> {
         let Some(open) = text.find(OPEN) else {
             let (expression, _) = Expression::read(text, 0, Until::End)?;
             return Ok(Self(expression));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::SyntaxError;
 use super::lex::{Kind, Token};
-use crate::suggest::nearest;
+use crate::suggest::{listed, nearest};
 
 /// The roots that an expression may read.
 pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
@@ -205,6 +205,9 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
         let message = format!("`{}()` is not supported by this version", token.text);
         return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_FAILURE));
     }
+    if !FUNCTIONS.contains(&token.text) && !FROM_GITHUB.iter().any(|(name, _)| *name == token.text) {
+        return Err(unknown_function(token));
+    }
     known("function", token, &FUNCTIONS)?;
     let empty = tokens.get(index + 2).is_some_and(|close| close.is(")"));
     let call = match token.text {
@@ -217,6 +220,16 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
     }
     uses.calls.extend(call);
     Ok(())
+}
+
+fn unknown_function(token: &Token<'_>) -> SyntaxError {
+    let error = SyntaxError::new(token.range.clone(), format!("there is no function `{}`", token.text));
+    match nearest(token.text, FUNCTIONS.into_iter().chain(ABOUT_FAILURE)) {
+        Some(near) if ABOUT_FAILURE.contains(&near.as_str()) => {
+            error.help(format!("`{near}()` is not supported by this version: {AFTER_FAILURE}"))
+        }
+        near => error.hint(near).help(format!("the functions are {}", listed(FUNCTIONS))),
+    }
 }
 
 fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {

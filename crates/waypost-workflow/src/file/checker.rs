@@ -197,13 +197,10 @@ impl<'s> Checker<'s> {
             self.wrong(node, format!("{what} holds a NUL, which no command can take"), "remove it");
             return None;
         }
-        match Template::parse(text) {
-            Ok(template) => Some(template),
-            Err(errors) => {
-                self.syntax(node, text, errors);
-                None
-            }
-        }
+        // What the sound holes read is checked all the same: one problem never hides another.
+        let (template, errors) = Template::parse_in_part(text);
+        self.syntax(node, text, errors);
+        Some(template)
     }
 
     /// A condition: an expression, or a plain `true` or `false`.

@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::fingerprint::fingerprint;
@@ -309,7 +311,10 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
         Param { name: name.to_owned(), kind, default: None, required: false, pattern, description };
     if let Some(node) = fields.get("default") {
         let default = node.to_json();
-        if let Err(message) = param.check(&default) {
+        if holds_expression(&default) {
+            let help = "a default is taken as it is; put the expression where the param is read";
+            checker.wrong(node, format!("the default of param `{name}` cannot hold an expression"), help);
+        } else if let Err(message) = param.check(&default) {
             let help = match (kind, node.spelled()) {
                 (ParamKind::String, Some(text)) if !default.is_string() => {
                     format!("put it in quotes: `\"{text}\"`")
@@ -326,6 +331,15 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
     }
     param.required = param.default.is_none() && required.unwrap_or(true);
     Some(param)
+}
+
+fn holds_expression(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${{"),
+        Value::Array(items) => items.iter().any(holds_expression),
+        Value::Object(map) => map.iter().any(|(key, item)| key.contains("${{") || holds_expression(item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pattern> {

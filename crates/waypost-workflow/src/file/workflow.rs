@@ -12,6 +12,7 @@ use super::params::Param;
 use super::problem::Problem;
 use crate::expr::{Condition, ExprError, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
+use crate::suggest::nearest;
 
 /// A workflow whose file holds together: ids are unique, needs exist and make no circle, expressions read
 /// only what can be there.
@@ -130,15 +131,22 @@ impl Workflow {
         before.into_iter().chain(step.needs.iter().map(|id| &self.steps[self.index[id]]))
     }
 
-    /// The declared names of environment variables, of the workflow and all steps.
+    /// The names of environment variables that some step declares and another finds in the caller's environment.
     #[must_use]
     pub fn env_names(&self) -> BTreeSet<&str> {
-        self.steps
-            .iter()
-            .flat_map(|step| step.env.iter())
-            .flat_map(|layer| layer.iter())
-            .map(|(name, _)| name.as_str())
-            .collect()
+        let mut setters: BTreeMap<&str, usize> = BTreeMap::new();
+        for step in &self.steps {
+            let names: BTreeSet<&str> =
+                step.env.iter().flat_map(|layer| layer.iter()).map(|(name, _)| name.as_str()).collect();
+            names.into_iter().for_each(|name| *setters.entry(name).or_default() += 1);
+        }
+        setters.into_iter().filter(|(_, steps)| *steps < self.steps.len()).map(|(name, _)| name).collect()
+    }
+
+    /// The id of a step that is spelled nearly like `id`, which is that of none.
+    #[must_use]
+    pub fn step_near(&self, id: &str) -> Option<String> {
+        nearest(id, self.steps.iter().map(|step| step.id.as_str()))
     }
 
     /// What `check` says although the file can run, in the order of the file.

@@ -9,10 +9,15 @@ use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 /// The line widths at which `base64` (76) and `openssl`, PEM (64) break their output.
 const LINE_WIDTHS: [usize; 2] = [76, 64];
 
+/// The longest secret that is looked for in base64 of a text around it that was broken into lines: a token or a key with
+/// all that belongs to it. There are some two hundred such forms, one for each place that a line can end.
+const WITHIN_LINES_BYTES_MAX: usize = 4096;
+
 /// Lists every form of a secret that counts.
 pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
     let mut forms = vec![value.to_vec()];
     base64(value, &mut forms);
+    base64_within_lines(value, &mut forms);
     url(value, &mut forms);
     shell(value, &mut forms);
     let lossy = String::from_utf8_lossy(value);
@@ -55,6 +60,32 @@ fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
 fn in_lines(encoded: &str, width: usize, end: &str) -> Vec<u8> {
     let lines: Vec<&[u8]> = encoded.as_bytes().chunks(width).collect();
     lines.join(end.as_bytes())
+}
+
+/// Base64 of something longer, broken into lines from its first character on, wherever the secret stands in it: what
+/// `printf 'user:%s' "$SECRET" | base64` prints.
+fn base64_within_lines(value: &[u8], forms: &mut Vec<Vec<u8>>) {
+    if value.len() > WITHIN_LINES_BYTES_MAX {
+        return;
+    }
+    for width in LINE_WIDTHS {
+        // After as many bytes as fill a line it is all the same again.
+        for before in 0..width / 4 * 3 {
+            let bytes = [&vec![0; before], value].concat();
+            let encoded = STANDARD_NO_PAD.encode(&bytes).into_bytes();
+            let (first, last) = ((before * 8).div_ceil(6), bytes.len() * 8 / 6);
+            let lines: Vec<&[u8]> = encoded[..last]
+                .chunks(width)
+                .enumerate()
+                .filter_map(|(line, chunk)| chunk.get(first.saturating_sub(line * width)..))
+                .filter(|known| !known.is_empty())
+                .collect();
+            if lines.len() > 1 {
+                forms.push(lines.join(&b"\n"[..]));
+                forms.push(lines.join(&b"\r\n"[..]));
+            }
+        }
+    }
 }
 
 /// Percent-encoding, as each kind of encoder keeps other characters.

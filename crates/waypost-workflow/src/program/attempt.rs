@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,18 +13,18 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
 use waypost::engine::{Attempt, Ended, Performed, Told};
-use waypost::record::{Ending, Failure, FailureKind, Note, Printed};
+use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
 use crate::expr::{ExprError, Scope, StepView, Template};
-use crate::file::{OutputSource, Step};
+use crate::file::{OutputSource, Step, Tolerance};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
 use crate::output::Capture;
 use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
 
-use super::handover::{Handover, Taken};
-use super::state::StepOutput;
+use super::handover::{Handover, Taken, Wanted};
+use super::state::{StepOutput, json_bytes, largest};
 use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
 
 /// How much of the end of a log a failure carries: what fits a screen.
@@ -47,7 +48,13 @@ pub struct Job {
     capture: Option<Capture>,
     keeps_stdout: bool,
     grace: Duration,
+    /// Whether a failure without an exit code, or with this one, lets the run go on.
+    tolerance: Tolerance,
+    /// Whether the run may go on after a try that was cut midway, although nobody knows how far it came.
+    may_be_cut: bool,
     report: Option<(Template, Scope)>,
+    /// The size of the state before it.
+    state_bytes: usize,
 }
 
 impl Job {
@@ -72,9 +79,17 @@ impl Job {
             capture: step.capture,
             keeps_stdout: step.keeps_stdout,
             grace: step.grace,
+            tolerance: step.continue_on_error.clone(),
+            may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),
             report: step.report.clone().map(|report| (report, scope)),
             env,
+            state_bytes: 0,
         })
+    }
+
+    /// Tells it the size of the state that it adds to.
+    pub(super) fn after(self, state_bytes: usize) -> Self {
+        Self { state_bytes, ..self }
     }
 }
 
@@ -107,18 +122,23 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(folder: &Path, attempt: &Attempt) -> Self {
+    /// Makes them, empty and for their owner only: a step may read, count or append to them at once.
+    fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
         let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
-        Self {
+        let scratch = Self {
             output: folder.join(format!("{name}.output")),
             summary: folder.join(format!("{name}.summary")),
+        };
+        for path in [&scratch.output, &scratch.summary] {
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         }
+        Ok(scratch)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // They may never have been written; what is left goes with the folder.
+        // The step may have removed them; what is left goes with the folder.
         let _ = std::fs::remove_file(&self.output);
         let _ = std::fs::remove_file(&self.summary);
     }
@@ -138,7 +158,10 @@ impl WorkflowProgram {
             let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
             (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
         };
-        let scratch = Scratch::new(folder.path(), &attempt);
+        let scratch = match Scratch::make(folder.path(), &attempt) {
+            Ok(scratch) => scratch,
+            Err(error) => return Performed::Failed { failure: no_scratch(&error), told: Told::default() },
+        };
         let process = StepProcess {
             argv: job.argv.clone(),
             env: self.environment(&job, &attempt, &scratch, &mark),
@@ -195,8 +218,37 @@ impl WorkflowProgram {
         let life = live(&mut child, attempt, must_end.as_mut(), job.grace);
         let capture = job.captures().then_some(CAPTURE_BYTES_MAX);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
-        let tail = if matches!(life, Life::Exited(Exit::Code(0))) { SUCCESS_TAIL } else { FAILURE_TAIL };
-        let tail = log.tail(tail.0, tail.1);
+        let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        let (ending, told) = self.ending(&job, &life, log).await;
+        if !is_done {
+            clear(&mut child, attempt, job.grace).await;
+        }
+        if let Some(why) = job.cut_midway(&life, attempt) {
+            return Performed::Cut { why };
+        }
+        match life {
+            Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+            Life::Lost(error) => cut(&error),
+            life => {
+                let handover = job.handover(scratch, captured, &life, self.mask());
+                let performed = match handover.take(must_end).await {
+                    Ok(taken) => self.ended(&job, life, taken, ending, told),
+                    Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+                    Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },
+                };
+                if is_done && !matches!(performed, Performed::Completed { .. }) {
+                    clear(&mut child, attempt, job.grace).await;
+                }
+                performed
+            }
+        }
+    }
+
+    /// Ends the log, and says for the record what is known of a try besides its outputs.
+    async fn ending(&self, job: &Job, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
+        let exit_code = life.exit_code();
+        let (lines, bytes) = if exit_code == Some(0) { SUCCESS_TAIL } else { FAILURE_TAIL };
+        let tail = log.tail(lines, bytes);
         let (_, summary) = log.finish().await;
         let mut told = Told::default();
         if let Some(lost) = summary.failure {
@@ -208,24 +260,7 @@ impl WorkflowProgram {
             tail,
         });
         let command = job.rendered.then(|| clipped(&self.mask().mask_str(&job.command), COMMAND_BYTES_MAX));
-        let exit_code = match life {
-            Life::Exited(Exit::Code(code)) => Some(code),
-            _ => None,
-        };
-        let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
-        match life {
-            Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-            Life::Lost(error) => cut(&error),
-            life => {
-                let handover =
-                    job.handover(scratch, captured, matches!(life, Life::Exited(Exit::Code(0))), self.mask());
-                match handover.take(must_end).await {
-                    Ok(taken) => self.ended(&job, life, taken, ending, told),
-                    Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-                    Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },
-                }
-            }
-        }
+        (Ending { exit_code, command, log: printed, ..Ending::default() }, told)
     }
 
     /// Says what became of a step that ended by itself, or took too long.
@@ -241,14 +276,23 @@ impl WorkflowProgram {
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
+                told.notes.extend(job.growth(&output).map(Note::Warning));
                 ending.outputs = output.outputs.clone().into_iter().collect();
                 Performed::Completed { output, ending, told }
             }
-            Ok(_) => {
+            Ok(output) => {
                 told.notes.extend(self.report_notes(job, taken.summary, None));
+                ending.outputs = output.outputs.into_iter().collect();
                 Performed::Failed { failure: failed(life, ending), told }
             }
-            Err(failure) => Performed::Failed { failure: Failure { ending, ..failure }, told },
+            Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, told },
+            // It has failed for another reason, which is the one to be told.
+            Err(unread) => {
+                told.notes.extend(self.report_notes(job, taken.summary, None));
+                told.notes
+                    .push(Note::Warning(format!("its outputs are not kept: {}", unread.error.join(": "))));
+                Performed::Failed { failure: failed(life, ending), told }
+            }
         }
     }
 
@@ -291,13 +335,14 @@ impl Job {
         self.capture.is_some() || self.keeps_stdout
     }
 
-    fn handover(
-        &self,
-        scratch: &Scratch,
-        captured: Option<Captured>,
-        is_done: bool,
-        mask: &Mask,
-    ) -> Handover {
+    fn handover(&self, scratch: &Scratch, captured: Option<Captured>, life: &Life, mask: &Mask) -> Handover {
+        let wanted = match life {
+            Life::Exited(Exit::Code(0)) => Wanted::All,
+            life if self.tolerance.covers(life.exit_code().and_then(|code| u8::try_from(code).ok())) => {
+                Wanted::Written
+            }
+            _ => Wanted::Nothing,
+        };
         Handover {
             output: scratch.output.clone(),
             summary: scratch.summary.clone(),
@@ -305,8 +350,40 @@ impl Job {
             captured,
             capture: self.capture,
             keeps_stdout: self.keeps_stdout,
-            is_done,
+            wanted,
             mask: mask.clone(),
+        }
+    }
+
+    /// Names what makes the state larger than it should be, once when it becomes so, and each output that does it alone.
+    /// That it is too large, and what to do about it, the engine says.
+    fn growth(&self, output: &StepOutput) -> Option<String> {
+        let StepOutput { outputs, stdout } = output;
+        let own = json_bytes(outputs) + stdout.as_ref().map_or(0, |text| json_bytes(text));
+        let bytes = self.state_bytes + own;
+        let tells =
+            bytes > STATE_BYTES_WARN && (self.state_bytes <= STATE_BYTES_WARN || own > STATE_BYTES_WARN);
+        tells.then(|| format!("{} of the {bytes} bytes of the state", largest(outputs, stdout.as_deref())))
+    }
+
+    /// Names what cut a try midway that must not be repeated blindly. One that ended with an exit code was not cut.
+    fn cut_midway(&self, life: &Life, attempt: &Attempt) -> Option<String> {
+        match life {
+            _ if self.may_be_cut => None,
+            Life::Told(Ended::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
+            Life::Exited(exit @ Exit::Signal(_)) => {
+                Some(format!("the end of step {} by {exit}", attempt.step))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Life {
+    fn exit_code(&self) -> Option<i32> {
+        match self {
+            Self::Exited(Exit::Code(code)) => Some(*code),
+            _ => None,
         }
     }
 }
@@ -334,6 +411,12 @@ fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
     Performed::Failed { failure, told: Told::default() }
 }
 
+/// Says that the files that a step writes to could not be made.
+fn no_scratch(error: &io::Error) -> Failure {
+    let text = "cannot make the files for $WAYPOST_OUTPUT and $WAYPOST_SUMMARY".to_owned();
+    Failure::new(FailureKind::Spawn, vec![text, error.to_string()])
+}
+
 /// Waits for the process, and ends it with grace when it must end before.
 async fn live(
     child: &mut Child,
@@ -345,18 +428,28 @@ async fn live(
         exit = child.wait() => return exit.map_or_else(Life::Lost, Life::Exited),
         ended = must_end => ended,
     };
+    match end(child, attempt, grace).await {
+        Ok(_) => Life::Told(ended),
+        Err(lost) => Life::Lost(lost),
+    }
+}
+
+/// Ends all that a try started, with grace unless it is to be killed; returns when all of it is dead.
+async fn end(child: &mut Child, attempt: &Attempt, grace: Duration) -> Result<Exit, SupervisorError> {
     let gone = tokio::select! {
         gone = child.cancel(grace) => Some(gone),
         () = attempt.killed() => None,
     };
-    let gone = match gone {
+    match gone {
         Some(gone) => gone,
         None => child.kill().await,
-    };
-    match gone {
-        Ok(_) => Life::Told(ended),
-        Err(lost) => Life::Lost(lost),
     }
+}
+
+/// Ends what a try that did not complete left in the background, so that nothing of it lives on beside the next one.
+async fn clear(child: &mut Child, attempt: &Attempt, grace: Duration) {
+    // An error means that it is dead, or that the run ends and takes it along.
+    let _ = end(child, attempt, grace).await;
 }
 
 fn failed(life: Life, ending: Ending) -> Failure {

@@ -29,6 +29,17 @@ const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
 const NOT_SHOWN: &str =
     "its outputs cannot be read, and what is wrong with them is not shown: a secret is among them";
 
+/// Which outputs of a step are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// All: it ended well, and what it promised must be there.
+    All,
+    /// What it wrote to `$WAYPOST_OUTPUT`: it failed, and the run goes on.
+    Written,
+    /// None: it failed.
+    Nothing,
+}
+
 /// Where the things that a step hands over are, and what is wanted of them.
 #[derive(Debug)]
 pub(super) struct Handover {
@@ -44,8 +55,8 @@ pub(super) struct Handover {
     pub(super) capture: Option<Capture>,
     /// Whether expressions read what it printed.
     pub(super) keeps_stdout: bool,
-    /// Whether it ended well, so that it has outputs.
-    pub(super) is_done: bool,
+    /// Which of them count.
+    pub(super) wanted: Wanted,
     /// The secrets.
     pub(super) mask: Mask,
 }
@@ -53,7 +64,7 @@ pub(super) struct Handover {
 /// What a step handed over.
 #[derive(Debug)]
 pub(super) struct Taken {
-    /// Its outputs, none if it failed.
+    /// Its outputs, as far as they were wanted.
     pub(super) output: Result<StepOutput, Failure>,
     /// What it adds to the report, masked.
     pub(super) summary: io::Result<Option<String>>,
@@ -84,10 +95,12 @@ impl Handover {
 
     /// Says whether nothing must be read from a disk.
     fn is_at_hand(&self) -> bool {
-        let is_missing = |path: &Path| {
-            std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        let has_nothing = |path: &Path| match std::fs::symlink_metadata(path) {
+            Ok(found) => found.is_file() && found.len() == 0,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
-        (self.sources.is_empty() || !self.is_done) && is_missing(&self.output) && is_missing(&self.summary)
+        let reads_files = self.wanted == Wanted::All && !self.sources.is_empty();
+        !reads_files && has_nothing(&self.output) && has_nothing(&self.summary)
     }
 
     fn read(self) -> Taken {
@@ -97,7 +110,11 @@ impl Handover {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        let output = if self.is_done { self.outputs() } else { Ok(StepOutput::default()) };
+        let output = match self.wanted {
+            Wanted::All => self.outputs(),
+            Wanted::Written => self.written().and_then(|outputs| self.unless_leaking(outputs, None)),
+            Wanted::Nothing => Ok(StepOutput::default()),
+        };
         let output = output.map_err(|mut failure| {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
             failure
@@ -105,20 +122,25 @@ impl Handover {
         Taken { output, summary }
     }
 
-    /// Reads its output file, the files it declared, what it printed.
-    fn outputs(&self) -> Result<StepOutput, Failure> {
-        let mut outputs = match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
+    /// Reads its output file.
+    fn written(&self) -> Result<Map<String, Value>, Failure> {
+        match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
             Ok(bytes) => {
                 let outputs = parse_output_file(&bytes).map_err(|error| {
                     let mut failure = failure(FailureKind::Outputs, error);
                     failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
                     failure
                 });
-                self.unless_secret(&bytes, outputs)?
+                self.unless_secret(&bytes, outputs)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Map::new(),
-            Err(error) => return Err(not_read("$WAYPOST_OUTPUT", error)),
-        };
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
+            Err(error) => Err(not_read("$WAYPOST_OUTPUT", error)),
+        }
+    }
+
+    /// Reads its output file, the files it declared, what it printed.
+    fn outputs(&self) -> Result<StepOutput, Failure> {
+        let mut outputs = self.written()?;
         for (name, path, source) in &self.sources {
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
@@ -145,6 +167,15 @@ impl Handover {
                 stdout = Some(String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned());
             }
         }
+        self.unless_leaking(outputs, stdout)
+    }
+
+    /// Refuses outputs of which one holds a secret.
+    fn unless_leaking(
+        &self,
+        outputs: Map<String, Value>,
+        stdout: Option<String>,
+    ) -> Result<StepOutput, Failure> {
         let leaks = |name: &String, value: &Value| {
             self.mask.contains(name.as_bytes()) || contains_secret(&self.mask, value)
         };
@@ -233,7 +264,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use proptest::prelude::*;
 
-    use super::{Captured, Handover};
+    use super::{Captured, Handover, Wanted};
     use crate::mask::Mask;
     use crate::output::Capture;
 
@@ -271,7 +302,7 @@ mod tests {
                 captured: Some(captured),
                 capture: Some(Capture::ALL[kind]),
                 keeps_stdout: true,
-                is_done: true,
+                wanted: Wanted::All,
                 mask: mask.clone(),
             };
 

@@ -274,7 +274,13 @@ fn no_children(spot: Spot<'_>) -> Failure {
 }
 
 fn expression(error: ExprError) -> Failure {
-    failure(FailureKind::Expression, error)
+    let hint = error.hint.clone();
+    let mut failure = failure(FailureKind::Expression, error);
+    // A hint is a name, or a sentence.
+    failure
+        .error
+        .extend(hint.map(|hint| if hint.contains(' ') { hint } else { format!("did you mean `{hint}`?") }));
+    failure
 }
 
 #[async_trait]
@@ -329,7 +335,8 @@ impl Program for WorkflowProgram {
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, _: Option<Joined>) -> Result<Job, Failure> {
-        Job::render(self.step(spot), &self.scope(state), &self.surroundings).map_err(expression)
+        let job = Job::render(self.step(spot), &self.scope(state), &self.surroundings).map_err(expression)?;
+        Ok(job.after(state.bytes()))
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
@@ -361,9 +368,12 @@ impl Program for WorkflowProgram {
     ) -> Result<Follow, Failure> {
         let settled = match settled {
             Settlement::Completed(output, ending) => StepState::completed(output, ending.exit_code),
-            Settlement::Tolerated(failure) => StepState::failed(failure.ending.exit_code),
+            Settlement::Tolerated(Failure { ending, .. }) => {
+                StepState::failed(ending.outputs.clone().into_iter().collect(), ending.exit_code)
+            }
             Settlement::Skipped => StepState::skipped(),
         };
+        state.refuse_growth(spot.step.id.as_str(), &settled)?;
         state.settle(spot.step.id.as_str(), settled);
         Ok(Follow::Needs)
     }

@@ -1,11 +1,13 @@
 //! The state of a workflow's run: what expressions may read of finished steps.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use waypost::RunId;
+use waypost::record::{Failure, FailureKind, STATE_BYTES_MAX};
 
 use crate::expr::{Scope, StepView};
 
@@ -17,6 +19,9 @@ pub struct WorkflowState {
     /// The same for expressions; made when first asked for, then kept up to date.
     #[serde(skip)]
     scope: OnceLock<Scope>,
+    /// Its size as JSON, likewise; a few bytes too many after a step was settled twice.
+    #[serde(skip)]
+    bytes: OnceLock<usize>,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -55,8 +60,8 @@ impl StepState {
         Self { status: None, exit_code: exit_code.filter(|code| *code != 0), outputs, stdout }
     }
 
-    pub(super) fn failed(exit_code: Option<i32>) -> Self {
-        Self { status: Some(Settled::Failed), exit_code, ..Self::default() }
+    pub(super) fn failed(outputs: Map<String, Value>, exit_code: Option<i32>) -> Self {
+        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None }
     }
 
     pub(super) fn skipped() -> Self {
@@ -85,7 +90,7 @@ impl StepState {
 
 impl WorkflowState {
     pub(super) fn new(params: Map<String, Value>) -> Self {
-        Self { params, steps: BTreeMap::new(), scope: OnceLock::new() }
+        Self { params, steps: BTreeMap::new(), scope: OnceLock::new(), bytes: OnceLock::new() }
     }
 
     /// Returns the params.
@@ -106,9 +111,66 @@ impl WorkflowState {
         if let Some(scope) = self.scope.get_mut() {
             scope.insert_step(id, &settled.view());
         }
+        if let Some(bytes) = self.bytes.get().map(|bytes| bytes + entry_bytes(id, &settled)) {
+            self.bytes = OnceLock::from(bytes);
+        }
         self.steps.insert(id.to_owned(), settled);
     }
 
+    /// Returns its size as JSON, which every checkpoint carries.
+    pub(super) fn bytes(&self) -> usize {
+        *self.bytes.get_or_init(|| json_bytes(self))
+    }
+
+    /// Refuses a step that would make it larger than a checkpoint may be.
+    ///
+    /// # Errors
+    /// A failure that names the step's largest output; no further try can mend it.
+    pub(super) fn refuse_growth(&self, id: &str, settled: &StepState) -> Result<(), Failure> {
+        let bytes = self.bytes() + entry_bytes(id, settled);
+        if bytes <= STATE_BYTES_MAX {
+            return Ok(());
+        }
+        let what = largest(&settled.outputs, settled.stdout.as_deref());
+        let text = format!(
+            "step `{id}` makes the state of the run {bytes} bytes long, and {STATE_BYTES_MAX} are allowed: {what} of them. \
+             Keep large data in a file, and its path or hash in the output"
+        );
+        Err(Failure::new(FailureKind::Limit, vec![text]))
+    }
+}
+
+/// Names the largest output with its size, or what was printed if an expression reads that and it is more.
+pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> String {
+    let sized = outputs.iter().map(|(name, value)| (json_bytes(value), format!("output `{name}`")));
+    let printed = stdout.map(|text| (json_bytes(text), "`stdout`, which an expression reads,".to_owned()));
+    let (bytes, what) = sized.chain(printed).max().unwrap_or((0, "the step".to_owned()));
+    format!("{what} has {bytes}")
+}
+
+/// How much a step adds to the JSON of the state: its id with a colon, itself, and a comma.
+fn entry_bytes(id: &str, settled: &StepState) -> usize {
+    json_bytes(id) + json_bytes(settled) + 2
+}
+
+/// Counts the bytes of the JSON of a value without making it.
+pub(super) fn json_bytes(value: &(impl Serialize + ?Sized)) -> usize {
+    struct Counter(usize);
+    impl io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    serde_json::to_writer(&mut counter, value).expect("maps of JSON are JSON, and counting does not fail");
+    counter.0
+}
+
+impl WorkflowState {
     pub(super) fn scope(&self, run: &RunId) -> Scope {
         let made = || {
             let mut scope = Scope::new(run.as_str(), &self.params);
@@ -118,5 +180,45 @@ impl WorkflowState {
             scope
         };
         self.scope.get_or_init(made).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+    use waypost::record::{FailureKind, STATE_BYTES_MAX};
+
+    use super::{StepOutput, StepState, WorkflowState, json_bytes};
+
+    fn completed(outputs: Value) -> StepState {
+        let Value::Object(outputs) = outputs else { panic!("outputs are a map") };
+        StepState::completed(StepOutput { outputs, stdout: None }, Some(0))
+    }
+
+    // What happened: outputs that made the state too long ended the run with an error that named neither step nor output,
+    // and every resume ran the step again.
+    // Why: the length was looked at when the checkpoint was made, when nobody knew whose it was.
+    // What stops it now: the step that would make it too long has failed, and says by which output.
+    #[test]
+    fn a_step_that_makes_the_state_too_long_fails_by_name() {
+        let mut state = WorkflowState::new(Map::new());
+        let large = "x".repeat(1 << 20);
+        for index in 0..63 {
+            let step = completed(json!({ "text": large }));
+            state.refuse_growth(&format!("s{index}"), &step).expect("it fits");
+            state.settle(&format!("s{index}"), step);
+        }
+
+        let failure = state.refuse_growth("last", &completed(json!({ "small": 1, "text": large })));
+
+        let failure = failure.expect_err("it does not fit");
+        assert_eq!(failure.kind, FailureKind::Limit);
+        let text = &failure.error[0];
+        assert!(text.starts_with("step `last` makes the state of the run 671"), "{text}");
+        assert!(
+            text.contains(&format!("and {STATE_BYTES_MAX} are allowed: output `text` has 1048578 of them")),
+            "{text}"
+        );
+        assert!(state.bytes() >= json_bytes(&state));
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::net::unix::pipe;
+use tokio::time::Instant;
 
 use super::channel::{self, Link};
 use super::wire::{
@@ -24,6 +25,12 @@ use super::{Child, Output, SpawnError, Stdin, StepProcess, SupervisorError, Supe
 /// How long a started supervisor, and a reaper told to start a step, may take to answer. They take 2 ms and 1 ms on an
 /// idle machine; this is for one that swaps, and for a step that stopped its reaper.
 const START_MAX: Duration = Duration::from_secs(30);
+
+/// How long a supervisor whose end of the channel is closed may take to end: nothing is left for it to do.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// What became of a supervisor that closed its end of the channel before it served.
+const ENDED_AT_ONCE: &str = "it ended at once";
 
 /// How many reapers without a step are kept for the next ones: as many as steps of one run usually are in flight.
 const IDLE_REAPERS_MAX: usize = 32;
@@ -68,6 +75,7 @@ impl Supervisor {
     /// # Errors
     /// - [`SupervisorError::Start`]: the program cannot be run.
     /// - [`SupervisorError::NotServing`]: it runs, but is not a supervisor.
+    /// - [`SupervisorError::Ended`]: somebody killed it before it served. Start another one.
     /// - [`SupervisorError::Channel`]: the engine has no descriptors left.
     ///
     /// After each of these no process is left, and the duplicate of the lock is closed.
@@ -92,11 +100,14 @@ impl Supervisor {
             reapers: Mutex::default(),
             next_id: AtomicU32::new(1),
         };
-        let greeted = shared.greet(lock).await;
-        greeted.map_err(|reason| {
+        if let Err(reason) = shared.greet(lock).await {
+            let killed = reason == ENDED_AT_ONCE && shared.was_killed().await;
             shared.kill_process();
-            SupervisorError::NotServing { program: program.path, reason }
-        })?;
+            return Err(match killed {
+                true => SupervisorError::Ended,
+                false => SupervisorError::NotServing { program: program.path, reason },
+            });
+        }
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -183,10 +194,10 @@ impl Supervisor {
 impl Shared {
     async fn greet(&self, lock: Option<OwnedFd>) -> Result<(), &'static str> {
         let lock: Vec<BorrowedFd<'_>> = lock.iter().map(AsFd::as_fd).collect();
-        self.control.send(&Control::Hello.encode(), &lock).await.map_err(|_| "it ended at once")?;
+        self.control.send(&Control::Hello.encode(), &lock).await.map_err(|_| ENDED_AT_ONCE)?;
         let answer = tokio::time::timeout(START_MAX, self.control.receive()).await;
         match answer.map_err(|_| "it does not answer")? {
-            None => Err("it ended at once"),
+            None => Err(ENDED_AT_ONCE),
             Some(answer) if answer.bytes() == [PROTOCOL] => Ok(()),
             Some(_) => Err("it is of another version"),
         }
@@ -307,6 +318,20 @@ impl Shared {
     /// Keeps a reaper whose step has ended but left processes, so that those live on.
     pub(super) fn put_aside(&self, reaper: Reaper) {
         self.reapers().background.push(reaper);
+    }
+
+    /// Says whether the process, whose end of the channel is closed, was ended by a signal.
+    async fn was_killed(&self) -> bool {
+        let waited_until = Instant::now() + END_MAX;
+        loop {
+            let status = self.process().as_mut().and_then(|process| process.try_wait().ok().flatten());
+            match status {
+                Some(status) => return status.signal().is_some(),
+                // Its descriptors are closed a moment before it can be reaped.
+                None if Instant::now() < waited_until => tokio::time::sleep(Duration::from_millis(1)).await,
+                None => return false,
+            }
+        }
     }
 
     fn kill_process(&self) {

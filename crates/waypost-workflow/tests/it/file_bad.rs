@@ -396,3 +396,54 @@ fn what_asks_about_a_failure_of_the_run_is_refused_in_a_file() {
     let refused = |what: &str| format!("`{what}` is not supported by this version");
     assert_eq!(messages, [refused("failure()"), refused("run.failed_step")]);
 }
+
+#[test]
+fn one_problem_in_a_text_does_not_hide_another() {
+    let text = "steps:\n  - id: x\n    timeot: 5s\n    run: >\n      a ${{ steps.y.outputs.z }}\n      b ${{ foo }}\n";
+
+    let messages: Vec<_> = error_of(text).problems().iter().map(|problem| problem.message.clone()).collect();
+
+    assert_eq!(messages, ["a step has no key `timeot`", "there is no step `y`", "there is no `foo`"]);
+}
+
+#[test]
+fn a_condition_that_is_always_a_text_is_refused() {
+    for (condition, found) in
+        [("'\"yes\"'", "the text `yes`"), ("1 + 1", "the number 2"), ("'${{ [1] }}'", "a list")]
+    {
+        let error = error_of(&format!("steps:\n  - run: a\n    if: {condition}\n"));
+
+        let message = format!("a condition must be true or false, and this is always {found}");
+        assert_eq!(error.problems()[0].message, message, "{}", error.render());
+    }
+    assert!(Workflow::parse("steps:\n  - run: a\n    if: 1 < 2\n", Path::new("f.yaml")).is_ok());
+}
+
+#[test]
+fn an_expression_in_the_default_of_a_param_is_refused() {
+    for default in ["\"${{ env.X }}\"", "{ a: [\"${{ env.X }}\"] }"] {
+        let error =
+            error_of(&format!("params:\n  p: {{ type: json, default: {default} }}\nsteps:\n  - run: a\n"));
+
+        assert_eq!(error.problems()[0].message, "the default of param `p` cannot hold an expression");
+    }
+}
+
+#[test]
+fn a_function_that_is_misspelled_is_named() {
+    let of = |condition: &str| {
+        let error = error_of(&format!("steps:\n  - run: a\n  - run: b\n    if: {condition}\n"));
+        let problem = &error.problems()[0];
+        format!("{} | {:?} | {}", problem.message, problem.hint, problem.help.as_deref().unwrap_or_default())
+    };
+
+    assert!(
+        of("succes()").starts_with("there is no function `succes` | None | `success()` is not supported"),
+        "{}",
+        of("succes()")
+    );
+    assert_eq!(
+        of("alway()"),
+        "there is no function `alway` | Some(\"always\") | the functions are `always`, `skipped`, `range` and `dict`"
+    );
+}

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 use waypost_workflow::mask::{Mask, MaskError, SECRET_BYTES_MAX};
 
@@ -240,5 +242,29 @@ proptest! {
         prop_assert!(mask.contains(&bytes));
         prop_assert!(!mask.contains(&out));
         prop_assert_eq!(out, mask.mask_bytes(&bytes));
+    }
+}
+
+// What happened: `printf 'user:%s' "$TOKEN" | base64` put a long token into the log.
+// Why: base64 broken into lines was only looked for from the secret's first character on.
+// What stops it now: a form for every place in a line at which the secret can begin.
+#[test]
+fn base64_of_a_text_around_a_secret_is_masked_in_lines_too() {
+    let secret: String = (0..200).map(|index| char::from(b'0' + (index * 7 % 75) as u8)).collect();
+    let mask = mask(&[&secret]);
+    for (before, (width, end)) in (0..160).flat_map(|count| [(count, (76, "\n")), (count, (64, "\r\n"))]) {
+        let text = format!("{}{secret}{}", "u".repeat(before), "v".repeat(before % 5));
+        let whole = STANDARD.encode(&text);
+        let lines: Vec<&str> =
+            whole.as_bytes().chunks(width).map(|line| std::str::from_utf8(line).unwrap()).collect();
+
+        let masked = String::from_utf8(mask.mask_bytes(lines.join(end).as_bytes())).unwrap();
+
+        // At most the characters that the secret shares with what stands beside it are left.
+        let shown: String =
+            masked.replace("***", "").chars().filter(|char| !char.is_ascii_whitespace()).collect();
+        let beside = whole.len() - STANDARD.encode(&secret).len();
+        assert!(masked.contains("***") && shown.len() <= beside + 8, "{before} {width}: {masked}");
+        assert_eq!(in_chunks(&mask, lines.join(end).as_bytes(), &[1, 70, 77, 80, 150]), masked.into_bytes());
     }
 }

@@ -314,6 +314,19 @@ async fn a_program_that_is_no_supervisor_is_refused() {
     assert!(matches!(error, SupervisorError::NotServing { .. }), "{error:?}");
 }
 
+// What happened: a supervisor that was killed while it started was reported as a program that does not serve, a bug.
+// Why: both close their end of the channel, and nobody looked at how the process had ended.
+// What stops it now: one that was ended by a signal has ended, and another can be started.
+#[tokio::test]
+async fn a_supervisor_that_is_killed_while_it_starts_has_ended() {
+    let args = ["-c", "kill -9 $$"].map(Into::into).to_vec();
+
+    let error =
+        Supervisor::start(SupervisorProgram { path: "sh".into(), arg0: None, args }, None).await.unwrap_err();
+
+    assert!(matches!(error, SupervisorError::Ended), "{error:?}");
+}
+
 #[tokio::test]
 async fn an_abandoned_start_leaves_nothing() {
     let supervisor = rig::start(None).await;
