@@ -89,7 +89,8 @@ fn same(whole: &Played, crashed: &Played, crash: &Disturbance) {
     let paid: Vec<_> = crashed.paid.keys().collect();
     assert_eq!(paid, whole.paid.keys().collect::<Vec<_>>(), "{crash:?}");
     for (name, times) in &crashed.paid {
-        let decided = crashed.decided.get(name).copied().unwrap_or(0);
+        let of = |name: &str| crashed.decided.get(name).copied().unwrap_or(0);
+        let decided = of(name) + name.split_once('[').map_or(0, |(step, _)| of(step));
         assert!(
             (1..=1 + decided).contains(times),
             "{crash:?}: {name} was done {times} times, decided {decided}"

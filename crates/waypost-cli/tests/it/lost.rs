@@ -41,6 +41,20 @@ fn the_newest_file_taken_away_is_told_and_healed() {
 }
 
 #[test]
+fn a_history_taken_away_leaves_the_newest_checkpoint_to_go_on_from() {
+    // What happened: `plan` said what would be done, and each resume failed as a file could not be written. Why: nobody
+    // made the folder of the history again. What stops it now: whoever takes the run up does (file/lease.rs).
+    let rig = failed("file:kept");
+    fs::remove_dir_all(rig.path("kept/runs/r-1/history")).unwrap();
+
+    expect(&rig, &["verify", "r-1"], 7, &[]);
+    expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
+    let log = rig.read("kept/runs/r-1/events.jsonl");
+    let begun = |line: &&str| line.contains("step_started") && line.contains(r#""step":"one""#);
+    assert_eq!(log.lines().filter(begun).count(), 1, "what was finished is not done again");
+}
+
+#[test]
 fn newer_files_taken_away_stop_a_resume() {
     let rig = failed("file:kept");
     for name in

@@ -110,8 +110,14 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
             }
             Some(Err(RunError::InDoubt { questions, .. })) => {
                 for question in &questions {
-                    let Cause::InDoubt(at) = &question.cause else { panic!("{question:?}") };
-                    let name = format!("{}/{}{:?}", question.branch, question.step, at.iteration);
+                    let name = match &question.cause {
+                        Cause::InDoubt(at) => {
+                            format!("{}/{}{:?}", question.branch, question.step, at.iteration)
+                        }
+                        // In which pass, nobody knows.
+                        Cause::InLost(_) => format!("{}/{}", question.branch, question.step),
+                        cause => panic!("{cause:?}"),
+                    };
                     *decided.entry(name).or_default() += 1;
                 }
                 // The newest sound one.

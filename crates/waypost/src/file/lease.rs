@@ -214,6 +214,11 @@ impl Writer {
         for folder in [&self.paths.root, &history, &self.paths.quarantine()] {
             remove_leftovers(disk.as_ref(), folder).map_err(|source| failed(folder, source))?;
         }
+        // Where somebody took the folder away, `checkpoint.json` may still have the newest commit, which goes there again.
+        if matches!(disk.metadata(&history), Err(error) if error.kind() == io::ErrorKind::NotFound) {
+            let made = disk.create_dir(&history).and_then(|()| disk.sync_dir(&self.paths.root));
+            made.map_err(|source| StoreError::of_write("make", history.display().to_string(), source))?;
+        }
         let walk = self.find_tails()?;
         let missing = walk.damaged.iter().map(|file| file.number).max().unwrap_or(0);
         let newest_file = walk.numbers.last().copied().unwrap_or(0);
