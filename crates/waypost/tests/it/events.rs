@@ -128,7 +128,7 @@ fn a_step_fails_for_good_and_the_run_with_it() {
         header.status = Some(RunStatus::Failed);
     }), @r#"
     {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":3,"event":"step_failed","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12,"iteration":[2,1],"epoch":1}
-    {"cursor":"main@5.1","parent":"r-1@4","event":"run_failed"}
+    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","event":"run_failed","error":["it ended with 2"]}
     "#);
 }
 
