@@ -13,7 +13,9 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
 use waypost::engine::{Attempt, Ended, Performed, Told};
-use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
+use waypost::record::{
+    Ending, Failure, FailureKind, Note, OUTPUTS_INLINE_BYTES_MAX, Printed, STATE_BYTES_WARN,
+};
 use waypost::store::Store;
 
 use crate::expr::{ExprError, Scope, StepView, Template};
@@ -282,7 +284,13 @@ impl WorkflowProgram {
             }
             Ok(output) => {
                 told.notes.extend(self.report_notes(job, taken.summary, None));
-                ending.outputs = output.outputs.into_iter().collect();
+                match json_bytes(&output.outputs) {
+                    ..=OUTPUTS_INLINE_BYTES_MAX => ending.outputs = output.outputs.into_iter().collect(),
+                    bytes => told.notes.push(Note::Warning(format!(
+                        "its outputs are not kept: they have {bytes} bytes, and of a step that failed \
+                         {OUTPUTS_INLINE_BYTES_MAX} are"
+                    ))),
+                }
                 Performed::Failed { failure: failed(life, ending), told }
             }
             Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, told },
@@ -359,7 +367,7 @@ impl Job {
     /// That it is too large, and what to do about it, the engine says.
     fn growth(&self, output: &StepOutput) -> Option<String> {
         let StepOutput { outputs, stdout } = output;
-        let own = json_bytes(outputs) + stdout.as_ref().map_or(0, |text| json_bytes(text));
+        let own = json_bytes(outputs) + stdout.as_ref().map_or(0, json_bytes);
         let bytes = self.state_bytes + own;
         let tells =
             bytes > STATE_BYTES_WARN && (self.state_bytes <= STATE_BYTES_WARN || own > STATE_BYTES_WARN);
