@@ -268,7 +268,9 @@ async fn find_begin<P: Program>(
         }
     }
     let moved = stand.moves.remove(&BranchPath::main());
-    let reopens = !is_again || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    // What the sessions of this resume wrote nothing on, they did not come to.
+    let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
+    let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
     if let Some(Move { record, position, draft }) = moved {
         (base.record, base.position) = (record, position);
         drafts.extend(draft);

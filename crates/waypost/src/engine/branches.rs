@@ -256,7 +256,9 @@ pub(super) async fn go_on<P: Program>(
     if line.chain.repair {
         line.ask_again();
     }
-    line.reopens = is_moved || !session.is_again || session.lines.get(opener.line).reopens;
+    // What the sessions of this resume wrote nothing on, they did not come to.
+    let is_new = !session.is_again || head.record.header().token != lease.token();
+    line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
     if line.reopens {
         reopen(&mut line);
     }
