@@ -1,10 +1,10 @@
 //! Random graphs, crashed at every call to their store and again: they end as the run that never crashed, each step has
 //! had its effect as often, and no step that was recorded as finished runs again.
 //!
-//! A seed makes a graph ([`make`]): steps that note, fail once, keep, ask, or must not be repeated; sequences, loops,
+//! A seed makes a graph (`make`): steps that note, fail once, keep, ask, or must not be repeated; sequences, loops,
 //! forks in forks, items, graphs in graphs; failures for good, which are collected, or end the run until they are mended;
 //! holds before and after steps. It is played once undisturbed, and then once for each call to the store, at which the
-//! process dies ([`play`]). `WAYPOST_SEED=7 WAYPOST_GRAPHS=1` repeats one seed, `WAYPOST_GRAPHS=10000` is the long form.
+//! process dies (`play`). `WAYPOST_SEED=7 WAYPOST_GRAPHS=1` repeats one seed, `WAYPOST_GRAPHS=10000` is the long form.
 //!
 //! What a step did in the world outside is what counts: an effect under the same idempotency key is the same effect, and
 //! what must not be repeated has happened once, and once more for each time that somebody decided so.

@@ -196,7 +196,8 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let questions = branches::take_up(&mut session, lease, begin.stand).await?;
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    let questions = branches::take_up(&mut session, lease, begin.stand, retries).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }

@@ -23,13 +23,15 @@ use super::{Program, RunError};
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
 /// alone; one that has not begun is only noted; the others go on.
 ///
-/// Returns what a person must decide: steps that were cut and must not be repeated blindly.
+/// Returns what a person must decide: steps that were cut and must not be repeated blindly; none where `retries` says that
+/// they run again.
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     stand: Stand,
+    retries: bool,
 ) -> Result<Vec<Decision>, RunError> {
-    let mut found = Found { stand, ..Found::default() };
+    let mut found = Found { stand, retries, ..Found::default() };
     found.lines.insert(BranchPath::main(), MAIN);
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
@@ -82,6 +84,8 @@ struct Found {
     /// Of a fan-out, by the line and the place of its step: the index of each key.
     indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
+    /// A person says that what is in doubt runs again.
+    retries: bool,
     /// Where branches are gone on with that are not where they stand.
     stand: Stand,
 }
@@ -156,8 +160,10 @@ async fn take_up_one<P: Program>(
     let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
     let lost = head.next - 1 - head.record.header().seq;
-    let questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
-    found.questions.extend(questions);
+    if !found.retries {
+        let questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
+        found.questions.extend(questions);
+    }
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
     let moved = found.stand.moves.remove(&branch);
@@ -167,20 +173,36 @@ async fn take_up_one<P: Program>(
         session.mark_dirty(id);
     }
     found.lines.insert(branch, id);
-    let line = session.lines.get(id);
-    for entry in &line.position.frontier {
-        let step = line.shape.step(entry.step.as_str());
-        // Before it was reopened it stood as started: nothing else has an attempt and no end.
-        if line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent) {
-            found.questions.push(Decision {
-                branch: line.branch().clone(),
-                step: entry.step.clone(),
-                action: Action::Ask,
-                cause: Cause::InDoubt(entry.at.clone()),
-            });
-        }
-    }
+    found.questions.extend(cut_on(session, id, found.retries));
     open_fans(session, found, id).await
+}
+
+/// Asks about steps of a child that were cut and must not be repeated blindly, or, if a person has said so, readies them
+/// to run again.
+fn cut_on<P: Program>(session: &mut Session<'_, P>, id: LineId, retries: bool) -> Vec<Decision> {
+    let line = session.lines.get(id);
+    // Before it was reopened it stood as started: nothing else has an attempt and no end.
+    let is_in_doubt = |entry: &&FrontierEntry| {
+        let step = line.shape.step(entry.step.as_str());
+        line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent)
+    };
+    let ask = |entry: &FrontierEntry| Decision {
+        branch: line.branch().clone(),
+        step: entry.step.clone(),
+        action: Action::Ask,
+        cause: Cause::InDoubt(entry.at.clone()),
+    };
+    let questions: Vec<Decision> = line.position.frontier.iter().filter(is_in_doubt).map(ask).collect();
+    if !retries || questions.is_empty() {
+        return questions;
+    }
+    let line = session.lines.get_mut(id);
+    for Decision { step, .. } in questions {
+        let place = line.shape.place(step.as_str()).expect("it was just found there");
+        line.redo_as_told(place);
+    }
+    session.mark_dirty(id);
+    Vec::new()
 }
 
 /// Takes up again children that have ended and have something to do again, parents before their children.

@@ -6,7 +6,7 @@ use crate::record::Position;
 use crate::shape::Shape;
 
 use super::line::Line;
-use super::{OnDoubt, RunError};
+use super::{Follow, OnDoubt, RunError};
 
 /// Asks about steps of a branch that may have been started in records that are lost.
 pub(super) fn questions_of_lost(
@@ -52,20 +52,29 @@ pub(super) fn decide_as_told<S>(
             return Err(RunError::Changed { run, why });
         };
         match on_doubt {
-            OnDoubt::Done(_) if !main.shape.steps()[place].routes.is_empty() => {
-                let why = "only its own run decides which step comes next".to_owned();
-                return Err(RunError::NotSettled { run, step, why });
-            }
             OnDoubt::Done(settle) => {
+                let Some(follow) = next_of(main.shape, place) else {
+                    let why = "only its own run decides which step comes next".to_owned();
+                    return Err(RunError::NotSettled { run, step, why });
+                };
                 (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
                     run: run.clone(),
                     step,
                     why,
                 })?;
-                main.settle_as_told(place);
+                main.settle_as_told(place, follow);
             }
             OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
         }
     }
     Ok(())
+}
+
+/// Returns what comes after a step, where there is no choice.
+fn next_of(shape: &Shape, place: usize) -> Option<Follow> {
+    match shape.routes(place) {
+        [] => Some(Follow::Needs),
+        [only] if !shape.steps()[place].may_end => Some(Follow::To(*only)),
+        _ => None,
+    }
 }

@@ -341,11 +341,11 @@ impl<'a, S> Line<'a, S> {
         self.draft_of(place, phase, Reason::Redo);
     }
 
-    /// Settles a step that was cut as a person says that it is done: without outputs.
-    pub(super) fn settle_as_told(&mut self, place: usize) {
+    /// Settles a step that was cut as a person says that it is done: without outputs, and with what comes after it.
+    pub(super) fn settle_as_told(&mut self, place: usize, follow: super::Follow) {
         let settled = Some(Settled::Completed(self.seq_of_next_draft()));
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
-        self.settle(place, settled, super::Follow::Needs);
+        self.settle(place, settled, follow);
         self.draft(Phase::Completed(Ending::default()), Reason::Manual, step, at);
     }
 

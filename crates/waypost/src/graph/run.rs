@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use super::Graph;
 use super::level::{Held, State};
 use crate::engine::{
-    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnLostCheckpoint, OnUnknown, Outcome, ResumeFrom,
-    ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
+    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
+    ResumeFrom, ResumeOptions, RunError, SessionOptions, SettleAsDone, StopHandle, Then, Validate,
 };
 use crate::events::{self, Event};
 use crate::id::{RunId, StepId};
@@ -373,6 +373,25 @@ impl<'a, S: State> Resume<'a, S> {
     /// Says what to do where the graph is not the one that the run was made with.
     pub fn on_change(mut self, on_change: OnChange) -> Self {
         self.options.on_change = on_change;
+        self
+    }
+
+    /// Runs steps again that are in doubt, on whatever branch: those that were cut, or that lost records may have started,
+    /// and that must not be repeated blindly. For who has seen that they took no effect, or may take it twice. They have
+    /// another [idempotency key](super::Context::idempotency_key) then.
+    pub fn retry_doubtful(mut self) -> Self {
+        self.options.on_doubt = OnDoubt::Retry;
+        self
+    }
+
+    /// Takes steps of the main branch as done that are in doubt, for who has seen that they took effect. `settle` puts into
+    /// the state what the step would have, or refuses: then nothing changes, and the resume ends with
+    /// [`RunError::NotSettled`].
+    pub fn settle_doubtful(
+        mut self,
+        settle: impl Fn(&mut S, &StepId) -> Result<(), String> + Send + 'static,
+    ) -> Self {
+        self.options.on_doubt = OnDoubt::Done(SettleAsDone(Box::new(settle)));
         self
     }
 

@@ -53,6 +53,52 @@ async fn a_cut_in_a_branch_of_a_branch_asks_a_person_before_anything_runs() {
     }
 }
 
+#[tokio::test]
+async fn a_person_says_that_a_cut_step_of_a_branch_runs_again() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = nested(&stage);
+        stage
+            .crash(&mut world, "x", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+
+        let outcome = world.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "p=p+x=x+y=y", "q=q"]);
+        let mut said = stage.said();
+        said.retain(|said| *said == "x");
+        assert_eq!(said, ["x"], "once more, and only by that word");
+        let redone = world.records().await.into_iter().filter(|line| line.contains("plan:p/p:x@")).count();
+        assert!(redone > 2, "it is written that it was a decision");
+    }
+}
+
+#[tokio::test]
+async fn a_person_says_that_a_cut_step_took_effect_and_what_came_of_it() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let builder = pays(&stage, stage.steps(Graph::builder("pay"), &["plan", "after"]), "pay");
+        let graph = builder.edge("plan", "pay").edge("pay", "after").build().unwrap();
+        stage
+            .crash(&mut world, "pay", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+
+        let refusing = |_: &mut Notes, _: &waypost::StepId| Err("nobody has the receipt".to_owned());
+        let refused = world.engine.resume(&graph, "r").settle_doubtful(refusing).await.unwrap_err();
+        assert!(matches!(refused, RunError::NotSettled { .. }), "{refused}");
+        let settling = |notes: &mut Notes, step: &waypost::StepId| {
+            notes.done.push(format!("{step} by hand"));
+            Ok(())
+        };
+        let outcome = world.engine.resume(&graph, "r").settle_doubtful(settling).await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "pay by hand", "after"]);
+        assert_eq!(stage.said(), ["after"]);
+    }
+}
+
 // A start that was recorded and not carried out cannot be told from one that was: it is in doubt too. One that was not
 // recorded was never made.
 #[tokio::test]

@@ -169,7 +169,7 @@ async fn what_must_not_be_repeated_is_in_doubt_after_a_crash() {
     assert!(matches!(refused, RunError::InDoubt { .. }));
 
     // Somebody looked: no mail went out. A deliberate redo, with a new epoch and a new idempotency key.
-    let outcome = engine.resume(&graph, "r").from_step("mail").await.unwrap();
+    let outcome = engine.resume(&graph, "r").retry_doubtful().await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
 
     let ended = engine.resume(&graph, "r").from_step(END).await.unwrap();
