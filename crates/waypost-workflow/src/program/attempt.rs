@@ -13,9 +13,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
 use waypost::engine::{Attempt, Ended, Performed, Told};
-use waypost::record::{
-    Ending, Failure, FailureKind, Note, OUTPUTS_INLINE_BYTES_MAX, Printed, STATE_BYTES_WARN,
-};
+use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
 use crate::expr::{ExprError, Scope, StepView, Template};
@@ -284,13 +282,7 @@ impl WorkflowProgram {
             }
             Ok(output) => {
                 told.notes.extend(self.report_notes(job, taken.summary, None));
-                match json_bytes(&output.outputs) {
-                    ..=OUTPUTS_INLINE_BYTES_MAX => ending.outputs = output.outputs.into_iter().collect(),
-                    bytes => told.notes.push(Note::Warning(format!(
-                        "its outputs are not kept: they have {bytes} bytes, and of a step that failed \
-                         {OUTPUTS_INLINE_BYTES_MAX} are"
-                    ))),
-                }
+                ending.outputs = output.outputs.into_iter().collect();
                 Performed::Failed { failure: failed(life, ending), told }
             }
             Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, told },

@@ -150,7 +150,6 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn fail(&mut self, id: LineId, place: usize, mut failure: Failure, told: Told) {
         self.touched.insert(id);
         self.mark_dirty(id);
-        inline_outputs(&mut failure.ending);
         let now = self.engine.clock.now();
         let program = self.program;
         let line = self.lines.get_mut(id);
@@ -183,6 +182,8 @@ impl<P: Program> Session<'_, P> {
             entry.since = 0;
             ends_all = true;
         }
+        // By now the program has them, if it tolerates the failure.
+        inline_outputs(&mut failure.ending);
         line.drafts.push(super::chain::Draft::new(
             Phase::Failed(failure.clone()),
             reason,

@@ -152,21 +152,17 @@ steps:
     run: echo "x=$(printf '%600s' y)" >> "$WAYPOST_OUTPUT"; exit 5
     continue_on_error: true
   - id: d
-    run: echo "${{ steps.a.outputs.x }} ${{ steps.a.status }} ${{ steps.b.outputs.x | default('none') }} ${{ steps.c.outputs.x | default('none') }}" > out
+    run: echo "${{ steps.a.outputs.x }} ${{ steps.a.status }} ${{ steps.b.outputs.x | default('none') }} ${{ steps.c.outputs.x | trim }}" > out
 "#,
         )
         .await;
 
     assert_eq!(outcome.status, RunStatus::CompletedWithFailures, "{}", error_of(&outcome));
-    assert_eq!(bench.file("out"), "7 failed none none\n");
+    assert_eq!(bench.file("out"), "7 failed none y\n");
     let notes: Vec<_> =
         bench.records().await.iter().flat_map(|record| record.header().notes.clone()).collect();
     let told = format!("{notes:?}");
     assert!(told.contains("its outputs are not kept: output `x` contains a secret"), "{told}");
-    assert!(
-        told.contains("its outputs are not kept: they have 608 bytes, and of a step that failed 512 are"),
-        "{told}"
-    );
     assert!(!bench.state().await.to_string().contains(SECRET));
 }
 
