@@ -14,7 +14,6 @@
 //! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
 //! pause, the first one does. What is not written when the process dies is added when the run is taken up again.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -30,6 +29,9 @@ const NAP: Duration = Duration::from_millis(1);
 const BACKLOG_BATCHES_MAX: usize = 512;
 /// Bytes of bodies that may wait with them.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of bodies that are kept at most, once written, until somebody tells the next.
+const SPENT_BYTES_MAX: usize = 1 << 20;
 
 /// The folder of a run that is written to from two threads.
 pub(crate) type SharedFolder = Arc<Mutex<RunFolder>>;
@@ -52,8 +54,12 @@ struct Desk {
 
 #[derive(Debug, Default)]
 struct Backlog {
-    jobs: VecDeque<Job>,
+    jobs: Vec<Job>,
+    /// Bytes of bodies of `jobs`.
     bytes: usize,
+    /// What was written, for who tells next: memory is given back where it was taken, since two threads that give and
+    /// take the same memory wait for each other more than the writing costs.
+    spent: Vec<Job>,
     thread: Thread,
     /// The thread is writing what it took from the backlog.
     busy: bool,
@@ -106,10 +112,12 @@ impl Teller {
                 return job.write();
             }
         }
-        backlog.jobs.push_back(job);
+        backlog.jobs.push(job);
         backlog.bytes += bytes;
         let full = backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
+        let spent = std::mem::take(&mut backlog.spent);
         drop(backlog);
+        drop(spent);
         if full {
             self.finish();
         }
@@ -164,12 +172,15 @@ impl Shift {
             }
             backlog.thread = Thread::Awake;
             backlog.busy = true;
-            backlog.bytes = 0;
-            let jobs = std::mem::take(&mut backlog.jobs);
+            let bytes = std::mem::take(&mut backlog.bytes);
+            let mut jobs = std::mem::take(&mut backlog.jobs);
             drop(backlog);
             jobs.iter().for_each(Job::write);
-            drop(jobs);
+            if bytes > SPENT_BYTES_MAX {
+                jobs.clear();
+            }
             backlog = lock(&desk.backlog);
+            backlog.spent.append(&mut jobs);
             backlog.busy = false;
             if backlog.waiting > 0 && backlog.jobs.is_empty() {
                 desk.done.notify_all();

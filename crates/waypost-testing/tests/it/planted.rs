@@ -287,10 +287,9 @@ impl Store for Planted {
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
         if self.has(TakesTheLeaseToRead) {
-            let _ = self
-                .inner
-                .acquire(run, &BranchPath::main(), &waypost_testing::records::holder("reader"))
-                .await;
+            let reader = waypost_testing::records::holder("reader");
+            // And keeps it: one that is dropped is given back.
+            std::mem::forget(self.inner.acquire(run, &BranchPath::main(), &reader).await);
         }
         let mut found = self.inner.heads(run, page).await?;
         if self.has(SortsHeadsByName) {
