@@ -84,6 +84,8 @@ pub(super) struct Draft<S> {
 pub struct Builder<S> {
     name: String,
     pub(super) steps: Vec<Draft<S>>,
+    /// Where each step is in `steps`.
+    places: HashMap<StepId, usize>,
     ways: HashMap<StepId, Way<S>>,
     start: Option<StepId>,
     keeping: Keeping<S>,
@@ -110,6 +112,7 @@ impl<S: State> Builder<S> {
         Self {
             name: name.to_owned(),
             steps: Vec::new(),
+            places: HashMap::new(),
             ways: HashMap::new(),
             start: None,
             keeping: keeping(Migrations::default()),
@@ -141,9 +144,10 @@ impl<S: State> Builder<S> {
             Ok(id) => id,
             Err(error) => return self.wrong(error.into()),
         };
-        if self.steps.iter().any(|step| step.id == id) {
+        if self.places.contains_key(&id) {
             return self.wrong(GraphError::Twice(id));
         }
+        self.places.insert(id.clone(), self.steps.len());
         let (retry, timeout, idempotent, revision, retry_when) = (Retry::default(), None, true, 0, None);
         let (parallel_max, on_failure) = (PARALLEL_DEFAULT, OnChildFailure::Stop);
         self.steps.push(Draft {
@@ -402,7 +406,7 @@ impl<S: State> Builder<S> {
     }
 
     fn check_names(&self, start: &StepId) -> Result<(), GraphError> {
-        let has = |id: &StepId| self.steps.iter().any(|step| step.id == *id);
+        let has = |id: &StepId| self.places.contains_key(id);
         let unknown =
             |edge: String, missing: &StepId| Err(GraphError::Unknown { edge, missing: missing.clone() });
         if !has(start) {
@@ -429,7 +433,7 @@ impl<S: State> Builder<S> {
 
     /// The graph as steps and ways, for checks that need no functions.
     fn outline(&self) -> super::homes::Outline {
-        let place = |id: &StepId| self.steps.iter().position(|step| step.id == *id);
+        let place = |id: &StepId| self.places.get(id).copied();
         let ways = self.steps.iter().map(|step| match self.ways.get(&step.id) {
             Some(way) => way.targets().into_iter().map(place).collect(),
             None => Vec::new(),
@@ -469,7 +473,8 @@ impl<S: State> Assembly<S> {
         let here = |place: &usize| self.homes[*place] == (home > 0).then(|| home - 1);
         let places: Vec<usize> = (0..drafts.len()).filter(here).collect();
         let ids: Vec<StepId> = places.iter().map(|place| id_of(drafts, *place)).collect();
-        let find = |id: &StepId| ids.iter().position(|known| known == id);
+        let found: HashMap<&StepId, usize> = ids.iter().zip(0..).collect();
+        let find = |id: &StepId| found.get(id).copied();
         let (mut steps, mut nodes) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
         let ways: Vec<Option<Way<S>>> = ids.iter().map(|id| self.ways.remove(id)).collect();
         for ((place, id), way) in places.iter().zip(&ids).zip(ways) {

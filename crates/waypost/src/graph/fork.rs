@@ -1,5 +1,6 @@
 //! Forks and fan-outs on their way to a join.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +60,9 @@ impl<S: State> Fork<S> {
         if starts.is_empty() {
             return builder.wrong(GraphError::NoTargets(format!("the fork after `{after}`")));
         }
-        if let Some(twice) = (1..starts.len()).find(|at| starts[..*at].contains(&starts[*at])) {
-            return builder.wrong(GraphError::Twice(starts[twice].clone()));
+        let mut known = HashSet::with_capacity(starts.len());
+        if let Some(twice) = starts.iter().find(|start| !known.insert(*start)) {
+            return builder.wrong(GraphError::Twice(twice.clone()));
         }
         let decode = Arc::clone(&builder.decode);
         let join = Arc::new(join);
