@@ -203,39 +203,54 @@ fn digest_of(marker: &str) -> u64 {
 pub(super) struct Written<'a> {
     disk: &'a dyn Disk,
     path: &'a Path,
-    /// The end of the file, and whether that is all of it.
-    text: Option<(String, bool)>,
+    end: Option<End>,
+}
+
+/// The end of a report.
+struct End {
+    text: String,
+    is_all: bool,
+    /// The lines in it that name checkpoints: most answers are no, and need no search.
+    named: HashSet<String>,
 }
 
 impl<'a> Written<'a> {
     pub(super) fn new(disk: &'a dyn Disk, path: &'a Path) -> Self {
-        Self { disk, path, text: None }
+        Self { disk, path, end: None }
     }
 
     /// Says whether the section of a record stands in the report, word for word; a record that has none is passed over.
     /// Sections are written in the order of their records, so that those of older records do then, too.
     pub(super) fn has(&mut self, record: &Record) -> bool {
         let Some(section) = report::section(record) else { return false };
+        let Some(name) = checkpoint_lines(&section.text).next() else { return false };
         loop {
-            let (text, is_all) = self.text.get_or_insert_with(|| read_tail(self.disk, self.path));
-            if text.rfind(&section.text).is_some() {
+            let end = self.end.get_or_insert_with(|| End::read(self.disk, self.path, TAIL_BYTES));
+            if end.named.contains(name) && end.text.contains(&section.text) {
                 return true;
             }
-            if *is_all {
+            if end.is_all {
                 return false;
             }
-            let whole = self.disk.read(self.path, REPORT_BYTES_MAX).unwrap_or_default();
-            self.text = Some((lossy(&whole), true));
+            self.end = Some(End::read(self.disk, self.path, REPORT_BYTES_MAX));
         }
     }
 }
 
-/// Reads the end of a report; of one that cannot be read, nothing.
-fn read_tail(disk: &dyn Disk, path: &Path) -> (String, bool) {
-    let len = disk.metadata(path).map_or(0, |file| file.len);
-    let from = len.saturating_sub(TAIL_BYTES);
-    let tail = disk.read_at(path, from, (len - from) as usize);
-    (lossy(&tail.unwrap_or_default()), from == 0)
+impl End {
+    /// Reads so many bytes of the end of a report; of one that cannot be read, nothing.
+    fn read(disk: &dyn Disk, path: &Path, bytes: u64) -> Self {
+        let len = disk.metadata(path).map_or(0, |file| file.len);
+        let from = len.saturating_sub(bytes);
+        let text = lossy(&disk.read_at(path, from, (len - from) as usize).unwrap_or_default());
+        let named = checkpoint_lines(&text).map(str::to_owned).collect();
+        Self { text, is_all: from == 0 || bytes >= REPORT_BYTES_MAX, named }
+    }
+}
+
+/// Returns the lines that say of which checkpoint a section is.
+fn checkpoint_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| line.starts_with("| checkpoint |"))
 }
 
 fn lossy(bytes: &[u8]) -> String {
