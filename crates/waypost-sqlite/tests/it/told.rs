@@ -4,22 +4,29 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use waypost::BranchPath;
-use waypost::record::Durability;
+use waypost::record::{Durability, Note};
 use waypost::store::Store;
-use waypost_testing::records::{holder, run_id};
+use waypost_testing::records::{holder, run_id, step_id};
 
 use crate::support::{Site, Writing, open};
 
-/// Says whether the newest record has its section: each takes the place of the one before.
+/// Says whether a record has its section.
 fn has_section(site: &Site, seq: u64) -> bool {
     let report = fs::read_to_string(site.home().join("runs/r-1/report.md")).unwrap_or_default();
     report.contains(&format!("| checkpoint | `r-1@{seq}` |"))
 }
 
+/// Commits faster than can be put into the report: each section takes the place of one that is not the last, so that a
+/// large file is written anew for it.
 async fn written(site: &Site) -> Writing {
     let mut writing = Writing::begin(&open(&site.file()), "r-1", Durability::Async).await;
-    for _ in 2..=100 {
-        writing.step().await.unwrap();
+    for seq in 2..=100 {
+        let mut header = writing.links.header(&BranchPath::main());
+        header.step = Some(step_id(["one", "two"][seq % 2]));
+        header.notes = if seq == 2 { vec![Note::Report("x".repeat(300_000))] } else { Vec::new() };
+        let record = writing.links.seal(header, &serde_json::Value::Null);
+        let batch = writing.links.batch(vec![record]);
+        Store::append(&*writing.store, &writing.lease, batch).await.unwrap();
     }
     writing
 }
