@@ -122,23 +122,31 @@ fn is_there(path: &Path) -> Result<bool, Error> {
 
 /// Refuses a database that is there in name only, before anything is made in its place.
 fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
+    if ruin(database, access)?.is_none() {
+        return Ok(());
+    }
+    let runs = remains(database);
+    // Looked at again: another may be making it at this moment, and its runs leave their logs after that.
+    match ruin(database, access)? {
+        Some(empty) if !runs.is_empty() => {
+            Err(Error::LostStore { database: database.to_owned(), empty, runs })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says whether a database is there in name only: empty, `true`, or not there though it may not be made, `false`.
+fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
     let mut header = Vec::new();
     let read = fs::File::open(database).and_then(|file| file.take(100).read_to_end(&mut header));
-    let empty = match read {
+    match read {
         // What else is the matter with it, opening it says better.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Ok(()),
-        Err(_) if access == Access::Create => return Ok(()),
-        Err(_) => false,
-        Ok(0) => true,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(None),
+        Err(_) => Ok((access != Access::Create).then_some(false)),
+        Ok(0) => Ok(Some(true)),
         // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
-        Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => return Ok(()),
-        Ok(_) => return Err(Error::NoSqlite(database.to_owned())),
-    };
-    let runs = remains(database);
-    if runs.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::LostStore { database: database.to_owned(), empty, runs })
+        Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => Ok(None),
+        Ok(_) => Err(Error::NoSqlite(database.to_owned())),
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) fn append(
     batch: &Batch,
     packed: &[Packed],
 ) -> Result<(Appended, bool), Failure> {
-    let row = RunRow::get(connection, place, run)?;
+    let row = RunRow::get(connection, run)?;
     if batch.id.token == row.batch.0 && batch.id.count <= row.batch.1 {
         return answered_before(connection, row.id, batch).map(|answer| (answer, false));
     }

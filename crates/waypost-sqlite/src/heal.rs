@@ -52,7 +52,7 @@ impl Eq for End {}
 
 impl<'a> NewestFirst<'a> {
     pub(crate) fn of(view: View<'a>, run: &'a RunId) -> Result<Self, Failure> {
-        let id = RunRow::get(view.connection, view.place, run)?.id;
+        let id = RunRow::get(view.connection, run)?.id;
         let mut all = Self { view, run, ends: BinaryHeap::new() };
         for branch in Branch::newest(view.connection, id, BRANCHES_MAX)? {
             let branch = branch.settled(view.connection, id)?;

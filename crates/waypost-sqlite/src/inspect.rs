@@ -17,7 +17,7 @@ const FINDINGS_MAX: u32 = 10;
 
 /// Looks over what is kept of a run beside its records.
 pub(crate) fn run(view: View<'_>, run: &RunId) -> Result<Vec<String>, Failure> {
-    let id = RunRow::get(view.connection, view.place, run)?.id;
+    let id = RunRow::get(view.connection, run)?.id;
     let mut found = view.frozen_findings(id, run)?;
     found.extend(view.summary_finding(id)?);
     match counters::findings(view, id) {

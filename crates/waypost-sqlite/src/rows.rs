@@ -15,7 +15,7 @@ use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::tips::Tip;
 use crate::unpack::{self, Unpacked};
-use crate::witness::{self, Gone};
+use crate::witness::Gone;
 use crate::{counters, header, pack};
 
 /// Bits of a key that hold the seq.
@@ -88,7 +88,7 @@ impl RunRow {
 
     /// Finds a run that should be there. Before it says that there is none, it makes sure that not the index is at
     /// fault: a run that seems gone would be begun anew.
-    pub(crate) fn get(connection: &Connection, place: &Place, run: &RunId) -> Result<Self, Failure> {
+    pub(crate) fn get(connection: &Connection, run: &RunId) -> Result<Self, Failure> {
         if let Some(row) = Self::find(connection, run)? {
             return Ok(row);
         }
@@ -96,17 +96,12 @@ impl RunRow {
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
             return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
         }
-        Err(witness::no_run(place, run).into())
+        Err(Failure::NoRun(run.clone()))
     }
 
     /// Finds the run and sees that `token` is its newest lease, still held.
-    pub(crate) fn leased(
-        connection: &Connection,
-        place: &Place,
-        run: &RunId,
-        token: u64,
-    ) -> Result<Self, Failure> {
-        let row = Self::get(connection, place, run)?;
+    pub(crate) fn leased(connection: &Connection, run: &RunId, token: u64) -> Result<Self, Failure> {
+        let row = Self::get(connection, run)?;
         row.fence(run, token)?;
         Ok(row)
     }

@@ -30,7 +30,7 @@ struct Kept {
 impl View<'_> {
     /// Returns the frozen record of a run and its summary.
     pub(crate) fn run(&self, run: &RunId) -> Result<RunEntry, Failure> {
-        let id = RunRow::get(self.connection, self.place, run)?.id;
+        let id = RunRow::get(self.connection, run)?.id;
         let record = self.frozen(id, run)?;
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;

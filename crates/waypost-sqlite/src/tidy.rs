@@ -22,7 +22,7 @@ pub(crate) fn quarantine(
     damage: &Damage,
     now: jiff::Timestamp,
 ) -> Result<(), Failure> {
-    let run = RunRow::leased(connection, place, &damage.run, token)?.id;
+    let run = RunRow::leased(connection, &damage.run, token)?.id;
     let branch = Branch::get(connection, run, &damage.branch)?
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
         .settled(connection, run)?;

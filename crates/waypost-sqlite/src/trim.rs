@@ -65,7 +65,7 @@ impl Plan {
 ///
 /// Looks at no branch that has not more than that, and within one only down to the first that was dropped before.
 pub(crate) fn plan(view: View<'_>, run: &RunId, token: u64, keep: u32) -> Result<Plan, Failure> {
-    let id = RunRow::leased(view.connection, view.place, run, token)?.id;
+    let id = RunRow::leased(view.connection, run, token)?.id;
     let keep = keep.max(KEEP_MIN);
     let mut plan = Plan::default();
     for branch in full_branches(view.connection, id, keep)? {
@@ -124,14 +124,8 @@ fn plan_branch(
 }
 
 /// Does what was planned; says whether it did, or changed nothing since something is not as it was.
-pub(crate) fn apply(
-    connection: &Connection,
-    place: &Place,
-    run: &RunId,
-    token: u64,
-    plan: &Plan,
-) -> Result<bool, Failure> {
-    let id = RunRow::leased(connection, place, run, token)?.id;
+pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Plan) -> Result<bool, Failure> {
+    let id = RunRow::leased(connection, run, token)?.id;
     for BranchPlan { branch, freed, dependants: known, oldest, .. } in &plan.branches {
         let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
             Ok(connection

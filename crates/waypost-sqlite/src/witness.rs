@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
-use waypost::folder::{Told, has_told};
+use waypost::folder::{self, Told};
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
@@ -43,12 +43,17 @@ pub(crate) fn told(place: &Place, run: &RunId) -> Told<'static> {
     Told::newest_first(&RealDisk, &folder_of(place, run), run)
 }
 
+/// Says whether a run has left its log beside the database.
+pub(crate) fn has_told(place: &Place, run: &RunId) -> bool {
+    folder::has_told(&RealDisk, &folder_of(place, run))
+}
+
 /// Says that the database does not know a run; that it has lost it, if the run has left its log.
 pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
-    let folder = folder_of(place, run);
-    if !has_told(&RealDisk, &folder) {
+    if !has_told(place, run) {
         return StoreError::no_run(&place.name, run);
     }
+    let folder = folder_of(place, run);
     let newest = told(place, run).find(|(branch, _)| branch.is_main());
     let damage = Damage {
         run: run.clone(),
