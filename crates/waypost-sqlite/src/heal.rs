@@ -6,9 +6,10 @@ use std::collections::BinaryHeap;
 use waypost::id::RunId;
 use waypost::record::Record;
 
+use crate::branch::Branch;
 use crate::fault::Failure;
 use crate::read::View;
-use crate::rows::{Branch, Found, RunRow, Want, fetch};
+use crate::rows::{Found, RunRow, Want, fetch};
 
 /// Branches whose records are merged: the newest, and the main branch. Older ones have ended long ago.
 const BRANCHES_MAX: usize = 1_000;

@@ -15,7 +15,7 @@
 //! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
-//! - `rows`, `read`, `runs`: how it is read back, verified.
+//! - `rows`, `branch`, `read`, `runs`: how it is read back, verified.
 //! - `witness`, `counters`, `inspect`: what tells that the database has lost something, or contradicts itself.
 //! - `teller`: has what was committed put into the report, without anyone waiting for it.
 //! - `fault`: what SQLite's errors mean to a caller.
@@ -23,6 +23,7 @@
 //! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
 
 mod append;
+mod branch;
 mod commit;
 mod counters;
 mod fault;

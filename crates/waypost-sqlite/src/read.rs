@@ -6,10 +6,11 @@ use waypost::id::{BranchPath, RunId};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
+use crate::branch::Branch;
 use crate::counters;
 use crate::fault::Failure;
 use crate::open::Place;
-use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
+use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
 use crate::witness::Lost;
 
 /// Bodies of one page of heads, in bytes: a page holds at least one, and no more than a few of the largest.

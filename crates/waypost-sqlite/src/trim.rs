@@ -8,14 +8,13 @@ use waypost::id::RunId;
 use waypost::record::Record;
 use waypost::store::Trimmed;
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::frame;
 use crate::open::Place;
 use crate::pack::{Kept, pack_alone};
 use crate::read::View;
-use crate::rows::{
-    Branch, CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of,
-};
+use crate::rows::{CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of};
 
 /// Fewest checkpoints that keep their body: the newest, and one to fall back to.
 const KEEP_MIN: u32 = 2;
@@ -152,9 +151,7 @@ pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Pla
         for seq in drop {
             drop_body(connection, key(branch.id, *seq))?;
         }
-        connection
-            .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
-            .execute((branch.id, int(drop.len() as u64)))?;
+        branch.drop_bodies(connection, id, int(drop.len() as u64))?;
     }
     add_bytes(connection, id, -plan.bytes)?;
     Ok(true)
@@ -219,8 +216,10 @@ pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result
 
 /// Returns the branches with more bodies than are to be kept.
 fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<Branch>, Failure> {
-    let mut statement =
-        connection.prepare_cached("SELECT id FROM branches WHERE run = ?1 AND bodies > ?2 ORDER BY id")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT id FROM branches WHERE run = ?1
+         AND ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = branches.run)) > ?2 ORDER BY id",
+    )?;
     let ids = statement.query_map((run, keep), |row| row.get::<_, i64>(0))?;
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
     let mut branches = Vec::with_capacity(ids.len());

@@ -24,10 +24,10 @@ use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
 
+use crate::branch::Branch;
 use crate::fault::Failure;
 use crate::open::Place;
 use crate::read::View;
-use crate::rows::Branch;
 
 /// What an `async` run says of a record that is not there.
 const NOT_YET_SYNCED: &str =
