@@ -260,7 +260,9 @@ async fn find_begin<P: Program>(
     }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
-        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        // Branches that are under way have a state of their own: one that is changed above them, they do not see.
+        let goes_on = options.edit.is_none() && options.then == Then::GoOn;
+        drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }

@@ -97,9 +97,11 @@ impl<S> Default for ResumeOptions<S> {
 /// Where a resume goes on from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeFrom {
-    /// This checkpoint of the main branch.
+    /// This checkpoint of the main branch. Branches that were not joined by then are opened anew, unless they are under
+    /// way at the newest checkpoint too, the state is not edited, and the run is to go on.
     Checkpoint(u64),
-    /// Where this step was last about to run: it runs again, with the state of then.
+    /// Where this step was last about to run: it runs again, with the state of then. One whose branches are named after
+    /// itself opens them again.
     Step(StepId),
     /// The end: no step runs, and the run counts as completed.
     End,

@@ -325,14 +325,17 @@ pub struct Resume<'a, S> {
 impl<'a, S: State> Resume<'a, S> {
     session_settings!();
 
-    /// Goes on from an older checkpoint of the main branch. What came after it stays visible, abandoned.
+    /// Goes on from an older checkpoint of the main branch. What came after it stays visible, abandoned; so does what
+    /// branches have done that were not joined by then: they are opened anew, unless the run has come no further than
+    /// them and its state is not edited.
     pub fn from_checkpoint(mut self, seq: u64) -> Self {
         self.options.from = Some(ResumeFrom::Checkpoint(seq));
         self
     }
 
     /// Runs a step again that was started before, with the state of then, and goes on from there; [`END`](super::END)
-    /// ends the run with the state it has.
+    /// ends the run with the state it has. A step over items works on its items again; a join of a fork is given the
+    /// same branches again.
     pub fn from_step(mut self, step: &str) -> Self {
         // A name that no step can have is told when the resume begins, as one that no step has.
         self.options.from = Some(if step == super::END {
@@ -343,7 +346,7 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Changes the state before anything runs.
+    /// Changes the state of the main branch before anything runs. Branches under way keep their own.
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.options.edit = Some(Edit(Box::new(edit)));
         self
