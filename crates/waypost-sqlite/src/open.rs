@@ -21,9 +21,9 @@ use crate::tips::Frames;
 /// How long a call waits for other processes that are writing. SQLite lets nobody queue: with hundreds of runs at once one
 /// of them may be unlucky for many seconds, and giving up would stop a run whose disk is sound.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Pages of the log after which it is copied into the database: SQLite's own default, which measured best of five
-/// (docs/decisions/0004-commit-path.md).
-const CHECKPOINT_PAGES: i32 = 1_000;
+/// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at 0.2 ms
+/// a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
+const CHECKPOINT_PAGES: i32 = 512;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
 /// Pause before the journal mode is asked for again while another process makes the same store.
@@ -216,6 +216,8 @@ fn common(connection: &Connection) -> rusqlite::Result<()> {
     // A file from elsewhere must not bring its own code, nor be believed where it contradicts itself.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    // Plans do not depend on what is bound, or each statement would be prepared anew when that changes.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update(None, "cell_size_check", true)
 }
 
