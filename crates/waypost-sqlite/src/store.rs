@@ -404,8 +404,20 @@ impl Store for SqliteStore {
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
-        self.read(|view| view.runs(query, told))
+        // Counting the folders of many runs takes longer than listing some, so that both are done at once.
+        let (folders, found) = std::thread::scope(|scope| {
+            let counting =
+                query.cursor.is_none().then(|| scope.spawn(|| inspect::count_folders(&self.place)));
+            let found = self.read(|view| view.runs(query, None));
+            (counting.map_or(0, |counting| counting.join().unwrap_or(usize::MAX)), found)
+        });
+        let (found, known) = found?;
+        if folders <= known {
+            return Ok(found);
+        }
+        // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
+        let told = inspect::told_runs(&self.place);
+        Ok(self.read(|view| view.runs(query, Some(told)))?.0)
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
