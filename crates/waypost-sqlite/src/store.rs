@@ -404,12 +404,17 @@ impl Store for SqliteStore {
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
+        let look = || self.read(|view| view.runs(query, None));
+        if query.cursor.is_some() {
+            return Ok(look()?.0);
+        }
         // Counting the folders of many runs takes longer than listing some, so that both are done at once.
-        let (folders, found) = std::thread::scope(|scope| {
-            let counting =
-                query.cursor.is_none().then(|| scope.spawn(|| inspect::count_folders(&self.place)));
-            let found = self.read(|view| view.runs(query, None));
-            (counting.map_or(0, |counting| counting.join().unwrap_or(usize::MAX)), found)
+        let count = || inspect::count_folders(&self.place);
+        let (found, folders) = std::thread::scope(|scope| {
+            let counting = std::thread::Builder::new().spawn_scoped(scope, count);
+            let found = look();
+            // The system may have no thread left to give.
+            (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
         });
         let (found, known) = found?;
         if folders <= known {
