@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use waypost::disk::check_regular;
 use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
@@ -67,6 +68,19 @@ impl Place {
         Ok(Self { name: name(path), file, home, frames: Frames::default() })
     }
 
+    /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
+    fn check_files(&self) -> Result<(), StoreError> {
+        for suffix in ["", "-wal", "-shm", "-journal"] {
+            let path = self.beside(suffix);
+            let checked = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                metadata => metadata.and_then(|metadata| check_regular(&metadata)),
+            };
+            checked.map_err(|source| cannot_open(&path, source))?;
+        }
+        Ok(())
+    }
+
     /// Returns the path of a file that SQLite keeps beside the database.
     pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
         let mut path = self.file.clone().into_os_string();
@@ -111,12 +125,14 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
         Err(_) if path.exists() => {}
         Err(error) => return Err(cannot_create(path, error)),
     }
-    Place::of(path).map_err(|source| cannot_open(path, source))
+    find(path)
 }
 
 /// Finds the database file.
 pub(crate) fn find(path: &Path) -> Result<Place, StoreError> {
-    Place::of(path).map_err(|source| cannot_open(path, source))
+    let place = Place::of(path).map_err(|source| cannot_open(path, source))?;
+    place.check_files()?;
+    Ok(place)
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
