@@ -179,7 +179,7 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
 
 /// Returns the runs that have left a log beside a database.
 fn remains(database: &Path) -> Vec<RunId> {
-    let runs = database.parent().unwrap_or(Path::new("")).join("runs");
+    let runs = waypost_sqlite::folder_of(database).join("runs");
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
     let names =
         entries.filter_map(|entry| RunId::new(entry.file_name().to_str()?).ok().zip(Some(entry.path())));

@@ -10,7 +10,7 @@
 //!
 //! Where to look:
 //!
-//! - `open`, `schema`: how the file is opened, made, checked and upgraded.
+//! - `open`, `schema`: how the file is opened, made, checked and upgraded; `beside` names the folder that goes with it.
 //! - `commit`: the one path by which anything is written, and how tasks share a sync.
 //! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
@@ -23,6 +23,7 @@
 //! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
 
 mod append;
+mod beside;
 mod branch;
 mod commit;
 mod counters;
@@ -50,5 +51,6 @@ mod trim;
 mod unpack;
 mod witness;
 
+pub use beside::folder_of;
 pub use open::SqliteOptions;
 pub use store::SqliteStore;

@@ -15,6 +15,7 @@ use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
+use crate::beside;
 use crate::fault::Fault;
 use crate::schema;
 use crate::tips::Frames;
@@ -57,6 +58,8 @@ pub(crate) struct Place {
     pub(crate) file: PathBuf,
     /// The folder that holds it.
     pub(crate) home: PathBuf,
+    /// The folder for locks, and for the folders of its runs.
+    pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
     pub(crate) frames: Frames,
 }
@@ -65,7 +68,8 @@ impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
-        Ok(Self { name: name(path), file, home, frames: Frames::default() })
+        let folder = beside::folder_of(&file);
+        Ok(Self { name: name(path), file, home, folder, frames: Frames::default() })
     }
 
     /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
@@ -125,7 +129,9 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
         Err(_) if path.exists() => {}
         Err(error) => return Err(cannot_create(path, error)),
     }
-    find(path)
+    let place = find(path)?;
+    beside::make(&place.file, &place.folder).map_err(|source| cannot_create(&place.folder, source))?;
+    Ok(place)
 }
 
 /// Finds the database file.
