@@ -346,7 +346,7 @@ impl Error {
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),
             Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {
-                (code, exit @ (Exit::CannotCreate | Exit::Locked), hint) => {
+                (code, exit @ (Exit::CannotCreate | Exit::Locked | Exit::Damaged), hint) => {
                     (code, exit, hint)
                 }
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
@@ -520,6 +520,11 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
         }
         StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
+            "store_removed",
+            Exit::CannotWrite,
+            hint("something took the store away while it was in use, perhaps a step: put it back and resume"),
+        ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

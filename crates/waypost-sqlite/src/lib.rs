@@ -11,7 +11,8 @@
 //! Where to look:
 //!
 //! - `open`, `schema`: how the file is opened, made, checked and upgraded; `beside` names the folder that goes with it.
-//! - `commit`: the one path by which anything is written, and how tasks share a sync.
+//! - `commit`: the one path by which anything is written, and how tasks share a sync; `present` sees whether the files
+//!   are still there.
 //! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
@@ -37,6 +38,7 @@ mod inspect;
 mod lease;
 mod open;
 mod pack;
+mod present;
 mod read;
 mod rows;
 mod runs;
