@@ -54,7 +54,7 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
 /// Returns the runs that have a folder beside the database. Those of them that have left a log and are not in it are
 /// lost, as long as this was asked before the database was: a run has its rows before it has a log.
 pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
-    let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(place.folder.join("runs")).into_iter().flatten().flatten();
     let named = |entry: std::fs::DirEntry| RunId::new(entry.file_name().to_str()?).ok();
     entries.filter_map(named).collect()
 }

@@ -452,10 +452,13 @@ impl Store for SqliteStore {
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
         self.check_open()?;
         let (run, token) = (lease.run(), lease.token());
+        if mode == TrimMode::DryRun {
+            return self.read(|view| trim::plan(view, run, None, keep)).map(|plan| plan.trimmed());
+        }
         for _ in 0..TRIM_TRIES_MAX {
-            let plan = self.read(|view| trim::plan(view, run, token, keep))?;
+            let plan = self.read(|view| trim::plan(view, run, Some(token), keep))?;
             let trimmed = plan.trimmed();
-            if mode == TrimMode::DryRun || plan.is_empty() {
+            if plan.is_empty() {
                 return Ok(trimmed);
             }
             let of = run.clone();
