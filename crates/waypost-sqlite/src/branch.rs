@@ -187,8 +187,7 @@ impl Newest {
     }
 }
 
-// What an append looks up is one statement each. No join, and no parameter in the inner ones: SQLite would prepare the
-// statement anew for each value.
+// What an append looks up is one statement each.
 const _: () = assert!(SEQ_BITS == 32, "the statements below make keys");
 
 impl End {

@@ -152,6 +152,18 @@ impl Fault {
             }
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
+            // All that is written was compared with what is there before: a table has lost rows that another still knows.
+            ffi::SQLITE_CONSTRAINT => {
+                let fault = Self {
+                    message: format!("its tables contradict each other: {}", self.message),
+                    ..self.clone()
+                };
+                StoreError::Io {
+                    action: "read",
+                    place: file(),
+                    source: io::Error::new(io::ErrorKind::InvalidData, fault),
+                }
+            }
             ffi::SQLITE_CANTOPEN => io("open", io::ErrorKind::Other),
             ffi::SQLITE_READONLY | ffi::SQLITE_PERM => io("write", io::ErrorKind::PermissionDenied),
             ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {
