@@ -19,6 +19,7 @@ mod frozen;
 mod graph;
 mod guide;
 mod history;
+mod interval;
 mod lock;
 mod lost;
 mod pages;
