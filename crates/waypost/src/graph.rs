@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
+use serde_json::Map;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
@@ -197,6 +198,7 @@ impl Program for Erased {
             biased;
             end = &mut work => Ok(end),
             ended = attempt.stopped() => Err(ended),
+            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         let ended = match ended {
             Err(Ended::Stop(_)) if context.heeds_stop() => tokio::select! {

@@ -39,8 +39,7 @@ pub(super) async fn go_back(
     let epoch = epochs(engine, &run, &main).await? + 1;
     for entry in &mut position.frontier {
         entry.at.epoch = epoch;
-        entry.memos = 0;
-        entry.failures = 0;
+        (entry.memos, entry.failures, entry.passed) = (0, 0, false);
         let is_named = step == Some(&entry.step);
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =

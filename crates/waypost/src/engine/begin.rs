@@ -12,7 +12,7 @@ use crate::record::{
 };
 use crate::shape::Shape;
 use crate::store::{
-    Damage, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+    Damage, Head, Lease, Page, Progress, RunSummary, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
 };
 
 use super::back::{epochs, go_back};
@@ -190,14 +190,14 @@ async fn go_on<'a, P: Program>(
         session.main_mut().chain.resumed = false;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
+    session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
     let is_adopted = options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape());
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    let questions = branches::take_up(&mut session, lease, begin.stand, retries).await?;
+    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
@@ -458,7 +458,6 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
 /// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
-    let shape = line.shape;
     for entry in &mut line.position.frontier {
         match entry.status {
             Status::Started => {
@@ -473,9 +472,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
                 // A hold after the step before does not let it pass a hold before itself.
-                if entry.waits.iter().any(|wait| wait.key == BEFORE) {
-                    line.passed.extend(shape.place(entry.step.as_str()));
-                }
+                entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
                 entry.waits.clear();
             }
             Status::Ready | Status::Waiting => {}

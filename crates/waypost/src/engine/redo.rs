@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
@@ -147,12 +147,12 @@ pub(super) async fn done_before(
     Ok(None)
 }
 
-/// Says whether two packs expect the same of the same things.
+/// Says whether two packs expect the same of the same things, of one machine where they are of any.
 fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
-    let expected = |pack: Option<&Pack>| -> Vec<_> {
+    fn expected(pack: Option<&Pack>) -> Vec<(&String, &String, &Value, &Option<String>)> {
         let claims = pack.into_iter().flat_map(|pack| &pack.claims);
-        claims.map(|claim| (claim.kind.clone(), claim.subject.clone(), claim.expect.clone())).collect()
-    };
+        claims.map(|claim| (&claim.kind, &claim.subject, &claim.expect, &claim.host)).collect()
+    }
     expected(one) == expected(other)
 }
 
@@ -293,6 +293,7 @@ pub(super) async fn back_to(
             entry.fan = None;
         }
         (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
+        entry.passed = false;
         entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
         entry.waits.clear();
     }

@@ -239,7 +239,7 @@ impl Context {
 
     /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
     /// again says it again, and its section in the report is that of its end.
-    fn take_said_now(&self) -> Told {
+    pub(super) fn take_said_now(&self) -> Told {
         let mut told = self.told();
         let notes = std::mem::take(&mut told.notes);
         let (report, now) = notes.into_iter().partition(|note| matches!(note, Note::Report(_)));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use waypost::engine::{
-    Adoption, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, SessionOptions, SettleAsDone,
-    StopHandle, StopLevel,
+    Adoption, Doubtful, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, SessionOptions, Settle,
+    StopHandle, StopLevel, TreatAs,
 };
 use waypost::memory::{MemoryStore, Part};
 use waypost::record::RunStatus;
@@ -367,6 +367,35 @@ async fn until_starts_nothing_that_is_not_needed() {
     assert_eq!(toy.trace(), "a b x c");
 }
 
+// What happened: `resume --until` of what was done long ago recorded a run that had failed elsewhere as interrupted.
+// Why: the first record of a resume was written whether anything came of it or not.
+// What stops it now: where nothing that is wanted is left, nothing is written, and the run stands as it stood.
+#[tokio::test]
+async fn until_what_is_done_writes_nothing_and_the_run_stands_as_it_stood() {
+    for (x, status) in [(Does::Fail, RunStatus::Failed), (Does::Hang, RunStatus::Interrupted)] {
+        let rig = Rig::new();
+        let toy = Toy::new("a; b: a; x: b; c: x", 1).does("x", 1, x.clone());
+        match x {
+            Does::Fail => drop(rig.run(&toy).await.unwrap()),
+            _ => rig.crash(&toy, false, "a b x").await,
+        }
+        let before = rig.history().await;
+        let until = |step: &str| {
+            let session = SessionOptions { until: Some(step.parse().unwrap()), ..SessionOptions::default() };
+            ResumeOptions { session, ..ResumeOptions::default() }
+        };
+
+        let outcome = rig.engine.resume_program(&toy.again(), &run_id(), until("b")).await.unwrap();
+
+        assert_eq!((outcome.status, outcome.idle), (status, true));
+        assert_eq!((rig.history().await, rig.status().await), (before, status));
+        let more = rig.engine.resume_program(&toy.again(), &run_id(), until("x")).await.unwrap();
+        assert_eq!((more.status, more.idle), (RunStatus::Interrupted, false), "the lease was given back");
+        assert_eq!(toy.trace(), "a b x x");
+        assert!(rig.engine.resume_program(&toy.again(), &run_id(), until("x")).await.unwrap().idle);
+    }
+}
+
 #[tokio::test]
 async fn one_writer() {
     let rig = Rig::new();
@@ -528,7 +557,7 @@ async fn a_person_settles_what_is_in_doubt() {
     // Why: nothing could tell the engine what a person had found out.
     // What stops it now: the person's word is taken, and is a record.
     for (on_doubt, trace, history) in [
-        (OnDoubt::Done(SettleAsDone(Box::new(|_, _| Ok(())))), "a b c", "completed b(1)"),
+        (OnDoubt::Settle(Settle(Box::new(|_, _| Ok(TreatAs::Done)))), "a b c", "completed b(1)"),
         (OnDoubt::Retry, "a b b c", "restored b"),
     ] {
         let rig = Rig::new();
@@ -572,8 +601,8 @@ async fn a_person_refused_changes_nothing() {
     rig.crash(&toy, false, "a b").await;
     let before = rig.history().await;
 
-    let refuse = SettleAsDone(Box::new(|_: &mut _, _: &waypost::StepId| Err("step `c` reads it".to_owned())));
-    let options = ResumeOptions { on_doubt: OnDoubt::Done(refuse), ..ResumeOptions::default() };
+    let refuse = Settle(Box::new(|_: &mut _, _: &Doubtful| Err("step `c` reads it".to_owned())));
+    let options = ResumeOptions { on_doubt: OnDoubt::Settle(refuse), ..ResumeOptions::default() };
     let refused = rig.engine.resume_program(&toy.again(), &run_id(), options).await.unwrap_err();
 
     assert!(matches!(refused, RunError::NotSettled { .. }), "{refused}");

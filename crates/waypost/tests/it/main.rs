@@ -20,6 +20,7 @@ mod going_back;
 mod graph;
 mod guide;
 mod history;
+mod interval;
 mod lock;
 mod lost;
 mod pages;
