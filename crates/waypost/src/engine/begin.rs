@@ -232,7 +232,7 @@ async fn find_begin<P: Program>(
 ) -> Result<Option<Begin>, RunError> {
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let asked = asked(options, is_again);
+    let asked = asked(options, is_again, lease.token());
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -325,10 +325,10 @@ async fn main_line<'a, P: Program>(
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<S>(options: &ResumeOptions<S>, again: bool) -> Asked {
+fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still }
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.

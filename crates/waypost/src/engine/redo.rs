@@ -30,6 +30,9 @@ use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
 
+/// The event that says for which claims a branch goes back to a step.
+const EVIDENCE_FAILED: &str = "evidence_failed";
+
 /// Where a branch is gone on with, if not where it stands.
 #[derive(Debug)]
 pub(super) struct Move {
@@ -307,9 +310,19 @@ pub(super) async fn back_to(
     if let Some(claims) = &target.claims {
         let data =
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
-        draft.told.notes.push(Note::Event { name: "evidence_failed".to_owned(), data });
+        draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     Ok(Move { record, position, draft: Some(draft) })
+}
+
+/// Returns the claims for which a record takes its branch back to a step, if it does.
+pub(super) fn broken_by(header: &Header) -> Option<Vec<String>> {
+    let data = header.notes.iter().find_map(|note| match note {
+        Note::Event { name, data } if name == EVIDENCE_FAILED => Some(data),
+        _ => None,
+    })?;
+    let claims = data["claims"].as_array()?.iter();
+    Some(claims.filter_map(|claim| Some(claim.as_str()?.to_owned())).collect())
 }
 
 /// Takes a branch forward to where it stood before it went back.

@@ -9,6 +9,7 @@ mod engine;
 mod events;
 mod evidence;
 mod evidence_graph;
+mod evidence_undone;
 mod examples;
 mod faulty;
 mod file;
