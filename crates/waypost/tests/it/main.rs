@@ -22,6 +22,7 @@ mod graph;
 mod guide;
 mod history;
 mod interval;
+mod keeping;
 mod lock;
 mod lost;
 mod pages;
