@@ -11,11 +11,14 @@ use super::snapshot::position_of;
 use super::{Engine, ResumeFrom, RunError};
 
 /// Goes back to an older record of the main branch, or to its end; returns what is written about it.
+///
+/// Branches that were open then go on, or are joined, as they are now. They are opened anew where the record is from
+/// before they were, or the step that opens them is to be done again, or a person changes the state that they began with.
 pub(super) async fn go_back(
     engine: &Engine,
     shape: &Shape,
     base: &mut Base,
-    from: &ResumeFrom,
+    (from, is_edited): (&ResumeFrom, bool),
 ) -> Result<Draft, RunError> {
     let run = base.record.header().run.clone();
     let (seq, step) = match from {
@@ -26,7 +29,9 @@ pub(super) async fn go_back(
         ResumeFrom::Step(step) => {
             let newest = base.snapshot.newest().header().seq;
             let history = engine.store.history(&run, &BranchPath::main(), newest).await?;
-            let found = history.iter().find(|record| stands_at(record.header(), step));
+            let opened = |record: &&Record| opens_own(shape, record.header(), step);
+            let found = history.iter().find(opened);
+            let found = found.or_else(|| history.iter().find(|record| stands_at(record.header(), step)));
             let why = || format!("step `{step}` has not been started in this run");
             let at = || format!("run {run}");
             let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
@@ -55,8 +60,10 @@ pub(super) async fn go_back(
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let since = entry.fan.as_ref().map(|fan| fan.since);
-        let is_left = match since {
+        let waits = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
+        let begins_anew = waits && (is_edited || is_named);
+        let is_left = match entry.fan.as_ref().map(|fan| fan.since) {
+            Some(since) if since > seq || begins_anew => true,
             Some(since) => fanned_out_since(engine, (&run, &main), &entry.step, since).await?,
             None => false,
         };
@@ -79,6 +86,16 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Says whether with a record a step opens branches of its own, which belong to it as its work does.
+fn opens_own(shape: &Shape, header: &Header, step: &StepId) -> bool {
+    let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
+    let waits = match &header.phase {
+        Phase::Waiting(waits) => waits.iter().any(|wait| wait.on == WaitKind::Children),
+        _ => false,
+    };
+    waits && header.step.as_ref() == Some(step) && children.is_some_and(|children| children.name == *step)
 }
 
 /// Says whether a record starts a step, or holds it in doubt right before it would have been started.

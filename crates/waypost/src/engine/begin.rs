@@ -25,7 +25,7 @@ use super::redo::Move;
 use super::schedule::BEFORE;
 use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
-use super::stand::{self, Asked, Stand};
+use super::stand::{self, Asked, Redone, Stand};
 use super::{
     Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
@@ -170,7 +170,9 @@ async fn go_on<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
+    let mut redone = carried.as_ref().map(|carried| carried.redone.clone()).unwrap_or_default();
+    let known = (carried.is_some(), &mut redone);
+    let found = find_begin(engine, program, lease, &mut base, &mut options, known).await?;
     let Some(mut begin) = found else {
         return idle(&base.snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
     };
@@ -184,7 +186,8 @@ async fn go_on<'a, P: Program>(
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.repaired = base.damaged;
-    if let Some(Carried { batches, repaired }) = carried {
+    session.redone = redone;
+    if let Some(Carried { batches, repaired, .. }) = carried {
         (session.batches, session.is_again) = (batches, true);
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
@@ -228,13 +231,13 @@ async fn find_begin<P: Program>(
     lease: &Lease,
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
-    is_again: bool,
+    (is_again, redone): (bool, &mut Redone),
 ) -> Result<Option<Begin>, RunError> {
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let asked = asked(options, is_again);
     let mut stand = match options.from {
-        None => stand::stand(engine, program, began_with, base, asked).await?,
+        None => stand::stand(engine, program, began_with, base, asked, redone).await?,
         Some(_) => Stand::default(),
     };
     if options.from.is_none() && !is_again {
@@ -247,6 +250,11 @@ async fn find_begin<P: Program>(
     }
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
     if is_done && stand.is_unmoved() {
+        if options.adopt.is_none() && options.on_change == OnChange::Stop {
+            let definition = &base.snapshot.definition;
+            check_fit(program.shape(), &base.position, definition, OnChange::Stop)
+                .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+        }
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
@@ -260,9 +268,10 @@ async fn find_begin<P: Program>(
     }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
-        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        let how = (from, options.edit.is_some());
+        drafts.push(go_back(engine, program.shape(), base, how).await?);
         if !asked.still {
-            stand = stand::stand(engine, program, program.shape(), base, asked).await?;
+            stand = stand::stand(engine, program, program.shape(), base, asked, redone).await?;
         }
         if !stand.questions.is_empty() {
             return Err(in_doubt(stand.questions));

@@ -31,6 +31,7 @@ use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
+use super::stand::Redone;
 use super::stop::{Stop, StopLevel};
 use super::{
     Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
@@ -93,6 +94,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
     pub(super) is_again: bool,
+    /// What this resume has done again as its evidence did not hold.
+    pub(super) redone: Redone,
     /// How the run stood before; none for a new one.
     pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
@@ -120,6 +123,8 @@ pub(super) struct Carried {
     /// Batches sent so far: their ids are used up.
     pub(super) batches: u64,
     pub(super) repaired: Vec<Damage>,
+    /// What was done again as its evidence did not hold.
+    pub(super) redone: Redone,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -174,6 +179,7 @@ impl<'a, P: Program> Session<'a, P> {
             repaired: Vec::new(),
             lost: 0,
             is_again: false,
+            redone: Redone::default(),
             stood: None,
             is_pausing: false,
         })
@@ -301,7 +307,10 @@ impl<'a, P: Program> Session<'a, P> {
         self.program.end().await;
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
-            Ok(None) => Ok(Worked::Again(Carried { batches: self.batches, repaired: self.repaired })),
+            Ok(None) => {
+                let Self { batches, repaired, redone, .. } = self;
+                Ok(Worked::Again(Carried { batches, repaired, redone }))
+            }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
                 let _ = self.engine.store.release(lease, None).await;

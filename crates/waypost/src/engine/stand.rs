@@ -4,7 +4,7 @@
 //! ([`pace`](super::redo::pace)); does the evidence of all that is finished then hold ([`judge`]); and if not, from
 //! which step on is each branch done again ([`targets`]). It reads and checks, and writes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Broken, Decision};
@@ -48,6 +48,10 @@ pub(super) struct Asked {
     pub(super) still: bool,
 }
 
+/// What a resume has done again as its evidence did not hold: branches, with the seq of the record that finished the step.
+/// Each once: two steps that undo each other's evidence would take turns for ever.
+pub(super) type Redone = HashSet<(BranchPath, u64)>;
+
 /// Finds out where a resume begins.
 pub(super) async fn stand<P: Program>(
     engine: &Engine,
@@ -55,6 +59,7 @@ pub(super) async fn stand<P: Program>(
     shape: &Shape,
     base: &Base,
     asked: Asked,
+    redone: &mut Redone,
 ) -> Result<Stand, RunError> {
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
@@ -75,7 +80,9 @@ pub(super) async fn stand<P: Program>(
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
         }
-        if asked.by_hand || !judged.questions.is_empty() || !shape.is_routed() {
+        let is_again = |broken: &Broken| redone.contains(&(broken.branch.clone(), broken.seq));
+        let any_again = judged.broken.iter().any(is_again);
+        if asked.by_hand || any_again || !judged.questions.is_empty() || !shape.is_routed() {
             judged.ask();
         }
         if !judged.questions.is_empty() {
@@ -83,6 +90,9 @@ pub(super) async fn stand<P: Program>(
         }
         for (branch, target) in targets(shape, &branches, &judged.broken) {
             let known = &branches[&(branch.depth(), branch.clone())];
+            if target.claims.is_some() {
+                redone.insert((branch.clone(), target.seq));
+            }
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
         }
         let doubts = scout.doubts(&branches, &moves).await?;

@@ -79,6 +79,86 @@ async fn a_rollback_into_a_fan_out_keeps_its_branches_unless_they_have_gone_on_a
     }
 }
 
+// What happened: after a rollback to before a fork, and an edit of the state there, the join was given what the branches
+// had made of the old state; nothing of them ran.
+// Why: the record before the fork shares its batch, and so its position, with the one that opens the branches.
+// What stops it now: branches that were opened after the record that is named, or began with a state that a person
+// changes, are opened anew.
+#[tokio::test]
+async fn a_rollback_to_before_a_fork_or_an_edit_within_it_opens_the_branches_anew() {
+    for (before, edits) in [(true, true), (true, false), (false, true)] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let graph = stage.fork();
+            world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+            let records = world.records().await;
+            let waiting = records.iter().find(|line| line.contains("waiting merge")).unwrap();
+            let forked: u64 = waiting["main@".len()..].split(' ').next().unwrap().parse().unwrap();
+            stage.said();
+            world.reopen();
+            let seq = if before { forked - 1 } else { forked };
+            let back = async |world: &World| {
+                let resume = world.engine.resume(&graph, "r").from_checkpoint(seq);
+                match edits {
+                    true => resume.edit_state(|notes: &mut Notes| notes.done.push("new".to_owned())).await,
+                    false => resume.await,
+                }
+            };
+
+            stage.crash(&mut world, "a2", back).await;
+            let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+            let done: Vec<&str> =
+                outcome.state.done.iter().map(String::as_str).filter(|d| *d != "new").collect();
+            assert_eq!((done, outcome.state.done.len()), (WHOLE.to_vec(), 4 + usize::from(edits)));
+            assert_eq!(stage.said_sorted(), ["a", "a2", "a2", "after", "b", "merge"]);
+            assert!(world.engine.resume(&graph, "r").await.unwrap().idle);
+        }
+    }
+}
+
+#[tokio::test]
+async fn items_are_done_again_with_the_step_that_they_belong_to() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let work = stage.clone();
+        let graph = Graph::<Notes>::builder("items")
+            .step("plan", stage.note())
+            .each(
+                "each",
+                |notes: &Notes| notes.done.clone(),
+                |name: &String| name.clone(),
+                move |name: String, _| {
+                    let stage = work.clone();
+                    async move { stage.pass(&name).await.map(|()| name) }
+                },
+            )
+            .collect()
+            .join(|mut notes: Notes, mut ends: ItemEnds<String, String>, _| async move {
+                notes.done.clear();
+                while let Some(end) = ends.next().await? {
+                    notes.done.push(end.result.unwrap_or_else(|failure| failure.error[0].clone()));
+                }
+                Ok::<_, StepError>(notes)
+            })
+            .edge("plan", "each")
+            .build()
+            .unwrap();
+        stage.fail("x", 1);
+        let begin = Notes { done: vec!["x".to_owned()] };
+        let failed = world.engine.run(&graph, "r", begin).await.unwrap();
+        assert_eq!(failed.state.done, ["x is broken", "plan"]);
+        world.reopen();
+        stage.said();
+
+        let edit = |notes: &mut Notes| notes.done.push("y".to_owned());
+        let outcome = world.engine.resume(&graph, "r").from_step("each").edit_state(edit).await.unwrap();
+
+        assert_eq!(outcome.state.done, ["x", "plan", "y"]);
+        assert_eq!(stage.said_sorted(), ["plan", "x", "y"]);
+    }
+}
+
 #[tokio::test]
 async fn a_join_alone_is_done_again_from_its_step() {
     for mut world in World::each() {
