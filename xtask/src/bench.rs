@@ -9,6 +9,7 @@ mod append;
 mod command;
 mod economy;
 mod engine;
+mod files;
 mod forks;
 mod hash;
 mod measure;
@@ -66,6 +67,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     sqlite::topic,
     runs::topic,
     rename::topic,
+    files::topic,
     hash::topic,
     engine::topic,
     forks::topic,

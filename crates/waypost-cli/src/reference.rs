@@ -78,7 +78,7 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
         if is_there(store, &id).await.unwrap_or(true) {
             return Ok(id);
         }
-        if let Some(lost) = lost(store, text) {
+        if let Some(lost) = lost(store, text).await {
             return Err(lost);
         }
     }
@@ -87,10 +87,10 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     let damaged = page.damaged.into_iter().map(|run| run.run);
     let mut found: Vec<RunId> = page.runs.into_iter().map(|run| run.run).chain(damaged).collect();
     match found.len() {
-        0 => Err(lost(store, text).unwrap_or_else(|| no_run(text))),
-        1 => match lost(store, found[0].as_str()) {
-            Some(lost) if !is_there(store, &found[0]).await.unwrap_or(true) => Err(lost),
-            _ => Ok(found.remove(0)),
+        0 => Err(lost(store, text).await.unwrap_or_else(|| no_run(text))),
+        1 => match lost(store, found[0].as_str()).await {
+            Some(lost) => Err(lost),
+            None => Ok(found.remove(0)),
         },
         count => {
             let candidates = found.iter().take(CANDIDATES_MAX).map(ToString::to_string).collect();
@@ -129,10 +129,13 @@ pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
 }
 
 /// Says that a run was there, if it has left its log beside a store that does not know it.
-pub(crate) fn lost(store: &dyn Store, name: &str) -> Option<Error> {
+///
+/// The store is asked after the log was seen: a run that is made at this moment gets its log last.
+pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     let run = RunId::new(name).ok()?;
     let folder = store.folder(&run)?;
-    place::has_told(&folder).then_some(Error::Lost { run, folder })
+    let is_lost = place::has_told(&folder) && !is_there(store, &run).await.unwrap_or(true);
+    is_lost.then_some(Error::Lost { run, folder })
 }
 
 /// Says that a run is not there.

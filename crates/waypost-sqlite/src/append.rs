@@ -9,13 +9,13 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Reason, Record, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
 
+use crate::branch::{Branch, End, Newest, newest_row};
 use crate::fault::{Failure, Fault};
 use crate::frozen;
 use crate::open::Place;
 use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
-    BRANCH_ID_MAX, Branch, CODEC_DELTA, CODEC_FULL, Found, Newest, RunRow, SEQ_MAX, Want, fetch, int, key,
-    time_text,
+    BRANCH_ID_MAX, CODEC_DELTA, CODEC_FULL, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
 };
 use crate::runs::labels_text;
 
@@ -38,7 +38,7 @@ pub(crate) fn create(
     let id: i64 = connection
         .prepare_cached(
             "INSERT INTO runs
-             VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?5, ?6, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, ?7, 1, 0, 0)
+             VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?5, ?6, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, ?7, 1, 0, 0, 0, 1, 0, 0)
              RETURNING id",
         )?
         .query_row(
@@ -66,13 +66,16 @@ pub(crate) fn append(
     batch: &Batch,
     packed: &[Packed],
 ) -> Result<(Appended, bool), Failure> {
-    let row = RunRow::get(connection, place, run)?;
+    let (row, main) = match End::of_main(connection, run)? {
+        Some(found) => found,
+        None => (RunRow::get(connection, run)?, None),
+    };
     if batch.id.token == row.batch.0 && batch.id.count <= row.batch.1 {
         return answered_before(connection, row.id, batch).map(|answer| (answer, false));
     }
     row.fence(run, token)?;
     batch.check(run, token)?;
-    let chains = Chains::of(connection, place, Some(row.id), &batch.records)?;
+    let chains = Chains::of(connection, place, Some((row.id, main)), &batch.records)?;
     let as_packed = write(connection, place, row.id, batch, packed, chains)?;
     Ok((Appended::Now, as_packed))
 }
@@ -124,14 +127,21 @@ impl Chains {
     fn of(
         connection: &Connection,
         place: &Place,
-        run: Option<i64>,
+        run: Option<(i64, Option<End>)>,
         records: &[Record],
     ) -> Result<Self, Failure> {
+        let (run, mut main) = run.map_or((None, None), |(run, main)| (Some(run), main));
         let mut chains = Self { order: Vec::new(), by_path: HashMap::new() };
         for record in records {
             let header = record.header();
             if !chains.by_path.contains_key(&header.branch) {
-                let chain = Chain::find(connection, run, &header.branch)?;
+                let chain = match main.take() {
+                    Some(end) if header.branch.is_main() => Chain::behind(connection, end)?,
+                    other => {
+                        main = other;
+                        Chain::find(connection, run, &header.branch)?
+                    }
+                };
                 chains.order.push(header.branch.clone());
                 chains.by_path.insert(header.branch.clone(), chain);
             }
@@ -150,19 +160,29 @@ impl Chains {
 }
 
 impl Chain {
+    fn new() -> Self {
+        Self { id: None, open: true, newest: 0, last: None, framed: None, bodies: 0 }
+    }
+
+    fn behind(connection: &Connection, end: End) -> Result<Self, Failure> {
+        let End { branch, newest, record } = end;
+        let last = match &record {
+            Some(record) => Some((newest, record.digest)),
+            None => newest_row(connection, branch, newest)?,
+        };
+        let framed = record.filter(Newest::is_framed).map(|record| (newest, record.digest));
+        Ok(Self { id: Some(branch), newest, last, framed, ..Self::new() })
+    }
+
     fn find(connection: &Connection, run: Option<i64>, path: &BranchPath) -> Result<Self, Failure> {
-        let mut chain = Self { id: None, open: true, newest: 0, last: None, framed: None, bodies: 0 };
-        let Some(run) = run else { return Ok(chain) };
-        if let Some((branch, newest)) = Branch::find_with_newest(connection, run, path)? {
-            chain.id = Some(branch.id);
-            chain.newest = branch.newest;
-            chain.last = match &newest {
-                Some(newest) => Some((branch.newest, newest.digest)),
-                None => newest_row(connection, &branch)?,
-            };
-            chain.framed = newest.filter(Newest::is_framed).map(|newest| (branch.newest, newest.digest));
-        }
-        Ok(chain)
+        let Some(run) = run else { return Ok(Self::new()) };
+        let end = if path.is_main() {
+            let main = Branch::find(connection, run, path)?;
+            main.map(|main| End { branch: main.id, newest: main.newest, record: None })
+        } else {
+            End::of_child(connection, run, path)?
+        };
+        end.map_or_else(|| Ok(Self::new()), |end| Self::behind(connection, end))
     }
 
     /// Looks again where the chain ends, by its records and not by what is kept beside them; none if that is the same.
@@ -175,11 +195,11 @@ impl Chain {
         let Some(run) = run.filter(|_| self.bodies == 0) else { return Ok(None) };
         let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
         let branch = branch.settled(connection, run)?;
-        if branch.newest == self.newest {
+        if (Some(branch.id), branch.newest) == (self.id, self.newest) {
             return Ok(None);
         }
-        self.newest = branch.newest;
-        self.last = newest_row(connection, &branch)?;
+        let end = End { branch: branch.id, newest: branch.newest, record: None };
+        *self = Self::behind(connection, end)?;
         Ok(Some(()))
     }
 
@@ -245,22 +265,6 @@ fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
     format!("its `prev` is {}, the record before has digest {}", text(found), text(expect))
 }
 
-/// Returns seq and digest of the newest row of a branch, as kept.
-fn newest_row(connection: &Connection, branch: &Branch) -> Result<Option<(u64, Digest)>, Failure> {
-    // Most often it is where the branch says.
-    let mut at = connection.prepare_cached("SELECT digest FROM records WHERE key = ?1")?;
-    let mut rows = at.query([key(branch.id, branch.newest)])?;
-    if let Some(row) = rows.next()? {
-        return Ok(Some((branch.newest, Digest::from_bytes(row.get(0)?))));
-    }
-    let mut below = connection.prepare_cached(
-        "SELECT key, digest FROM records WHERE key > ?1 AND key < ?2 ORDER BY key DESC LIMIT 1",
-    )?;
-    let mut rows = below.query([key(branch.id, 0), key(branch.id, branch.newest)])?;
-    let Some(row) = rows.next()? else { return Ok(None) };
-    Ok(Some((row.get::<_, i64>(0)? as u64 & SEQ_MAX, Digest::from_bytes(row.get(1)?))))
-}
-
 fn write(
     connection: &Connection,
     place: &Place,
@@ -269,25 +273,28 @@ fn write(
     packed: &[Packed],
     mut chains: Chains,
 ) -> Result<bool, Failure> {
-    let mut opened = 0;
+    let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
-        let (newest, bodies) = (int(chain.newest), int(chain.bodies));
-        if let Some(id) = chain.id {
+        // Of the main branch, the row of the run says it.
+        let own = (!path.is_main()).then(|| (chain.open, int(chain.newest), int(chain.bodies)));
+        if chain.id.is_none() {
+            chain.id = Some(open_branch(connection, run, path, own)?);
+            opened += 1;
+        } else if let Some((open, newest, bodies)) = own {
             connection
                 .prepare_cached(
                     "UPDATE branches SET open = ?2, newest = ?3, bodies = bodies + ?4 WHERE id = ?1",
                 )?
-                .execute((id, chain.open, newest, bodies))?;
-        } else {
-            let id: i64 = connection
-                .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
-                .query_row((run, path.as_str(), chain.open, newest, bodies), |row| row.get(0))?;
-            if id > BRANCH_ID_MAX {
-                return Err(Fault::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
-            }
-            chain.id = Some(id);
-            opened += 1;
+                .execute((chain.id, open, newest, bodies))?;
+        }
+        if path.is_main() {
+            main = Some(MainEnd {
+                branch: chain.id,
+                open: chain.open,
+                newest: chain.newest,
+                bodies: chain.bodies,
+            });
         }
     }
     let (mut bytes, mut as_packed) = (0, true);
@@ -306,8 +313,26 @@ fn write(
             .prepare_cached("UPDATE signals SET consumed = 1 WHERE run = ?1 AND name = ?2")?
             .execute((run, signal))?;
     }
-    summarise(connection, run, batch, bytes, opened)?;
+    summarise(connection, run, batch, bytes, opened, main)?;
     Ok(as_packed)
+}
+
+/// Opens a branch; `end` is whether it is open, its newest seq and its bodies, if they are to stand in its own row.
+fn open_branch(
+    connection: &Connection,
+    run: i64,
+    path: &BranchPath,
+    end: Option<(bool, i64, i64)>,
+) -> Result<i64, Failure> {
+    let (open, newest, bodies) =
+        end.map_or((None, None, None), |(open, newest, bodies)| (Some(open), Some(newest), Some(bodies)));
+    let id = connection
+        .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
+        .query_row((run, path.as_str(), open, newest, bodies), |row| row.get(0))?;
+    if id > BRANCH_ID_MAX {
+        return Err(Fault::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
+    }
+    Ok(id)
 }
 
 /// Says whether the record that a delta needs is still kept in a frame, and is the one that was meant: it may have been
@@ -347,12 +372,22 @@ fn write_record(
     Ok(packed.header.len() + body.map_or(0, <[u8]>::len))
 }
 
+/// Where the main branch ends after a batch, and how many bodies that adds to it.
+#[derive(Debug, Clone, Copy)]
+struct MainEnd {
+    branch: Option<i64>,
+    open: bool,
+    newest: u64,
+    bodies: u64,
+}
+
 fn summarise(
     connection: &Connection,
     run: i64,
     batch: &Batch,
     bytes: usize,
     opened: i64,
+    main: Option<MainEnd>,
 ) -> Result<(), Failure> {
     let Summary { status, doubtful, step, progress, wake_at, lost } = &batch.summary;
     let updated_at = batch.records.last().map(|record| time_text(record.header().created_at));
@@ -361,7 +396,9 @@ fn summarise(
             "UPDATE runs SET status = ?2, doubtful = ?3, step = ?4, done = ?5, total = ?6, wake_at = ?7,
                  lost = ?8, updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
                  bytes = bytes + ?11, branches = branches + ?12, batch_token = ?13,
-                 batch_count = ?14, leased = ?15
+                 batch_count = ?14, leased = ?15, main = ifnull(?16, main),
+                 main_open = ifnull(?17, main_open), main_newest = ifnull(?18, main_newest),
+                 main_bodies = main_bodies + ?19
              WHERE id = ?1",
         )?
         .execute(params![
@@ -380,6 +417,10 @@ fn summarise(
             int(batch.id.token),
             int(batch.id.count),
             !batch.release,
+            main.map(|main| main.branch),
+            main.map(|main| main.open),
+            main.map(|main| int(main.newest)),
+            main.map_or(0, |main| int(main.bodies)),
         ])?;
     Ok(())
 }

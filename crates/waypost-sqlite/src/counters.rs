@@ -5,11 +5,13 @@
 //! its branch to end elsewhere looks again and writes the right end. Everything else is compared with the records when
 //! somebody asks for that ([`findings`]), and mended when the run is taken up ([`mend`]).
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::read::View;
-use crate::rows::{Branch, int, is_in_quarantine, key, seq_of};
+use crate::rows::{int, is_in_quarantine, key, seq_of};
+use crate::schema;
 
 /// Most records of a run that is counted anew whenever it is taken up: some milliseconds.
 const RECOUNT_MAX: i64 = 10_000;
@@ -88,6 +90,17 @@ fn branch_counts(connection: &Connection, run: i64) -> Result<(i64, i64), Failur
         .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
+/// Returns the id of the main branch, as kept in the row of the run and in its own; a database of an older version has
+/// only the latter.
+fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Failure> {
+    if schema::version(connection)? < schema::FIRST_WITH_MAIN {
+        return Ok(None);
+    }
+    let sql = "SELECT main, branches.id FROM runs JOIN branches ON run = runs.id WHERE runs.id = ?1 AND branches.path = 'main'";
+    let ids = connection.prepare_cached(sql)?.query_row([run], |row| Ok((row.get(0)?, row.get(1)?)));
+    Ok(ids.optional()?)
+}
+
 /// Sees that no branch of a run has vanished: fewer are found than were opened, and there are records of none.
 pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
     let (opened, found) = branch_counts(connection, run)?;
@@ -107,8 +120,9 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
         let settled = branch.clone().settled(view.connection, id)?;
         if settled.newest != branch.newest {
             let (path, kept, newest) = (&branch.path, branch.newest, settled.newest);
+            let table = if path.is_main() { "runs" } else { "branches" };
             found.push(format!(
-                "table `branches` says that {path} ends at {kept}, its records end at {newest}"
+                "table `{table}` says that {path} ends at {kept}, its records end at {newest}"
             ));
         }
         missed += absent(view.connection, &settled)?;
@@ -118,6 +132,11 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
         found.push(format!("table `runs` counts {} checkpoints, there are {}", kept.0, checkpoints + missed));
     } else if missed == 0 && kept.1 != bytes {
         found.push(format!("table `runs` counts {} bytes of records, there are {bytes}", kept.1));
+    }
+    if let Some((kept, main)) = main_ids(view.connection, id)?
+        && kept != main
+    {
+        found.push(format!("table `runs` says that the main branch is {kept}, it is {main}"));
     }
     let branches = branch_counts(view.connection, id)?;
     if branches.0 != branches.1 {
@@ -156,7 +175,7 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
 
 /// Says how many records a run has at most, by the ends of its branches.
 fn most(connection: &Connection, run: i64) -> Result<i64, Failure> {
-    let sql = "SELECT ifnull(sum(newest), 0) FROM branches WHERE run = ?1";
+    let sql = "SELECT main_newest + ifnull((SELECT sum(newest) FROM branches WHERE run = ?1), 0) FROM runs WHERE id = ?1";
     Ok(connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?)
 }
 

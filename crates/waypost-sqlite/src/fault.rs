@@ -3,15 +3,19 @@
 use std::io;
 
 use rusqlite::{Connection, ffi};
+use waypost::id::RunId;
 use waypost::store::StoreError;
 
 use crate::open::Place;
+use crate::witness;
 
 /// Why work inside a transaction stopped.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The store's own answer: a lost lease, a broken chain, no such run.
     Refused(StoreError),
+    /// The database does not know the run, in the state that was looked at: it was never made, or is lost.
+    NoRun(RunId),
     /// SQLite's.
     Sqlite(Fault),
 }
@@ -21,13 +25,14 @@ impl Failure {
     pub(crate) fn ask_system(self, connection: &Connection) -> Self {
         match self {
             Self::Sqlite(fault) => Self::Sqlite(fault.ask_system(connection)),
-            refused @ Self::Refused(_) => refused,
+            other => other,
         }
     }
 
     pub(crate) fn into_store_error(self, place: &Place) -> StoreError {
         match self {
             Self::Refused(error) => error,
+            Self::NoRun(run) => witness::no_run(place, &run),
             Self::Sqlite(fault) => fault.to_store_error(place),
         }
     }
@@ -147,6 +152,18 @@ impl Fault {
             }
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
+            // All that is written was compared with what is there before: a table has lost rows that another still knows.
+            ffi::SQLITE_CONSTRAINT => {
+                let fault = Self {
+                    message: format!("its tables contradict each other: {}", self.message),
+                    ..self.clone()
+                };
+                StoreError::Io {
+                    action: "read",
+                    place: file(),
+                    source: io::Error::new(io::ErrorKind::InvalidData, fault),
+                }
+            }
             ffi::SQLITE_CANTOPEN => io("open", io::ErrorKind::Other),
             ffi::SQLITE_READONLY | ffi::SQLITE_PERM => io("write", io::ErrorKind::PermissionDenied),
             ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {

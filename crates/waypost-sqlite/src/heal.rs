@@ -6,9 +6,10 @@ use std::collections::BinaryHeap;
 use waypost::id::RunId;
 use waypost::record::Record;
 
+use crate::branch::Branch;
 use crate::fault::Failure;
 use crate::read::View;
-use crate::rows::{Branch, Found, RunRow, Want, fetch};
+use crate::rows::{Found, RunRow, Want, fetch};
 
 /// Branches whose records are merged: the newest, and the main branch. Older ones have ended long ago.
 const BRANCHES_MAX: usize = 1_000;
@@ -52,7 +53,7 @@ impl Eq for End {}
 
 impl<'a> NewestFirst<'a> {
     pub(crate) fn of(view: View<'a>, run: &'a RunId) -> Result<Self, Failure> {
-        let id = RunRow::get(view.connection, view.place, run)?.id;
+        let id = RunRow::get(view.connection, run)?.id;
         let mut all = Self { view, run, ends: BinaryHeap::new() };
         for branch in Branch::newest(view.connection, id, BRANCHES_MAX)? {
             let branch = branch.settled(view.connection, id)?;

@@ -23,7 +23,7 @@ use crate::rows::{RunRow, count, int, time_text};
 
 /// Returns where the lock of a run lies. Run ids are safe names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
-    place.home.join("locks").join(format!("{run}.lock"))
+    place.folder.join("locks").join(format!("{run}.lock"))
 }
 
 /// Takes the kernel lock of a run.
@@ -75,7 +75,7 @@ pub(crate) fn acquire(
     run: &RunId,
     now: Timestamp,
 ) -> Result<u64, Failure> {
-    let row = RunRow::get(connection, place, run)?;
+    let row = RunRow::get(connection, run)?;
     let token: i64 = connection
         .prepare_cached("UPDATE runs SET token = token + 1, leased = 1 WHERE id = ?1 RETURNING token")?
         .query_row([row.id], |row| row.get(0))?;
@@ -96,12 +96,11 @@ pub(crate) fn acquire(
 /// Takes the lease back.
 pub(crate) fn release(
     connection: &Connection,
-    place: &Place,
     run: &RunId,
     token: u64,
     wake_at: Option<Timestamp>,
 ) -> Result<(), Failure> {
-    let row = RunRow::leased(connection, place, run, token)?;
+    let row = RunRow::leased(connection, run, token)?;
     connection
         .prepare_cached("UPDATE runs SET leased = 0, wake_at = ifnull(?2, wake_at) WHERE id = ?1")?
         .execute((row.id, wake_at.map(time_text)))?;
@@ -122,13 +121,8 @@ pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<
 }
 
 /// Keeps a message, unless one with its id is known; one that is damaged is replaced.
-pub(crate) fn signal(
-    connection: &Connection,
-    place: &Place,
-    run: &RunId,
-    signal: &Signal,
-) -> Result<Signalled, Failure> {
-    let id = RunRow::get(connection, place, run)?.id;
+pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> Result<Signalled, Failure> {
+    let id = RunRow::get(connection, run)?.id;
     let message = serde_json::to_vec(signal)
         .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
     let digest = Digest::of(&message);

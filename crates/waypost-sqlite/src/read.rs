@@ -6,10 +6,11 @@ use waypost::id::{BranchPath, RunId};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
+use crate::branch::Branch;
 use crate::counters;
 use crate::fault::Failure;
 use crate::open::Place;
-use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
+use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
 use crate::witness::Lost;
 
 /// Bodies of one page of heads, in bytes: a page holds at least one, and no more than a few of the largest.
@@ -65,7 +66,7 @@ impl View<'_> {
     pub(crate) fn heads(&self, run: &RunId, page: &Page, told: Told<'_>) -> Result<Heads, Failure> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let cursor = Cursor::parse(page.cursor.as_ref())?;
-        let id = RunRow::get(self.connection, self.place, run)?.id;
+        let id = RunRow::get(self.connection, run)?.id;
         if cursor.is_none() {
             counters::check_branches(self.connection, id)?;
         }
@@ -131,7 +132,7 @@ impl View<'_> {
         seq: u64,
         told: Option<Told<'_>>,
     ) -> Result<Record, Failure> {
-        let id = RunRow::get(self.connection, self.place, run)?.id;
+        let id = RunRow::get(self.connection, run)?.id;
         let mut branch = Branch::get(self.connection, id, path)?
             .ok_or_else(|| StoreError::no_branch(run, path))?
             .settled(self.connection, id)?;
@@ -168,7 +169,7 @@ impl View<'_> {
     /// Returns a page of headers.
     pub(crate) fn scan(&self, scan: &Scan, told: Told<'_>) -> Result<Scanned, Failure> {
         let cursor = Cursor::parse(scan.cursor.as_ref())?;
-        let id = RunRow::get(self.connection, self.place, &scan.run)?.id;
+        let id = RunRow::get(self.connection, &scan.run)?.id;
         let lost = Lost::of(*self, &scan.run, id, told)?;
         let whole = |branch: Branch| branch.settled(self.connection, id).map(|branch| lost.extend(branch));
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };

@@ -3,23 +3,21 @@
 //! Every lookup is by key, so that a damaged page makes only what is on it unreadable: the rows beside it are still
 //! reached, and a missing row is noticed by the branch's `newest`, which stands on another page.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension};
-use waypost::id::{BranchPath, Digest, RunId};
+use rusqlite::{Connection, OptionalExtension, Row};
+use waypost::id::{Digest, RunId};
 use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 use waypost::store::{Damage, StoreError};
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::tips::Tip;
 use crate::unpack::{self, Unpacked};
-use crate::witness::{self, Gone};
-use crate::{counters, header, pack};
+use crate::{header, pack};
 
 /// Bits of a key that hold the seq.
-const SEQ_BITS: u32 = 32;
+pub(crate) const SEQ_BITS: u32 = 32;
 /// Largest seq: 136 years of a checkpoint a second.
 pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 /// Largest branch id: what a positive 64-bit key leaves.
@@ -64,7 +62,7 @@ pub(crate) fn time_of(text: &str) -> Result<Timestamp, Fault> {
     text.parse().map_err(|error| Fault::corrupt(format!("`{text}` is no time: {error}")))
 }
 
-/// What an append must know of a run.
+/// A run, as its lease knows it.
 #[derive(Debug)]
 pub(crate) struct RunRow {
     pub(crate) id: i64,
@@ -77,18 +75,20 @@ impl RunRow {
     pub(crate) fn find(connection: &Connection, run: &RunId) -> Result<Option<Self>, Failure> {
         let row = connection
             .prepare_cached("SELECT id, token, leased, batch_token, batch_count FROM runs WHERE name = ?1")?
-            .query_row([run.as_str()], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?, row.get::<_, i64>(4)?))
-            })
+            .query_row([run.as_str()], |row| Ok(Self::read(row)))
             .optional()?;
-        let Some((id, token, leased, batch_token, batch_count)) = row else { return Ok(None) };
-        let batch = (count(batch_token)?, count(batch_count)?);
-        Ok(Some(Self { id, token: count(token)?, leased, batch }))
+        row.transpose()
+    }
+
+    /// Reads the first columns of a row: `id, token, leased, batch_token, batch_count`.
+    pub(crate) fn read(row: &Row<'_>) -> Result<Self, Failure> {
+        let batch = (count(row.get(3)?)?, count(row.get(4)?)?);
+        Ok(Self { id: row.get(0)?, token: count(row.get(1)?)?, leased: row.get(2)?, batch })
     }
 
     /// Finds a run that should be there. Before it says that there is none, it makes sure that not the index is at
     /// fault: a run that seems gone would be begun anew.
-    pub(crate) fn get(connection: &Connection, place: &Place, run: &RunId) -> Result<Self, Failure> {
+    pub(crate) fn get(connection: &Connection, run: &RunId) -> Result<Self, Failure> {
         if let Some(row) = Self::find(connection, run)? {
             return Ok(row);
         }
@@ -96,17 +96,12 @@ impl RunRow {
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
             return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
         }
-        Err(witness::no_run(place, run).into())
+        Err(Failure::NoRun(run.clone()))
     }
 
     /// Finds the run and sees that `token` is its newest lease, still held.
-    pub(crate) fn leased(
-        connection: &Connection,
-        place: &Place,
-        run: &RunId,
-        token: u64,
-    ) -> Result<Self, Failure> {
-        let row = Self::get(connection, place, run)?;
+    pub(crate) fn leased(connection: &Connection, run: &RunId, token: u64) -> Result<Self, Failure> {
+        let row = Self::get(connection, run)?;
         row.fence(run, token)?;
         Ok(row)
     }
@@ -116,142 +111,6 @@ impl RunRow {
             return Ok(());
         }
         Err(StoreError::Fenced { run: run.clone(), token, newest: self.token })
-    }
-}
-
-/// What an append must know of the record that a branch ends with.
-#[derive(Debug)]
-pub(crate) struct Newest {
-    pub(crate) digest: Digest,
-    codec: Option<i64>,
-}
-
-impl Newest {
-    /// Says whether its body is kept in a frame, so that the next one may be a delta of it.
-    pub(crate) fn is_framed(&self) -> bool {
-        matches!(self.codec, Some(CODEC_FULL | CODEC_DELTA))
-    }
-}
-
-/// A branch of a run.
-#[derive(Debug, Clone)]
-pub(crate) struct Branch {
-    pub(crate) id: i64,
-    pub(crate) path: BranchPath,
-    pub(crate) open: bool,
-    /// The highest seq that it ever had.
-    pub(crate) newest: u64,
-    /// Records above this seq are missed, if any are.
-    pub(crate) gone: Option<(u64, Arc<Gone>)>,
-}
-
-impl Branch {
-    pub(crate) fn find(
-        connection: &Connection,
-        run: i64,
-        path: &BranchPath,
-    ) -> Result<Option<Self>, Failure> {
-        let row = connection
-            .prepare_cached("SELECT id, open, newest FROM branches WHERE run = ?1 AND path = ?2")?
-            .query_row((run, path.as_str()), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-            .optional()?;
-        let Some((id, open, newest)) = row else { return Ok(None) };
-        Self::of(id, path.clone(), open, newest).map(Some)
-    }
-
-    /// As [`find`](Self::find), with the record that the branch says to end with; none if it is not there.
-    pub(crate) fn find_with_newest(
-        connection: &Connection,
-        run: i64,
-        path: &BranchPath,
-    ) -> Result<Option<(Self, Option<Newest>)>, Failure> {
-        // No join, and no parameter in the inner ones: SQLite would prepare the statement anew for each value.
-        const _: () = assert!(SEQ_BITS == 32, "the statement below makes a key");
-        let row = connection
-            .prepare_cached(
-                "SELECT id, open, newest, (SELECT digest FROM records WHERE key = (id << 32 | newest)),
-                     (SELECT codec FROM records WHERE key = (id << 32 | newest))
-                 FROM branches WHERE run = ?1 AND path = ?2",
-            )?
-            .query_row((run, path.as_str()), |row| {
-                let (digest, codec) = (row.get::<_, Option<[u8; 32]>>(3)?, row.get(4)?);
-                let newest = digest.map(|digest| Newest { digest: Digest::from_bytes(digest), codec });
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, newest))
-            })
-            .optional()?;
-        let Some((id, open, seq, newest)) = row else { return Ok(None) };
-        Ok(Some((Self::of(id, path.clone(), open, seq)?, newest)))
-    }
-
-    /// As [`find`](Self::find), for readers: makes sure that it is not the index that has lost the branch.
-    pub(crate) fn get(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<Self>, Failure> {
-        let found = Self::find(connection, run, path)?;
-        let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
-        if found.is_none() && connection.prepare_cached(sql)?.exists((run, path.as_str()))? {
-            return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
-        }
-        Ok(found)
-    }
-
-    /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.
-    pub(crate) fn list(
-        connection: &Connection,
-        run: i64,
-        from: i64,
-        limit: usize,
-    ) -> Result<Vec<Self>, Failure> {
-        let mut statement = connection.prepare_cached(
-            "SELECT id, path, open, newest FROM branches WHERE run = ?1 AND id >= ?2 ORDER BY id LIMIT ?3",
-        )?;
-        let mut rows = statement.query((run, from, int(limit as u64)))?;
-        let mut branches = Vec::new();
-        while let Some(row) = rows.next()? {
-            let path: String = row.get(1)?;
-            let path = BranchPath::new(&path).map_err(|error| Fault::corrupt(error.to_string()))?;
-            branches.push(Self::of(row.get(0)?, path, row.get(2)?, row.get(3)?)?);
-        }
-        Ok(branches)
-    }
-
-    /// Lists the main branch, and the branches that were opened last.
-    pub(crate) fn newest(connection: &Connection, run: i64, limit: usize) -> Result<Vec<Self>, Failure> {
-        let mut branches: Vec<_> = Self::find(connection, run, &BranchPath::main())?.into_iter().collect();
-        let from: Option<i64> = connection
-            .prepare_cached(
-                "SELECT min(id) FROM (SELECT id FROM branches WHERE run = ?1 ORDER BY id DESC LIMIT ?2)",
-            )?
-            .query_row((run, int(limit as u64)), |row| row.get(0))?;
-        let last = Self::list(connection, run, from.unwrap_or(0), limit)?;
-        branches.extend(last.into_iter().filter(|branch| !branch.path.is_main()));
-        Ok(branches)
-    }
-
-    fn of(id: i64, path: BranchPath, open: bool, newest: i64) -> Result<Self, Failure> {
-        let newest = count(newest)?;
-        if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
-            return Err(Fault::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into());
-        }
-        Ok(Self { id, path, open, newest, gone: None })
-    }
-
-    /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
-    pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
-        counters::believed(connection, run, self.look_beyond(connection)?)
-    }
-
-    /// Looks for records beyond `newest`.
-    fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
-        let beyond = connection
-            .prepare_cached("SELECT max(key) FROM records WHERE key > ?1 AND key <= ?2")?
-            .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| row.get(0));
-        match beyond.map_err(Fault::from) {
-            Ok(None) => {}
-            Ok(Some(key)) => self.newest = seq_of(key),
-            // The page is damaged; the rows themselves will say so.
-            Err(fault) if fault.is_corrupt() => {}
-            Err(fault) => return Err(fault.into()),
-        }
-        Ok(self)
     }
 }
 

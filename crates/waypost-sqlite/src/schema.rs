@@ -17,9 +17,11 @@ use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
 /// The version that this crate writes.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The first version that keeps run records twice.
 pub(crate) const FIRST_WITH_COPIES: u32 = 3;
+/// The first version that keeps the end of a main branch with its run.
+pub(crate) const FIRST_WITH_MAIN: u32 = 4;
 /// The oldest version that this crate reads.
 const VERSION_MIN: u32 = 1;
 /// Marks a database as ours: `WYPT`.
@@ -59,7 +61,11 @@ CREATE TABLE runs (
     token       INTEGER NOT NULL,
     leased      INTEGER NOT NULL,
     batch_token INTEGER NOT NULL,
-    batch_count INTEGER NOT NULL
+    batch_count INTEGER NOT NULL,
+    main        INTEGER NOT NULL,
+    main_open   INTEGER NOT NULL,
+    main_newest INTEGER NOT NULL,
+    main_bodies INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE frozen (
@@ -78,9 +84,9 @@ CREATE TABLE branches (
     id     INTEGER PRIMARY KEY,
     run    INTEGER NOT NULL REFERENCES runs,
     path   TEXT NOT NULL,
-    open   INTEGER NOT NULL,
-    newest INTEGER NOT NULL,
-    bodies INTEGER NOT NULL,
+    open   INTEGER,
+    newest INTEGER,
+    bodies INTEGER,
     UNIQUE (run, path)
 ) STRICT;
 CREATE INDEX branches_run ON branches (run);
@@ -143,6 +149,32 @@ const MIGRATIONS: &[Migration] = &[
                   record BLOB NOT NULL
               ) STRICT;
               INSERT INTO frozen_copies SELECT run, digest, record FROM frozen;",
+    },
+    // What is kept of the end of a main branch moves into the row of its run.
+    Migration {
+        to: FIRST_WITH_MAIN,
+        sql: "ALTER TABLE runs ADD COLUMN main        INTEGER NOT NULL DEFAULT 0;
+              ALTER TABLE runs ADD COLUMN main_open   INTEGER NOT NULL DEFAULT 1;
+              ALTER TABLE runs ADD COLUMN main_newest INTEGER NOT NULL DEFAULT 0;
+              ALTER TABLE runs ADD COLUMN main_bodies INTEGER NOT NULL DEFAULT 0;
+              UPDATE runs SET (main, main_open, main_newest, main_bodies) =
+                  (SELECT id, open, newest, bodies FROM branches WHERE run = runs.id AND path = 'main')
+                  WHERE EXISTS (SELECT 1 FROM branches WHERE run = runs.id AND path = 'main');
+              CREATE TABLE branches_4 (
+                  id     INTEGER PRIMARY KEY,
+                  run    INTEGER NOT NULL REFERENCES runs,
+                  path   TEXT NOT NULL,
+                  open   INTEGER,
+                  newest INTEGER,
+                  bodies INTEGER,
+                  UNIQUE (run, path)
+              ) STRICT;
+              INSERT INTO branches_4
+                  SELECT id, run, path, iif(path = 'main', NULL, open), iif(path = 'main', NULL, newest),
+                         iif(path = 'main', NULL, bodies) FROM branches;
+              DROP TABLE branches;
+              ALTER TABLE branches_4 RENAME TO branches;
+              CREATE INDEX branches_run ON branches (run);",
     },
 ];
 

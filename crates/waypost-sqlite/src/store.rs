@@ -170,8 +170,20 @@ impl SqliteStore {
             }
             let answer = work(View { connection, place: &self.place });
             transaction.finish()?;
-            answer
+            match answer {
+                // What was read may be from before the run was made. Its log is written after that and removed before its
+                // rows are, so that only a log from before another look, and still there after it, tells of a loss.
+                Err(Failure::NoRun(run)) if !self.is_missed(connection, &run)? => {
+                    Err(StoreError::no_run(self, &run).into())
+                }
+                answer => answer,
+            }
         })
+    }
+
+    /// Says whether a run that has left its log is not there.
+    fn is_missed(&self, connection: &Connection, run: &RunId) -> Result<bool, Failure> {
+        Ok(witness::has_told(&self.place, run) && RunRow::find(connection, run)?.is_none())
     }
 
     fn folder_of(&self, run: &RunId) -> PathBuf {
@@ -219,7 +231,7 @@ impl SqliteStore {
     /// Returns the folder of a run that is taken up, mended.
     fn heal(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
         let frozen = self.read(|view| {
-            let id = RunRow::get(view.connection, view.place, run)?.id;
+            let id = RunRow::get(view.connection, run)?.id;
             view.frozen(id, run)
         });
         let frozen = match frozen {
@@ -232,7 +244,7 @@ impl SqliteStore {
         let mut folder = self.run_folder(frozen.record());
         let told = witness::told(&self.place, run);
         self.read(|view| {
-            let id = RunRow::get(view.connection, view.place, run)?.id;
+            let id = RunRow::get(view.connection, run)?.id;
             // A log that tells of more than there is stays as it is: it is the witness.
             if Lost::of(view, run, id, told)?.is_empty() {
                 folder.heal(NewestFirst::of(view, run)?)
@@ -245,10 +257,6 @@ impl SqliteStore {
 
     fn take_lock(&self, run: &RunId, holder: &Holder) -> Result<RunLock, StoreError> {
         lease::take_lock(&self.place, run, holder, self.options.allow_network)
-    }
-
-    fn exists(&self, run: &RunId) -> Result<bool, StoreError> {
-        self.read(|view| Ok(RunRow::find(view.connection, run)?.is_some()))
     }
 }
 
@@ -270,12 +278,11 @@ impl Store for SqliteStore {
     async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
         let id = run.record().run.clone();
-        if self.exists(&id)? {
-            return Err(StoreError::Exists { run: id });
-        }
-        // Its records were lost: what is left of it is not to be taken for the beginning of another.
-        if let lost @ StoreError::Damaged { .. } = witness::no_run(&self.place, &id) {
-            return Err(lost);
+        match self.read(|view| RunRow::get(view.connection, &id).map(drop)) {
+            Ok(()) => return Err(StoreError::Exists { run: id }),
+            Err(StoreError::NotFound { .. }) => {}
+            // Such as that its records were lost: what is left of it is not to be taken for the beginning of another.
+            Err(error) => return Err(error),
         }
         let kernel_lock = self.take_lock(&id, holder)?;
         let first = Arc::new(first);
@@ -312,7 +319,7 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
-        self.read(|view| RunRow::get(view.connection, view.place, run).map(drop))?;
+        self.read(|view| RunRow::get(view.connection, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
         let (id, now) = (run.clone(), self.options.clock.now());
         let token = self
@@ -341,10 +348,8 @@ impl Store for SqliteStore {
 
     async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
         let (run, token) = (lease.run().clone(), lease.token());
-        self.write(Durability::Sync, move |connection, place| {
-            lease::release(connection, place, &run, token, wake_at)
-        })
-        .await?;
+        self.write(Durability::Sync, move |connection, _| lease::release(connection, &run, token, wake_at))
+            .await?;
         self.let_go(&lease);
         Ok(())
     }
@@ -399,19 +404,35 @@ impl Store for SqliteStore {
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
-        self.read(|view| view.runs(query, told))
+        let look = || self.read(|view| view.runs(query, None));
+        if query.cursor.is_some() {
+            return Ok(look()?.0);
+        }
+        // Counting the folders of many runs takes longer than listing some, so that both are done at once.
+        let count = || inspect::count_folders(&self.place);
+        let (found, folders) = std::thread::scope(|scope| {
+            let counting = std::thread::Builder::new().spawn_scoped(scope, count);
+            let found = look();
+            // The system may have no thread left to give.
+            (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
+        });
+        let (found, known) = found?;
+        if folders <= known {
+            return Ok(found);
+        }
+        // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
+        let told = inspect::told_runs(&self.place);
+        Ok(self.read(|view| view.runs(query, Some(told)))?.0)
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
         let (run, signal) = (run.clone(), signal.clone());
-        self.write(Durability::Sync, move |connection, place| lease::signal(connection, place, &run, &signal))
-            .await
+        self.write(Durability::Sync, move |connection, _| lease::signal(connection, &run, &signal)).await
     }
 
     async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
         self.read(|view| {
-            let id = RunRow::get(view.connection, view.place, run)?.id;
+            let id = RunRow::get(view.connection, run)?.id;
             Ok(lease::pending(view.connection, id)?.into_iter().collect::<Result<_, _>>()?)
         })
     }
@@ -431,18 +452,19 @@ impl Store for SqliteStore {
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
         self.check_open()?;
         let (run, token) = (lease.run(), lease.token());
+        if mode == TrimMode::DryRun {
+            return self.read(|view| trim::plan(view, run, None, keep)).map(|plan| plan.trimmed());
+        }
         for _ in 0..TRIM_TRIES_MAX {
-            let plan = self.read(|view| trim::plan(view, run, token, keep))?;
+            let plan = self.read(|view| trim::plan(view, run, Some(token), keep))?;
             let trimmed = plan.trimmed();
-            if mode == TrimMode::DryRun || plan.is_empty() {
+            if plan.is_empty() {
                 return Ok(trimmed);
             }
             let of = run.clone();
             // What is lost of it by a power cut is trimmed again.
             let done = self
-                .write(Durability::Async, move |connection, place| {
-                    trim::apply(connection, place, &of, token, &plan)
-                })
+                .write(Durability::Async, move |connection, _| trim::apply(connection, &of, token, &plan))
                 .await?;
             if done {
                 self.trimmed.store(true, Ordering::Relaxed);
@@ -457,7 +479,7 @@ impl Store for SqliteStore {
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
         self.writer()?;
         let folder = self.folder_of(run);
-        match self.read(|view| RunRow::get(view.connection, view.place, run)) {
+        match self.read(|view| RunRow::get(view.connection, run)) {
             // A deletion that was cut short is brought to its end.
             Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) if folder.exists() => {}
             Err(error) => return Err(error),
@@ -532,7 +554,7 @@ impl Store for SqliteStore {
 impl Blobs for SqliteStore {
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         self.writer()?;
-        self.read(|view| RunRow::leased(view.connection, view.place, lease.run(), lease.token()).map(drop))?;
+        self.read(|view| RunRow::leased(view.connection, lease.run(), lease.token()).map(drop))?;
         append_blob(self.disk.as_ref(), &self.folder_of(lease.run()), name, bytes)
     }
 

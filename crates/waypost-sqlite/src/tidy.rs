@@ -4,10 +4,11 @@ use rusqlite::{Connection, params};
 use waypost::id::RunId;
 use waypost::store::{Damage, StoreError};
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::read::View;
-use crate::rows::{Branch, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text};
+use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, key, time_text};
 use crate::trim::{Freed, add_bytes, bases};
 use crate::witness::{Lost, told};
 
@@ -22,7 +23,7 @@ pub(crate) fn quarantine(
     damage: &Damage,
     now: jiff::Timestamp,
 ) -> Result<(), Failure> {
-    let run = RunRow::leased(connection, place, &damage.run, token)?.id;
+    let run = RunRow::leased(connection, &damage.run, token)?.id;
     let branch = Branch::get(connection, run, &damage.branch)?
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
         .settled(connection, run)?;
@@ -73,9 +74,7 @@ fn note(
     seq: u64,
     had_no_row: bool,
 ) -> Result<(), Failure> {
-    connection
-        .prepare_cached("UPDATE branches SET newest = max(newest, ?2) WHERE id = ?1")?
-        .execute((branch.id, int(seq)))?;
+    branch.reach(connection, run, seq)?;
     // One that the log tells of was never counted here.
     if had_no_row && branch.gone(seq).is_none() {
         connection
@@ -115,9 +114,7 @@ fn remove(connection: &Connection, run: i64, branch: &Branch, key: i64) -> Resul
              RETURNING length(header) + ifnull(length(body), 0), body IS NOT NULL",
         )?
         .query_row([key], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    connection
-        .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
-        .execute((branch.id, bodies))?;
+    branch.drop_bodies(connection, run, bodies)?;
     connection
         .prepare_cached(
             "UPDATE runs SET checkpoints = max(checkpoints - 1, 0), bytes = max(bytes - ?2, 0) WHERE id = ?1",

@@ -8,14 +8,13 @@ use waypost::id::RunId;
 use waypost::record::Record;
 use waypost::store::Trimmed;
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::frame;
 use crate::open::Place;
 use crate::pack::{Kept, pack_alone};
 use crate::read::View;
-use crate::rows::{
-    Branch, CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of,
-};
+use crate::rows::{CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of};
 
 /// Fewest checkpoints that keep their body: the newest, and one to fall back to.
 const KEEP_MIN: u32 = 2;
@@ -63,9 +62,14 @@ impl Plan {
 
 /// Plans to drop the bodies of all but the newest `keep` sound checkpoints of each branch.
 ///
-/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before.
-pub(crate) fn plan(view: View<'_>, run: &RunId, token: u64, keep: u32) -> Result<Plan, Failure> {
-    let id = RunRow::leased(view.connection, view.place, run, token)?.id;
+/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before. With
+/// a token, only for who holds that lease.
+pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -> Result<Plan, Failure> {
+    let row = RunRow::get(view.connection, run)?;
+    if let Some(token) = token {
+        row.fence(run, token)?;
+    }
+    let id = row.id;
     let keep = keep.max(KEEP_MIN);
     let mut plan = Plan::default();
     for branch in full_branches(view.connection, id, keep)? {
@@ -124,14 +128,8 @@ fn plan_branch(
 }
 
 /// Does what was planned; says whether it did, or changed nothing since something is not as it was.
-pub(crate) fn apply(
-    connection: &Connection,
-    place: &Place,
-    run: &RunId,
-    token: u64,
-    plan: &Plan,
-) -> Result<bool, Failure> {
-    let id = RunRow::leased(connection, place, run, token)?.id;
+pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Plan) -> Result<bool, Failure> {
+    let id = RunRow::leased(connection, run, token)?.id;
     for BranchPlan { branch, freed, dependants: known, oldest, .. } in &plan.branches {
         let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
             Ok(connection
@@ -158,9 +156,7 @@ pub(crate) fn apply(
         for seq in drop {
             drop_body(connection, key(branch.id, *seq))?;
         }
-        connection
-            .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
-            .execute((branch.id, int(drop.len() as u64)))?;
+        branch.drop_bodies(connection, id, int(drop.len() as u64))?;
     }
     add_bytes(connection, id, -plan.bytes)?;
     Ok(true)
@@ -225,8 +221,10 @@ pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result
 
 /// Returns the branches with more bodies than are to be kept.
 fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<Branch>, Failure> {
-    let mut statement =
-        connection.prepare_cached("SELECT id FROM branches WHERE run = ?1 AND bodies > ?2 ORDER BY id")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT id FROM branches WHERE run = ?1
+         AND ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = branches.run)) > ?2 ORDER BY id",
+    )?;
     let ids = statement.query_map((run, keep), |row| row.get::<_, i64>(0))?;
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
     let mut branches = Vec::with_capacity(ids.len());

@@ -7,10 +7,11 @@
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::RunId;
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::frame::{Body, Kind, Making, Opened};
 use crate::open::Place;
-use crate::rows::{Branch, CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED, key};
+use crate::rows::{CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED, key};
 use crate::tips::{CHAIN_FRAMES_MAX, Chain};
 
 /// A body made of its frames.

@@ -19,15 +19,15 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
-use waypost::folder::{Told, has_told};
+use waypost::folder::{self, Told};
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
 
+use crate::branch::Branch;
 use crate::fault::Failure;
 use crate::open::Place;
 use crate::read::View;
-use crate::rows::Branch;
 
 /// What an `async` run says of a record that is not there.
 const NOT_YET_SYNCED: &str =
@@ -35,7 +35,7 @@ const NOT_YET_SYNCED: &str =
 
 /// Returns the folder of a run, beside the database.
 pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
-    place.home.join("runs").join(run.as_str())
+    place.folder.join("runs").join(run.as_str())
 }
 
 /// Reads the end of the log of a run. To be called before the transaction that is compared with it begins.
@@ -43,12 +43,17 @@ pub(crate) fn told(place: &Place, run: &RunId) -> Told<'static> {
     Told::newest_first(&RealDisk, &folder_of(place, run), run)
 }
 
+/// Says whether a run has left its log beside the database.
+pub(crate) fn has_told(place: &Place, run: &RunId) -> bool {
+    folder::has_told(&RealDisk, &folder_of(place, run))
+}
+
 /// Says that the database does not know a run; that it has lost it, if the run has left its log.
 pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
-    let folder = folder_of(place, run);
-    if !has_told(&RealDisk, &folder) {
+    if !has_told(place, run) {
         return StoreError::no_run(&place.name, run);
     }
+    let folder = folder_of(place, run);
     let newest = told(place, run).find(|(branch, _)| branch.is_main());
     let damage = Damage {
         run: run.clone(),

@@ -337,7 +337,10 @@ impl Store for MemoryStore {
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
-        self.held(lease, |run| {
+        self.with(lease.run(), |run| {
+            if mode == TrimMode::Apply {
+                run.check(lease)?;
+            }
             let mut trimmed = Trimmed::default();
             for branch in &mut run.branches {
                 // Damaged ones are neither counted nor touched: quarantine is for them.

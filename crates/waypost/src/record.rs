@@ -28,8 +28,8 @@ mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
-    BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
-    Usage, Wait, WaitKind,
+    BodyRef, End, Ending, FailedStep, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause,
+    Start, Try, Usage, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
@@ -259,6 +259,11 @@ impl Record {
     /// Returns the body's exact bytes, if the record has its own and it was loaded.
     pub fn body_bytes(&self) -> Option<&Bytes> {
         self.body.as_ref()
+    }
+
+    /// Returns the size of header and body, whether or not the body was loaded.
+    pub fn bytes(&self) -> u64 {
+        self.header_bytes.len() as u64 + self.header.body.as_ref().map_or(0, |body| body.bytes)
     }
 
     /// Returns the record without its body, as retention leaves it.

@@ -43,14 +43,14 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         return dry_run(context, &workflow, id.as_ref());
     }
     let store = context.store(Some(&args.file), Access::Create).map_err(not_made)?;
-    if let Some(id) = &id
-        && reference::is_there(store.as_ref(), id).await?
-    {
-        return beside_existing(context, store, id, &params, &args).await;
-    }
-    // What looks like a resume would do finished work again.
-    if let Some(lost) = id.as_ref().and_then(|id| reference::lost(store.as_ref(), id.as_str())) {
-        return Err(lost);
+    if let Some(id) = &id {
+        if reference::is_there(store.as_ref(), id).await? {
+            return beside_existing(context, store, id, &params, &args).await;
+        }
+        // What looks like a resume would do finished work again.
+        if let Some(lost) = reference::lost(store.as_ref(), id.as_str()).await {
+            return Err(lost);
+        }
     }
     if !workflow.warnings().is_empty() {
         context.output.detail(&workflow.render_warnings());

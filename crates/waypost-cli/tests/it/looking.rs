@@ -25,7 +25,7 @@ steps:
 "#;
 
 /// Everything that only looks.
-const READERS: [&[&str]; 18] = [
+const READERS: [&[&str]; 20] = [
     &["list"],
     &["list", "--json"],
     &["list", "--resumable"],
@@ -44,6 +44,8 @@ const READERS: [&[&str]; 18] = [
     &["verify", "r"],
     &["verify", "--all"],
     &["resume", "r", "--dry-run"],
+    &["prune", "r", "--keep", "2", "--dry-run"],
+    &["prune", "--keep", "2", "--keep-runs", "0", "--dry-run"],
 ];
 
 /// Makes a run that was killed in its second step, and lets it fail there then; looks at both.

@@ -43,7 +43,7 @@ async fn a_branch_ends_where_its_records_end() {
     for newest in [0, 1, 4, 6, 1 << 20, (1_i64 << 32) - 1] {
         let site = Site::new();
         let mut links = five(&site).await;
-        site.execute(&format!("UPDATE branches SET newest = {newest}"));
+        site.execute(&format!("UPDATE runs SET main_newest = {newest}"));
         let store = site.open();
 
         assert_eq!(found(&store).await.len(), 1, "{newest}: {:?}", found(&store).await);
@@ -54,6 +54,29 @@ async fn a_branch_ends_where_its_records_end() {
 
         go_on(&store, &mut links).await;
         assert_eq!(found(&store).await, [""; 0], "{newest}");
+    }
+}
+
+#[tokio::test]
+async fn records_of_the_main_branch_never_go_to_another() {
+    for main in [0, 2, 3, -1, 1_i64 << 33] {
+        let site = Site::new();
+        let mut links = five(&site).await;
+        site.execute("INSERT INTO branches VALUES (2, 1, 'each:a', 1, 0, 0)");
+        site.execute(&format!("UPDATE runs SET main = {main}, branches = 2"));
+        let store = site.open();
+        assert_eq!(found(&store).await.len(), 1, "{main}: {:?}", found(&store).await);
+
+        go_on(&store, &mut links).await;
+
+        let kept: (i64, i64) = site
+            .tables()
+            .query_row("SELECT count(*), max(key >> 32) FROM records", [], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
+            .unwrap();
+        assert_eq!(kept, (6, 1), "{main}");
+        assert_eq!(found(&store).await, [""; 0], "{main}");
     }
 }
 

@@ -64,9 +64,9 @@ async fn an_older_database_is_upgraded_and_goes_on() {
     check(&*store).await;
     let tables = site.tables();
     let number = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!(number("PRAGMA user_version"), 3);
+    assert_eq!(number("PRAGMA user_version"), 4);
     assert_eq!(number("PRAGMA auto_vacuum"), 2, "it can give pages back from now on");
-    assert_eq!(number("SELECT count(*) FROM migrations"), 3);
+    assert_eq!(number("SELECT count(*) FROM migrations"), 4);
     let backup = Site::new();
     fs::create_dir(backup.home()).unwrap();
     fs::copy(site.home().join("waypost.db.v1-1.backup"), backup.file()).unwrap();
@@ -119,5 +119,5 @@ async fn a_store_that_is_new_is_made_as_one_of_today() {
 
     let tables = site.tables();
     let number = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!((number("PRAGMA user_version"), number("PRAGMA auto_vacuum")), (3, 2));
+    assert_eq!((number("PRAGMA user_version"), number("PRAGMA auto_vacuum")), (4, 2));
 }

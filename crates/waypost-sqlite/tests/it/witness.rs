@@ -220,3 +220,33 @@ async fn a_log_that_is_behind_or_gone_says_nothing() {
     fs::remove_file(&path).unwrap();
     assert_eq!(head(&site.open_read_only()).await, (6, vec![], 7));
 }
+
+// What happened: of several processes that made the same run at once, one said that the run was lost.
+// Why: it looked into the database before the run was there, and for its log after.
+// What stops it now: a log counts as a trace of a loss only if the run is missed after it was seen.
+#[test]
+fn a_run_that_is_being_made_is_not_said_to_be_lost() {
+    const RUNS: usize = 150;
+    let site = Site::new();
+    let (store, looking) = (site.open(), site.open());
+    let name = |number: usize| format!("r-{number}");
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                for number in 0..RUNS {
+                    Writing::begin(&store, &name(number), Durability::Async).await;
+                }
+            });
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            for number in 0..RUNS {
+                while let Err(error) = looking.run(&run_id(&name(number))).await {
+                    assert!(matches!(error, StoreError::NotFound { .. }), "{error:?}");
+                }
+            }
+        });
+    });
+}

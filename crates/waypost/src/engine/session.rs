@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::{Digest, StepId};
+use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
@@ -89,7 +89,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
-    pub(super) failed: Option<(StepId, Failure)>,
+    pub(super) failed: Option<(BranchPath, StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
@@ -572,7 +572,7 @@ impl<'a, P: Program> Session<'a, P> {
             state: main.state,
             at: main.chain.next - 1,
             progress,
-            failed: self.failed,
+            failed: self.failed.map(|(_, step, failure)| (step, failure)),
             waiting,
             stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
             idle: false,

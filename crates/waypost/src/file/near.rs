@@ -3,7 +3,7 @@
 use crate::id::BranchPath;
 use crate::record::Record;
 
-use super::read::RunReader;
+use super::read::{Found, RunReader};
 
 /// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
 /// walking the history costs little more.
@@ -15,7 +15,9 @@ impl RunReader<'_> {
     pub(super) fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
         let mut number = seq;
         for _ in 0..GUESSES_MAX {
-            let Ok(Ok(commit)) = self.commit(number) else { return None };
+            let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else {
+                return None;
+            };
             let of_branch = commit.records.into_iter().map(|(_, record)| record);
             let mut of_branch: Vec<Record> =
                 of_branch.filter(|record| record.header().branch == *branch).collect();

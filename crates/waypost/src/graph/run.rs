@@ -111,7 +111,7 @@ struct Sink(mpsc::UnboundedSender<Event>);
 
 impl Observer for Sink {
     fn committed(&self, records: &[Record], _: &Position, _: Progress) {
-        for event in records.iter().flat_map(|record| events::of(record.header())) {
+        for event in records.iter().flat_map(events::of) {
             // Nobody may be listening any more; the run goes on.
             let _ = self.0.send(event);
         }

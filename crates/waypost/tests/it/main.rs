@@ -30,6 +30,7 @@ mod random_graphs;
 mod recorder;
 mod report;
 mod retries;
+mod run_events;
 mod schema;
 mod strict;
 mod toy;

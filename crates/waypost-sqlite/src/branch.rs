@@ -1,0 +1,257 @@
+//! Branches of a run, and where they end.
+//!
+//! How far a branch goes is kept apart from its records, so that one that is no longer found is missed. A branch has a row
+//! for that. Of the main branch it stands in the row of its run, `main` and `main_*`, and its own says nothing: every
+//! commit writes the row of its run anyway, and a page less is written and synced.
+
+use std::sync::Arc;
+
+use rusqlite::{Connection, OptionalExtension, Row};
+use waypost::id::{BranchPath, Digest, RunId};
+
+use crate::counters;
+use crate::fault::{Failure, Fault};
+use crate::rows::{
+    BRANCH_ID_MAX, CODEC_DELTA, CODEC_FULL, RunRow, SEQ_BITS, SEQ_MAX, count, int, key, seq_of,
+};
+use crate::witness::Gone;
+
+/// A branch of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Branch {
+    pub(crate) id: i64,
+    pub(crate) path: BranchPath,
+    pub(crate) open: bool,
+    /// The highest seq that it ever had.
+    pub(crate) newest: u64,
+    /// Records above this seq are missed, if any are.
+    pub(crate) gone: Option<(u64, Arc<Gone>)>,
+}
+
+/// A row of a branch; what is not in it stands in the row of its run.
+struct BranchRow {
+    id: i64,
+    path: String,
+    open: Option<bool>,
+    newest: Option<i64>,
+}
+
+impl BranchRow {
+    const COLUMNS: &str = "id, path, open, newest";
+
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self { id: row.get(0)?, path: row.get(1)?, open: row.get(2)?, newest: row.get(3)? })
+    }
+
+    fn branch(self, connection: &Connection, run: i64) -> Result<Branch, Failure> {
+        let path = BranchPath::new(&self.path).map_err(|error| Fault::corrupt(error.to_string()))?;
+        let (open, newest) = match (self.open, self.newest) {
+            (Some(open), Some(newest)) => (open, newest),
+            _ => connection
+                .prepare_cached("SELECT main_open, main_newest FROM runs WHERE id = ?1")?
+                .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?,
+        };
+        let (id, newest) = (self.id, count(newest)?);
+        if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
+            return Err(Fault::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into());
+        }
+        Ok(Branch { id, path, open, newest, gone: None })
+    }
+}
+
+impl Branch {
+    pub(crate) fn find(
+        connection: &Connection,
+        run: i64,
+        path: &BranchPath,
+    ) -> Result<Option<Self>, Failure> {
+        let columns = BranchRow::COLUMNS;
+        let row = connection
+            .prepare_cached(&format!("SELECT {columns} FROM branches WHERE run = ?1 AND path = ?2"))?
+            .query_row((run, path.as_str()), BranchRow::read)
+            .optional()?;
+        row.map(|row| row.branch(connection, run)).transpose()
+    }
+
+    /// As [`find`](Self::find), for readers: makes sure that it is not the index that has lost the branch.
+    pub(crate) fn get(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<Self>, Failure> {
+        let found = Self::find(connection, run, path)?;
+        let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
+        if found.is_none() && connection.prepare_cached(sql)?.exists((run, path.as_str()))? {
+            return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
+        }
+        Ok(found)
+    }
+
+    /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.
+    pub(crate) fn list(
+        connection: &Connection,
+        run: i64,
+        from: i64,
+        limit: usize,
+    ) -> Result<Vec<Self>, Failure> {
+        let columns = BranchRow::COLUMNS;
+        let sql = format!("SELECT {columns} FROM branches WHERE run = ?1 AND id >= ?2 ORDER BY id LIMIT ?3");
+        let mut statement = connection.prepare_cached(&sql)?;
+        let mut rows = statement.query((run, from, int(limit as u64)))?;
+        let mut branches = Vec::new();
+        while let Some(row) = rows.next()? {
+            branches.push(BranchRow::read(row)?.branch(connection, run)?);
+        }
+        Ok(branches)
+    }
+
+    /// Lists the main branch, and the branches that were opened last.
+    pub(crate) fn newest(connection: &Connection, run: i64, limit: usize) -> Result<Vec<Self>, Failure> {
+        let mut branches: Vec<_> = Self::find(connection, run, &BranchPath::main())?.into_iter().collect();
+        let from: Option<i64> = connection
+            .prepare_cached(
+                "SELECT min(id) FROM (SELECT id FROM branches WHERE run = ?1 ORDER BY id DESC LIMIT ?2)",
+            )?
+            .query_row((run, int(limit as u64)), |row| row.get(0))?;
+        let last = Self::list(connection, run, from.unwrap_or(0), limit)?;
+        branches.extend(last.into_iter().filter(|branch| !branch.path.is_main()));
+        Ok(branches)
+    }
+
+    /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
+    pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
+        counters::believed(connection, run, self.look_beyond(connection)?)
+    }
+
+    /// Looks for records beyond `newest`.
+    fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
+        let beyond = connection
+            .prepare_cached("SELECT max(key) FROM records WHERE key > ?1 AND key <= ?2")?
+            .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| row.get(0));
+        match beyond.map_err(Fault::from) {
+            Ok(None) => {}
+            Ok(Some(key)) => self.newest = seq_of(key),
+            // The page is damaged; the rows themselves will say so.
+            Err(fault) if fault.is_corrupt() => {}
+            Err(fault) => return Err(fault.into()),
+        }
+        Ok(self)
+    }
+
+    /// Makes it known that the branch has had a record `seq`, be it gone.
+    pub(crate) fn reach(&self, connection: &Connection, run: i64, seq: u64) -> Result<(), Failure> {
+        if self.path.is_main() {
+            connection
+                .prepare_cached("UPDATE runs SET main_newest = max(main_newest, ?2) WHERE id = ?1")?
+                .execute((run, int(seq)))?;
+        } else {
+            connection
+                .prepare_cached("UPDATE branches SET newest = max(newest, ?2) WHERE id = ?1")?
+                .execute((self.id, int(seq)))?;
+        }
+        Ok(())
+    }
+
+    /// Counts bodies that went.
+    pub(crate) fn drop_bodies(&self, connection: &Connection, run: i64, count: i64) -> Result<(), Failure> {
+        if self.path.is_main() {
+            connection
+                .prepare_cached("UPDATE runs SET main_bodies = max(main_bodies - ?2, 0) WHERE id = ?1")?
+                .execute((run, count))?;
+        } else {
+            connection
+                .prepare_cached("UPDATE branches SET bodies = max(bodies - ?2, 0) WHERE id = ?1")?
+                .execute((self.id, count))?;
+        }
+        Ok(())
+    }
+}
+
+/// The end of a branch, as an append must know it.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) branch: i64,
+    /// The highest seq that the branch ever had.
+    pub(crate) newest: u64,
+    /// The record of that seq; none if it is not there.
+    pub(crate) record: Option<Newest>,
+}
+
+/// What an append must know of the record that a branch ends with.
+#[derive(Debug, Clone)]
+pub(crate) struct Newest {
+    pub(crate) digest: Digest,
+    codec: Option<i64>,
+}
+
+impl Newest {
+    /// Says whether its body is kept in a frame, so that the next one may be a delta of it.
+    pub(crate) fn is_framed(&self) -> bool {
+        matches!(self.codec, Some(CODEC_FULL | CODEC_DELTA))
+    }
+}
+
+// What an append looks up is one statement each.
+const _: () = assert!(SEQ_BITS == 32, "the statements below make keys");
+
+impl End {
+    /// Finds a run and the end of its main branch; none of that if what is kept of it cannot be.
+    pub(crate) fn of_main(
+        connection: &Connection,
+        run: &RunId,
+    ) -> Result<Option<(RunRow, Option<Self>)>, Failure> {
+        let mut statement = connection.prepare_cached(
+            "SELECT id, token, leased, batch_token, batch_count, main, main_newest,
+                 (SELECT digest FROM records WHERE key = (main << 32 | main_newest)),
+                 (SELECT codec FROM records WHERE key = (main << 32 | main_newest))
+             FROM runs WHERE name = ?1",
+        )?;
+        let mut rows = statement.query([run.as_str()])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        Ok(Some((RunRow::read(row)?, Self::read(row, 5)?)))
+    }
+
+    /// Finds the end of another branch.
+    pub(crate) fn of_child(
+        connection: &Connection,
+        run: i64,
+        path: &BranchPath,
+    ) -> Result<Option<Self>, Failure> {
+        let mut statement = connection.prepare_cached(
+            "SELECT id, newest, (SELECT digest FROM records WHERE key = (id << 32 | newest)),
+                 (SELECT codec FROM records WHERE key = (id << 32 | newest))
+             FROM branches WHERE run = ?1 AND path = ?2",
+        )?;
+        let mut rows = statement.query((run, path.as_str()))?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        let end = Self::read(row, 0)?;
+        Ok(Some(end.ok_or_else(|| Fault::corrupt(format!("the end of branch {path} cannot be")))?))
+    }
+
+    /// Reads the columns from `at` on.
+    fn read(row: &Row<'_>, at: usize) -> Result<Option<Self>, Failure> {
+        let (branch, newest) = (row.get::<_, i64>(at)?, row.get::<_, i64>(at + 1)?);
+        let newest = u64::try_from(newest).ok().filter(|newest| *newest <= SEQ_MAX);
+        let Some(newest) = newest.filter(|_| (1..=BRANCH_ID_MAX).contains(&branch)) else { return Ok(None) };
+        let digest = row.get::<_, Option<[u8; 32]>>(at + 2)?;
+        let codec = row.get(at + 3)?;
+        let record = digest.map(|digest| Newest { digest: Digest::from_bytes(digest), codec });
+        Ok(Some(Self { branch, newest, record }))
+    }
+}
+
+/// Returns seq and digest of the newest row of a branch that is kept as ending at `newest`.
+pub(crate) fn newest_row(
+    connection: &Connection,
+    branch: i64,
+    newest: u64,
+) -> Result<Option<(u64, Digest)>, Failure> {
+    // Most often it is where the branch says.
+    let mut at = connection.prepare_cached("SELECT digest FROM records WHERE key = ?1")?;
+    let mut rows = at.query([key(branch, newest)])?;
+    if let Some(row) = rows.next()? {
+        return Ok(Some((newest, Digest::from_bytes(row.get(0)?))));
+    }
+    let mut below = connection.prepare_cached(
+        "SELECT key, digest FROM records WHERE key > ?1 AND key < ?2 ORDER BY key DESC LIMIT 1",
+    )?;
+    let mut rows = below.query([key(branch, 0), key(branch, newest)])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    Ok(Some((seq_of(row.get(0)?), Digest::from_bytes(row.get(1)?))))
+}
