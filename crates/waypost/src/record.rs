@@ -200,8 +200,13 @@ impl Record {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
         }
+        // A store may keep them as they are, and many of them.
+        bytes.shrink_to_fit();
         let digest = Digest::of(&bytes);
-        let body = body.map(|body| Arc::new(body.bytes));
+        let body = body.map(|mut body| {
+            body.bytes.shrink_to_fit();
+            Arc::new(body.bytes)
+        });
         Ok(Self { header: Arc::new(header), digest, header_bytes: Arc::new(bytes), body })
     }
 

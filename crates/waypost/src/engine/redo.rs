@@ -61,9 +61,10 @@ pub(super) async fn pace<P: Program>(
     (record, position): (&Record, &Position),
 ) -> Result<Pace, RunError> {
     let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
-    let header = record.header();
-    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
     let store = engine.store.as_ref();
+    let ended = before_acceptance(store, record).await?;
+    let header = ended.header();
+    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
     let pass = (step, header.at.iteration.as_slice());
     let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
         return Ok(Pace::Behind);
@@ -85,6 +86,15 @@ pub(super) async fn pace<P: Program>(
         Some(stood) => Ok(Pace::Level(Box::new(stood))),
         None => Ok(Pace::Behind),
     }
+}
+
+/// Returns the newest record that is not about evidence that a person has accepted: that changes nothing else.
+async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
+    let mut record = newest.clone();
+    while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
+        record = store.load(&record.header().run, &record.header().branch, before).await?;
+    }
+    Ok(record)
 }
 
 /// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
