@@ -1,7 +1,7 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Header, Phase, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{FrontierEntry, Header, Phase, Reason, Record, Status, Try, WaitKind};
 use crate::shape::Shape;
 use crate::store::{Scan, StoreExt as _};
 
@@ -51,33 +51,10 @@ pub(super) async fn go_back(
         let why = format!("the state that step `{step}` began with was not kept");
         return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
     }
-    let main = BranchPath::main();
-    let epoch = epochs(engine, &run, &main).await? + 1;
+    let epoch = epochs(engine, &run, &BranchPath::main()).await? + 1;
     for entry in &mut position.frontier {
-        entry.at.epoch = epoch;
-        (entry.memos, entry.failures, entry.passed) = (0, 0, false);
         let is_named = step == Some(&entry.step);
-        // A question of then was perhaps answered since, and its answer taken: it is asked anew.
-        let asks =
-            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let waits = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
-        let begins_anew = waits && (is_edited || is_named);
-        let is_left = match entry.fan.as_ref().map(|fan| fan.since) {
-            Some(since) if since > seq || begins_anew => true,
-            Some(since) => fanned_out_since(engine, (&run, &main), &entry.step, since).await?,
-            None => false,
-        };
-        if is_left {
-            entry.fan = None;
-        }
-        if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
-            entry.status = Status::Ready;
-            entry.at.attempt = 0;
-            entry.waits.clear();
-        }
-        if entry.status == Status::Ready {
-            entry.wake_at = None;
-        }
+        begin_again(engine, &run, entry, Again { seq, epoch, is_named, is_edited }).await?;
     }
     position.ahead = None;
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
@@ -86,6 +63,50 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// How a step of a position that holds again begins.
+#[derive(Debug, Clone, Copy)]
+struct Again {
+    /// The record that was gone back to.
+    seq: u64,
+    epoch: u32,
+    /// It is the step that a person wants to run again.
+    is_named: bool,
+    /// A person changes the state.
+    is_edited: bool,
+}
+
+/// Takes a step of the main branch back to where it may start, or goes on waiting for branches that are as they were.
+async fn begin_again(
+    engine: &Engine,
+    run: &RunId,
+    entry: &mut FrontierEntry,
+    again: Again,
+) -> Result<(), RunError> {
+    entry.at.epoch = again.epoch;
+    (entry.memos, entry.failures, entry.passed) = (0, 0, false);
+    let waits = |on: fn(&WaitKind) -> bool| entry.waits.iter().any(|wait| on(&wait.on));
+    // A question of then was perhaps answered since, and its answer taken: it is asked anew.
+    let asks = waits(|on| matches!(on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_)));
+    let begins_anew = waits(|on| *on == WaitKind::Children) && (again.is_edited || again.is_named);
+    let is_left = match entry.fan.as_ref().map(|fan| fan.since) {
+        Some(since) if since > again.seq || begins_anew => true,
+        Some(since) => fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, since).await?,
+        None => false,
+    };
+    if is_left {
+        entry.fan = None;
+    }
+    if entry.status == Status::Started || again.is_named || is_left || asks {
+        entry.status = Status::Ready;
+        entry.at.attempt = 0;
+        entry.waits.clear();
+    }
+    if entry.status == Status::Ready {
+        entry.wake_at = None;
+    }
+    Ok(())
 }
 
 /// Says whether with a record a step opens branches of its own, which belong to it as its work does.
