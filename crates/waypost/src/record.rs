@@ -33,6 +33,7 @@ pub use header::{
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub(crate) use strict::to_value;
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
 /// The newest format of records this library reads, and the one it writes.
@@ -199,8 +200,13 @@ impl Record {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
         }
+        // A store may keep them as they are, and many of them.
+        bytes.shrink_to_fit();
         let digest = Digest::of(&bytes);
-        let body = body.map(|body| Arc::new(body.bytes));
+        let body = body.map(|mut body| {
+            body.bytes.shrink_to_fit();
+            Arc::new(body.bytes)
+        });
         Ok(Self { header: Arc::new(header), digest, header_bytes: Arc::new(bytes), body })
     }
 

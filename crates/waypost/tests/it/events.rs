@@ -150,6 +150,7 @@ fn evidence_is_counted() {
         expect: Value::Null,
         pinned: false,
         live: false,
+        host: None,
         verdict,
         found: Value::Null,
         error: None,
