@@ -12,6 +12,7 @@ mod evidence_graph;
 mod examples;
 mod faulty;
 mod file;
+mod file_cost;
 mod file_crash;
 mod file_rig;
 mod folder;
