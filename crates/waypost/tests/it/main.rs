@@ -22,6 +22,7 @@ mod guide;
 mod history;
 mod lock;
 mod lost;
+mod newer;
 mod pages;
 mod plan;
 mod play;
