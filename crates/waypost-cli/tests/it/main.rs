@@ -6,6 +6,7 @@ mod bad_input;
 mod examples;
 mod help;
 mod invariants;
+mod killed;
 mod looking;
 mod lost;
 mod pruning;
