@@ -346,7 +346,9 @@ impl Error {
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),
             Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {
-                (code, exit @ (Exit::CannotCreate | Exit::Locked), hint) => (code, exit, hint),
+                (code, exit @ (Exit::CannotCreate | Exit::Locked | Exit::Damaged), hint) => {
+                    (code, exit, hint)
+                }
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
             },
             Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => {
@@ -520,11 +522,19 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
         ),
         StoreError::Io { source, .. }
-            if matches!(source.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) =>
+            if matches!(
+                source.kind(),
+                io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput
+            ) =>
         {
             ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
         }
         StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
+            "store_removed",
+            Exit::CannotWrite,
+            hint("something took the store away while it was in use, perhaps a step: put it back and resume"),
+        ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

@@ -125,6 +125,17 @@ impl Fault {
         matches!(self.primary(), ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB)
     }
 
+    /// Says whether a row is in the way that nothing else knows of, or one is missing that another needs.
+    fn is_contradiction(&self) -> bool {
+        matches!(
+            self.code,
+            ffi::SQLITE_CONSTRAINT_UNIQUE
+                | ffi::SQLITE_CONSTRAINT_PRIMARYKEY
+                | ffi::SQLITE_CONSTRAINT_ROWID
+                | ffi::SQLITE_CONSTRAINT_FOREIGNKEY
+        )
+    }
+
     /// Says whether the file is not a database at all.
     pub(crate) fn is_not_a_database(&self) -> bool {
         self.primary() == ffi::SQLITE_NOTADB
@@ -158,6 +169,18 @@ impl Fault {
             }
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
+            // All that is written was compared with what is there before: a table has lost rows that another still knows.
+            ffi::SQLITE_CONSTRAINT if self.is_contradiction() => {
+                let fault = Self {
+                    message: format!("its tables contradict each other: {}", self.message),
+                    ..self.clone()
+                };
+                StoreError::Io {
+                    action: "read",
+                    place: file(),
+                    source: io::Error::new(io::ErrorKind::InvalidData, fault),
+                }
+            }
             ffi::SQLITE_CANTOPEN => io("open", io::ErrorKind::Other),
             ffi::SQLITE_READONLY | ffi::SQLITE_PERM => io("write", io::ErrorKind::PermissionDenied),
             ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {

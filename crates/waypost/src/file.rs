@@ -319,9 +319,12 @@ impl Store for FileStore {
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
+        if mode == TrimMode::DryRun {
+            return self.readable(lease.run())?.surplus(keep).map(|surplus| surplus.trimmed);
+        }
         self.with_writer(lease, |writer| {
             writer.check_newest()?;
-            let trimmed = writer.trim(keep, mode);
+            let trimmed = writer.trim(keep);
             writer.plan_rotation();
             trimmed
         })

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
+use serde_json::Map;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
@@ -62,7 +63,7 @@ mod origin;
 mod run;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
-pub use context::{Context, SLEEP_IN_MEMORY_MAX};
+pub use context::{Context, SAID_BYTES_MAX, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use history::HistoryEntry;
@@ -197,6 +198,7 @@ impl Program for Erased {
             biased;
             end = &mut work => Ok(end),
             ended = attempt.stopped() => Err(ended),
+            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         let ended = match ended {
             Err(Ended::Stop(_)) if context.heeds_stop() => tokio::select! {
@@ -208,6 +210,10 @@ impl Program for Erased {
             Err(Ended::Timeout(limit)) => Err(Some(limit)),
             Err(Ended::Stop(_)) => Err(None),
             Ok(end) => Ok(end),
+        };
+        let ended = match (ended, context.refused()) {
+            (Ok(Ok(Ok(_))), Some(why)) => Ok(Ok(Err(StepError::fatal(why)))),
+            (ended, _) => ended,
         };
         let failed = |failure| Performed::Failed { failure, told: context.take_told() };
         match ended {

@@ -55,12 +55,13 @@ fn sighup_stops_and_checkpoints() {
 #[test]
 fn a_second_ctrl_c_kills_at_once() {
     let rig = Rig::with(STUBBORN);
-    let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+    let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     rig.wait_for("pids", |text| text.lines().count() == 1);
 
     running.signal(libc::SIGINT);
-    // The step ignores it: only the second signal can end the run before ten minutes are over.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // The step ignores it: only the second signal can end the run before ten minutes are over. Before the first was taken
+    // in, the two would be one.
+    running.wait_for_line("ending the steps under way");
     running.signal(libc::SIGINT);
     let output = running.end();
 

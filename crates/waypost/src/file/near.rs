@@ -12,7 +12,7 @@ use crate::store::StoreError;
 
 use super::format::Commit;
 use super::journal::{self, Index};
-use super::read::{Bodies, RunReader, Walk, read_error};
+use super::read::{Bodies, Found, RunReader, Walk, read_error};
 
 /// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
 /// the place is remembered from the first walk on.
@@ -114,7 +114,9 @@ impl RunReader<'_> {
     fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
         let mut number = seq;
         for _ in 0..GUESSES_MAX {
-            let Ok(Ok(commit)) = self.commit(number) else { return None };
+            let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else {
+                return None;
+            };
             let greatest = seqs_of(&commit, branch).max()?;
             if let Some(record) = take(commit, branch, seq) {
                 return Some(record);
@@ -126,7 +128,7 @@ impl RunReader<'_> {
 
     /// Looks for a record in a commit where it was seen before.
     fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
-        let Ok(Ok(commit)) = self.commit(number) else { return None };
+        let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
         take(commit, branch, seq)
     }
 

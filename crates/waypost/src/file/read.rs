@@ -40,6 +40,23 @@ pub(super) struct DamagedFile {
     pub(super) branches: Vec<BranchPath>,
 }
 
+/// A commit that was read from `checkpoint.json`, and what is wrong with its own file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Copied {
+    pub(super) number: u64,
+    pub(super) flaw: Flaw,
+}
+
+/// What was found where a commit should be.
+pub(super) enum Found {
+    /// Its file is as it was written.
+    Sound(Commit),
+    /// Its file is not, but `checkpoint.json` has the same commit.
+    Copied(Commit, Flaw),
+    /// Nothing that can be used.
+    Damaged(DamagedFile),
+}
+
 /// Whether a walk keeps the bodies of what it has seen: those of a whole history may not fit into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bodies {
@@ -54,8 +71,8 @@ pub(super) struct Walk {
     pub(super) damaged: Vec<DamagedFile>,
     /// All commit files there are.
     pub(super) numbers: Vec<u64>,
-    /// The newest commit, if its own file is missing and `checkpoint.json` stood in for it.
-    pub(super) copied: Option<u64>,
+    /// The commit whose own file is missing or damaged, and for which `checkpoint.json` stood in.
+    pub(super) copied: Option<Copied>,
     /// The oldest file was reached.
     pub(super) exhausted: bool,
 }
@@ -84,7 +101,7 @@ impl End {
 pub(super) enum Slot {
     /// In a commit file.
     Record(Box<Record>),
-    /// In `checkpoint.json` alone, although its own file should be there.
+    /// In `checkpoint.json` alone, although its own file should have it.
     Copied(Box<Record>),
     /// In the journal.
     Line(Line),
@@ -122,21 +139,29 @@ impl<'a> RunReader<'a> {
         self.again(|| {
             let Listed { numbers, copied, missing } = self.listed()?;
             let damaged = missing.into_iter().rev().map(DamagedFile::missing).collect();
+            let copied = copied.map(|number| Copied { number, flaw: Flaw::Missing });
             let mut walk = Walk { numbers, copied, damaged, ..Walk::default() };
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev() {
-                match self.commit(number)? {
-                    Ok(mut commit) => {
-                        let enough = enough(&mut memory, &commit);
-                        if bodies == Bodies::Drop {
-                            commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
-                        }
-                        walk.sound.push(commit);
-                        if enough {
-                            return Ok((walk, memory));
-                        }
+                let mut commit = match self.commit(number)? {
+                    // Whether one that is not there is missed, the list says.
+                    Found::Sound(commit) | Found::Copied(commit, Flaw::Missing) => commit,
+                    Found::Copied(commit, flaw) => {
+                        walk.copied = Some(Copied { number, flaw });
+                        commit
                     }
-                    Err(damaged) => walk.damaged.push(damaged),
+                    Found::Damaged(damaged) => {
+                        walk.damaged.push(damaged);
+                        continue;
+                    }
+                };
+                let enough = enough(&mut memory, &commit);
+                if bodies == Bodies::Drop {
+                    commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
+                }
+                walk.sound.push(commit);
+                if enough {
+                    return Ok((walk, memory));
                 }
             }
             walk.exhausted = true;
@@ -156,33 +181,39 @@ impl<'a> RunReader<'a> {
         Err(read_error(&self.paths.history(), source))
     }
 
-    /// Reads one commit file. A newer format is no damage: nothing may be concluded without what it says.
-    pub(super) fn commit(&self, number: u64) -> Result<Result<Commit, DamagedFile>, Stop> {
+    /// Reads one commit. A newer format is no damage: nothing may be concluded without what it says.
+    pub(super) fn commit(&self, number: u64) -> Result<Found, Stop> {
         let path = self.paths.commit(number);
-        let text = match self.disk.read(&path, FILE_BYTES_MAX) {
+        let damaged = match self.disk.read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return self.copy(number).map(Ok).ok_or(Stop::Gone);
+                let copy = self.copy(number).ok_or(Stop::Gone)?;
+                return Ok(Found::Copied(copy, Flaw::Missing));
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
-                return Ok(Err(DamagedFile { number, flaw, branches: vec![BranchPath::main()] }));
+                DamagedFile { number, flaw, branches: vec![BranchPath::main()] }
             }
-            text => text.map_err(|source| read_error(&path, source))?,
-        };
-        match Commit::open(self.run, number, &text) {
-            Ok(commit) => Ok(Ok(commit)),
-            Err(flaw @ Flaw::Newer { .. }) => {
-                let damage = self.damage(BranchPath::main(), number, number, flaw);
-                Err(StoreError::of_damage(damage, None).into())
-            }
-            Err(flaw) => {
-                let mut branches = format::branches_in(self.run, &text);
-                if branches.is_empty() {
-                    branches.push(BranchPath::main());
+            Err(source) => return Err(read_error(&path, source).into()),
+            Ok(text) => match Commit::open(self.run, number, &text) {
+                Ok(commit) => return Ok(Found::Sound(commit)),
+                Err(flaw @ Flaw::Newer { .. }) => {
+                    let damage = self.damage(BranchPath::main(), number, number, flaw);
+                    return Err(StoreError::of_damage(damage, None).into());
                 }
-                Ok(Err(DamagedFile { number, flaw, branches }))
-            }
-        }
+                Err(flaw) => {
+                    let mut branches = format::branches_in(self.run, &text);
+                    if branches.is_empty() {
+                        branches.push(BranchPath::main());
+                    }
+                    DamagedFile { number, flaw, branches }
+                }
+            },
+        };
+        // Most often a second name of the same file, and as damaged; not where somebody wrote the file anew.
+        Ok(match self.copy(number) {
+            Some(copy) => Found::Copied(copy, damaged.flaw),
+            None => Found::Damaged(damaged),
+        })
     }
 
     fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
@@ -297,8 +328,10 @@ impl<'a> RunReader<'a> {
                     return Ok(found);
                 }
                 last = Some((opened, seq));
-                if matches!(slot, Slot::Copied(_)) && scan.spans(seq) {
-                    found.damaged.push(self.damage(branch.clone(), seq, copied.unwrap_or(0), Flaw::Missing));
+                if let (Slot::Copied(_), Some(Copied { number, flaw }), true) =
+                    (&slot, &copied, scan.spans(seq))
+                {
+                    found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
                 }
                 match self.open_slot(&branch, seq, slot)? {
                     Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
@@ -364,8 +397,8 @@ impl<'a> RunReader<'a> {
     }
 
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
-    /// missing between others; with the number of the commit that only `checkpoint.json` has, if one is so.
-    pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<u64>), StoreError> {
+    /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
+    pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
@@ -374,7 +407,8 @@ impl<'a> RunReader<'a> {
         let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
         let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
         for commit in walk.sound {
-            let slot = if walk.copied == Some(commit.number) { Slot::Copied } else { Slot::Record };
+            let is_copied = walk.copied.as_ref().is_some_and(|copied| copied.number == commit.number);
+            let slot = if is_copied { Slot::Copied } else { Slot::Record };
             for (opened, record) in commit.records {
                 let (branch, seq) = (record.header().branch.clone(), record.header().seq);
                 order.insert(branch.clone(), opened);

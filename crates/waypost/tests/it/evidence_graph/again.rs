@@ -2,6 +2,33 @@
 
 use super::*;
 
+// What happened: a resume never ended; two steps ran again and again, each undoing the evidence of the other.
+// Why: whether a step had run again was forgotten once the run had gone forward again.
+// What stops it now: a resume does a step again for its evidence once; if it does not hold then, it asks.
+#[tokio::test]
+async fn steps_that_undo_the_evidence_of_each_other_do_not_take_turns_for_ever() {
+    let desk = Desk::new();
+    std::os::unix::fs::symlink("b.txt", desk.path().join("a.txt")).unwrap();
+    let graph = desk.line();
+    desk.run(&graph).await;
+    desk.said();
+
+    let refused = desk.engine().resume(&graph, "r").await.unwrap_err();
+
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(questions[0].cause, Cause::EvidenceUndone { .. }), "{refused}");
+    assert_eq!(desk.said(), ["a", "b"], "each once");
+    let accepted = desk.engine().accept(&graph, "r", questions[0].step.as_str()).await.unwrap();
+    assert_eq!(accepted, 1);
+    assert_eq!(
+        desk.resume(&graph).await.status,
+        RunStatus::Completed,
+        "whoever accepts what is there ends it"
+    );
+    assert!(desk.said().is_empty(), "and has nothing done again for that");
+    assert!(desk.resume(&graph).await.idle);
+}
+
 #[tokio::test]
 async fn a_completed_run_whose_evidence_holds_has_nothing_to_do() {
     let desk = Desk::new();
