@@ -245,7 +245,9 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    let adopts = options.adopt.is_some() && is_changed(&base.snapshot, program.shape());
+    let is_done =
+        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
     if is_done && stand.is_unmoved() {
         return Ok(None);
     }
