@@ -246,15 +246,18 @@ async fn find_begin<P: Program>(
         ));
     }
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    let changed = |why| RunError::Changed { run: lease.run().clone(), why };
     if is_done && stand.is_unmoved() {
+        // Nothing is left to do; but what another graph has done is not this one's.
+        adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change).map_err(changed)?;
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    let known = adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change)
-        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    let known =
+        adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change).map_err(changed)?;
     if let Some(known) = known {
         base.position = known;
     }

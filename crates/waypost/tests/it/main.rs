@@ -25,6 +25,7 @@ mod interval;
 mod keeping;
 mod lock;
 mod lost;
+mod other_graph;
 mod pages;
 mod plan;
 mod play;
