@@ -331,7 +331,8 @@ async fn main_line<'a, P: Program>(
 fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still, token }
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.

@@ -296,6 +296,12 @@ impl Judged {
         self.questions.extend(asked);
     }
 
+    /// Lets steps run again whose evidence does not hold and that must not be repeated blindly, as a person says.
+    pub(super) fn release(&mut self) {
+        self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
+        self.broken.append(&mut self.held);
+    }
+
     /// Returns the claims of a record as they were found, as a pack that decides nothing.
     pub(super) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
         let claims = self.found.get(&(branch.clone(), seq))?.clone();

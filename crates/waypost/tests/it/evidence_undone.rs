@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use waypost::engine::OnUnknown;
 use waypost::memory::MemoryStore;
 use waypost::plan::Cause;
 use waypost::record::{Claim, Pack, RunStatus};
@@ -215,4 +216,31 @@ async fn a_link_that_was_put_in_the_place_of_a_file_is_seen() {
     desk.engine.resume(&graph, "r").await.unwrap();
 
     assert_eq!(desk.stage.said(), ["a"]);
+}
+
+// A step that must not be repeated blindly and whose evidence failed was asked about, and no answer was an answer: who
+// said that it is to run again was asked again.
+#[tokio::test]
+async fn a_person_says_that_a_step_runs_again_whose_evidence_failed() {
+    let desk = Desk::new();
+    let graph = Graph::<Notes>::builder("once")
+        .step("a", desk.writes(&["a.txt"]))
+        .not_idempotent()
+        .evidence(|_| Pack::all([Claim::unchanged("a.txt")]))
+        .step("b", desk.writes(&["b.txt"]))
+        .edge("a", "b")
+        .build()
+        .unwrap();
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("a.txt")).unwrap();
+
+    let refused = desk.engine.resume(&graph, "r").on_unknown(OnUnknown::RunAgain).await.unwrap_err();
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(questions[0].cause, Cause::EvidenceFailed(_)), "{refused}");
+    assert!(desk.stage.said().is_empty());
+    let outcome = desk.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
+
+    assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, vec!["a".to_owned()]));
+    assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
 }
