@@ -78,6 +78,12 @@ impl Fault {
         let message = error.to_string();
         let code = match error {
             rusqlite::Error::SqliteFailure(failure, _) => failure.extended_code,
+            // What we ask for is what we made: names that are not there were changed on the disk.
+            rusqlite::Error::SqlInputError { error, msg, .. }
+                if error.extended_code & 0xff == ffi::SQLITE_ERROR =>
+            {
+                return Self::corrupt(format!("its tables are not as they were made: {msg}"));
+            }
             rusqlite::Error::SqlInputError { error, .. } => error.extended_code,
             // A column of another type or length than was written: SQLite does not check what it reads, we do.
             rusqlite::Error::FromSqlConversionFailure(..)

@@ -245,7 +245,9 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    let adopts = options.adopt.is_some() && is_changed(&base.snapshot, program.shape());
+    let is_done =
+        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
     let changed = |why| RunError::Changed { run: lease.run().clone(), why };
     if is_done && stand.is_unmoved() {
         // Nothing is left to do; but what another graph has done is not this one's.

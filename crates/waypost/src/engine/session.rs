@@ -21,12 +21,12 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
+use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun, Try};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
 use super::chain::Draft;
-use super::fan::Joined;
+use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
@@ -571,17 +571,6 @@ impl<'a, P: Program> Session<'a, P> {
             lost: self.lost,
         }
     }
-}
-
-/// The failure of a join that cannot read what it joins.
-fn unread(error: &StoreError) -> Failure {
-    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        chain.push(cause.to_string());
-        source = cause.source();
-    }
-    Failure::new(FailureKind::Error, chain)
 }
 
 async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {

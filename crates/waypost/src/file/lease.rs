@@ -16,8 +16,9 @@ use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
+use super::near::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{IndexSource, Walk, read_error};
+use super::read::{Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
 

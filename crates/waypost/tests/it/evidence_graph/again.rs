@@ -529,3 +529,39 @@ async fn a_crash_at_any_write_of_doing_again_is_survived() {
         }
     }
 }
+
+// What a guide says to do where branches of earlier passes matter: the join vouches for them.
+#[tokio::test]
+async fn the_join_of_a_fork_in_a_loop_is_checked_for_every_pass_and_done_again_with_its_branches() {
+    let desk = Desk::new();
+    let (branch, join) = (desk.clone(), desk.clone());
+    let graph = Graph::<Work>::builder("loop")
+        .step("plan", desk.notes())
+        .step("a", move |work: Work, context: Context| {
+            let pass = context.iteration()[0];
+            branch.say(format!("a{pass}"));
+            branch.write(&format!("{pass}.txt"), &format!("of pass {pass}"));
+            async move { Ok::<_, StepError>(work) }
+        })
+        .fork("plan", ["a"])
+        .join("merge", move |mut work: Work, _: Branches<Work>, context: Context| {
+            let pass = context.iteration()[0];
+            join.say(format!("merge{pass}"));
+            work.text = format!("{pass}.txt");
+            async move { Ok::<_, StepError>(work) }
+        })
+        .evidence(|work| Pack::all([Claim::unchanged(&work.text)]))
+        .route("merge", ["plan", END], |work| if work.text == "2.txt" { END } else { "plan" })
+        .build()
+        .unwrap();
+    desk.run(&graph).await;
+    assert_eq!(desk.said(), ["plan", "a1", "merge1", "plan", "a2", "merge2"]);
+    assert!(desk.resume(&graph).await.idle);
+    desk.remove("1.txt");
+
+    let outcome = desk.resume(&graph).await;
+
+    assert_eq!((outcome.status, desk.read("1.txt").as_str()), (RunStatus::Completed, "of pass 1"));
+    assert_eq!(desk.said(), ["a1", "merge1"], "the second pass is used again");
+    assert!(desk.resume(&graph).await.idle);
+}
