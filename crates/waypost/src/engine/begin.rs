@@ -248,15 +248,18 @@ async fn find_begin<P: Program>(
     let adopts = options.adopt.is_some() && is_changed(&base.snapshot, program.shape());
     let is_done =
         base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
+    let changed = |why| RunError::Changed { run: lease.run().clone(), why };
     if is_done && stand.is_unmoved() {
+        // Nothing is left to do; but what another graph has done is not this one's.
+        adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change).map_err(changed)?;
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    let known = adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change)
-        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    let known =
+        adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change).map_err(changed)?;
     if let Some(known) = known {
         base.position = known;
     }
@@ -330,7 +333,8 @@ async fn main_line<'a, P: Program>(
 fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still, token }
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.

@@ -27,6 +27,7 @@ mod keeping;
 mod lock;
 mod lost;
 mod newer;
+mod other_graph;
 mod pages;
 mod plan;
 mod play;
