@@ -60,6 +60,8 @@ mod join;
 mod level;
 mod origin;
 mod run;
+mod trial;
+mod way;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
 pub use context::{Context, SLEEP_IN_MEMORY_MAX};
@@ -73,8 +75,8 @@ pub use run::{Resume, Run, RunStream, Update};
 
 use level::{Held, Level};
 
-/// The name of the end, for edges and routes.
-pub const END: &str = "end";
+use level::{Held, Level};
+use trial::Trials;
 
 /// How long a step that heeds [`Context::cancelled`] may take to end by itself, before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -127,15 +129,18 @@ impl<S: State> Graph<S> {
     }
 }
 
-/// A graph whose type of state is forgotten, as the engine runs it.
+/// A graph whose type of state is forgotten, as the engine runs it in one session.
 pub(crate) struct Erased {
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
+    trials: Trials,
 }
 
 impl<S> Graph<S> {
     pub(crate) fn erased(&self) -> Erased {
-        Erased { shape: Arc::clone(&self.shape), levels: Arc::clone(&self.levels) }
+        let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
+        let trials = Trials::of(levels.len());
+        Erased { shape, levels, trials }
     }
 }
 
@@ -162,7 +167,12 @@ impl Program for Erased {
     }
 
     fn encode(&self, level: usize, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
-        self.levels[level].encode(state, bytes)
+        let begin = bytes.len();
+        self.levels[level].encode(state, bytes)?;
+        if self.trials.is_due(level, bytes.len() - begin) {
+            self.levels[level].check(&bytes[begin..]).inspect_err(|_| bytes.truncate(begin))?;
+        }
+        Ok(())
     }
 
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Held, StateError> {

@@ -33,6 +33,7 @@ pub use header::{
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub(crate) use strict::check_written;
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 
 /// The newest format of records this library reads, and the one it writes.

@@ -16,6 +16,7 @@ mod file_crash;
 mod file_rig;
 mod folder;
 mod frozen;
+mod given_back;
 mod graph;
 mod guide;
 mod history;
