@@ -8,10 +8,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
 use crate::record::{Definition, Position, StepPrint};
 
 mod loops;
+mod names;
 
 use loops::Loops;
 
@@ -210,6 +211,17 @@ pub enum ShapeError {
         names: &'static str,
         /// What it names.
         target: StepId,
+    /// Branches in branches, deeper than records can name them.
+    #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
+    TooDeep(StepId),
+    /// A branch that no record can name.
+    #[error("a branch of step `{step}` cannot be: {why}")]
+    BranchName {
+        /// The step that opens it.
+        step: StepId,
+        /// What is wrong with its key.
+        why: InvalidName,
+    },
     },
     /// A start that is no step.
     #[error("the graph begins with `{0}`, which it does not have")]
@@ -243,6 +255,8 @@ impl Shape {
             return Err(ShapeError::Empty);
         }
         if steps.len() > STEPS_MAX {
+    /// How deep branches nest in it.
+    depth: usize,
             return Err(ShapeError::TooMany(steps.len()));
         }
         let mut places = HashMap::with_capacity(steps.len());
@@ -257,6 +271,7 @@ impl Shape {
                 places.get(target).copied().ok_or_else(unknown)
             };
             targets.iter().map(find).collect::<Result<Vec<_>, _>>()
+        steps.iter().try_for_each(names::check)?;
         };
         let needs = steps.iter().map(|s| resolve(s, "needs", &s.needs)).collect::<Result<Vec<_>, _>>()?;
         let routes =
@@ -267,7 +282,10 @@ impl Shape {
         }
         let loops = find_loops(&followers, &routes);
         let (start, level, parallel_max) = (None, 0, parallel_max.max(1));
-        let shape = Self { steps, places, needs, followers, routes, loops, start, level, parallel_max };
+        let below = |step: &Step| step.children.as_ref().map_or(0, |children| children.shape.depth + 1);
+        let depth = steps.iter().map(below).max().unwrap_or(0);
+        let shape =
+            Self { steps, places, needs, followers, routes, loops, start, level, parallel_max, depth };
         shape.refuse_cycles()?;
         Ok(shape)
     }

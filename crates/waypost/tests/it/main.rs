@@ -18,6 +18,7 @@ mod folder;
 mod frozen;
 mod given_back;
 mod graph;
+mod graph_errors;
 mod guide;
 mod history;
 mod lock;
