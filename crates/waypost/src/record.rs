@@ -28,8 +28,8 @@ mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
-    BodyRef, End, Ending, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause, Start, Try,
-    Usage, Wait, WaitKind,
+    BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, Failure, FailureKind, Header, Note,
+    Phase, Printed, Reason, SkipCause, Start, Try, Usage, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};

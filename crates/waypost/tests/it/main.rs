@@ -39,3 +39,4 @@ mod traps_2;
 mod traps_5;
 mod travel;
 mod waits;
+mod unwritten;
