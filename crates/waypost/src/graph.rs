@@ -73,7 +73,7 @@ pub use level::State;
 pub use origin::{Forked, Inspected};
 pub use run::{Resume, Run, RunStream, Update};
 
-use level::{Held, Level};
+pub use crate::shape::END;
 
 use level::{Held, Level};
 use trial::Trials;

@@ -16,6 +16,9 @@ mod names;
 
 use loops::Loops;
 
+/// The name of the end, among those that a step leads to.
+pub const END: &str = "end";
+
 /// Most steps of one graph: bounds what a mistaken generator can ask for; a fan-out has its own, larger limit.
 pub const STEPS_MAX: usize = 100_000;
 
@@ -62,6 +65,15 @@ impl Step {
             children: None,
             fingerprint,
         }
+    }
+
+    /// Returns where it leads by choice, sorted; the end has the name that no step has. None if it can only end.
+    pub fn leads_to(&self) -> Vec<StepId> {
+        let end = (self.may_end && !self.routes.is_empty())
+            .then(|| StepId::new(END).expect("the end is called as a step might be"));
+        let mut targets: Vec<StepId> = self.routes.iter().cloned().chain(end).collect();
+        targets.sort();
+        targets
     }
 
     /// Says whether it has evidence.
@@ -199,6 +211,17 @@ pub enum ShapeError {
     /// Too many steps.
     #[error("the graph has {0} steps, {STEPS_MAX} are allowed")]
     TooMany(usize),
+    /// Branches in branches, deeper than records can name them.
+    #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
+    TooDeep(StepId),
+    /// A branch that no record can name.
+    #[error("a branch of step `{step}` cannot be: {why}")]
+    BranchName {
+        /// The step that opens it.
+        step: StepId,
+        /// What is wrong with its key.
+        why: InvalidName,
+    },
     /// Two steps of one id.
     #[error("step `{0}` is there twice")]
     Twice(StepId),
@@ -211,17 +234,6 @@ pub enum ShapeError {
         names: &'static str,
         /// What it names.
         target: StepId,
-    /// Branches in branches, deeper than records can name them.
-    #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
-    TooDeep(StepId),
-    /// A branch that no record can name.
-    #[error("a branch of step `{step}` cannot be: {why}")]
-    BranchName {
-        /// The step that opens it.
-        step: StepId,
-        /// What is wrong with its key.
-        why: InvalidName,
-    },
     },
     /// A start that is no step.
     #[error("the graph begins with `{0}`, which it does not have")]
@@ -243,6 +255,8 @@ pub struct Shape {
     start: Option<usize>,
     level: usize,
     parallel_max: usize,
+    /// How deep branches nest in it.
+    depth: usize,
 }
 
 impl Shape {
@@ -255,10 +269,9 @@ impl Shape {
             return Err(ShapeError::Empty);
         }
         if steps.len() > STEPS_MAX {
-    /// How deep branches nest in it.
-    depth: usize,
             return Err(ShapeError::TooMany(steps.len()));
         }
+        steps.iter().try_for_each(names::check)?;
         let mut places = HashMap::with_capacity(steps.len());
         for (place, step) in steps.iter().enumerate() {
             if places.insert(step.id.clone(), place).is_some() {
@@ -271,7 +284,6 @@ impl Shape {
                 places.get(target).copied().ok_or_else(unknown)
             };
             targets.iter().map(find).collect::<Result<Vec<_>, _>>()
-        steps.iter().try_for_each(names::check)?;
         };
         let needs = steps.iter().map(|s| resolve(s, "needs", &s.needs)).collect::<Result<Vec<_>, _>>()?;
         let routes =
@@ -403,7 +415,11 @@ impl Shape {
 
     /// Returns what each step means, for the run record.
     pub fn definition(&self, text: Option<String>) -> Definition {
-        let print = |step: &Step| StepPrint { id: step.id.clone(), fingerprint: step.fingerprint };
+        let print = |step: &Step| StepPrint {
+            id: step.id.clone(),
+            fingerprint: step.fingerprint,
+            leads_to: step.leads_to(),
+        };
         Definition { text, steps: self.steps.iter().map(print).collect() }
     }
 

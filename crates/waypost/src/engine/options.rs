@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use serde_json::{Map, Value};
 
-use super::StopHandle;
+use super::{RunError, StopHandle};
 use crate::id::StepId;
 use crate::record::Definition;
 use crate::shape::Shape;
@@ -35,6 +35,16 @@ pub struct SessionOptions {
     /// How many steps a branch may start in all, crashes and resumes included; the step beyond fails. A guard against
     /// loops that do not end.
     pub step_limit: Option<u64>,
+}
+
+impl SessionOptions {
+    /// Makes sure that the graph has the steps that are named here.
+    pub(super) fn check_steps(&self, shape: &Shape) -> Result<(), RunError> {
+        let held = self.interrupts.before.iter().chain(&self.interrupts.after);
+        let mut held = held.filter(|step| !shape.has_anywhere(step));
+        let until = self.until.iter().find(|step| shape.place(step.as_str()).is_none());
+        held.next().or(until).map_or(Ok(()), |step| Err(RunError::InvalidStep(step.clone())))
+    }
 }
 
 /// Steps before or after which a run is held: it is checkpointed, its session ends, and a resume goes on.

@@ -56,10 +56,14 @@ impl Session {
         kept
     }
 
-    /// Takes from what was kept with the run what is not said anew.
-    fn or_kept(mut self, kept: &Value) -> Self {
-        let names =
-            |key: &str| -> Option<Vec<String>> { serde_json::from_value(kept.get(key)?.clone()).ok() };
+    /// Takes from what was kept with the run what is not said anew. Steps that the graph does not have any more need no
+    /// hold: whether the run may go on without them is asked elsewhere.
+    fn or_kept(mut self, kept: &Value, has: impl Fn(&StepId) -> bool) -> Self {
+        let names = |key: &str| -> Option<Vec<String>> {
+            let mut names: Vec<String> = serde_json::from_value(kept.get(key)?.clone()).ok()?;
+            names.retain(|name| StepId::new(name).is_ok_and(|step| has(&step)));
+            Some(names)
+        };
         self.interrupt_before = self.interrupt_before.or_else(|| names("interrupt_before"));
         self.interrupt_after = self.interrupt_after.or_else(|| names("interrupt_after"));
         self.step_limit = self.step_limit.or_else(|| kept.get("step_limit")?.as_u64());
@@ -189,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// Takes a run of a graph up where it stood.
+    /// Takes a run of a graph up where it stood. The name of the graph does not count, its steps do.
     ///
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
@@ -237,6 +241,13 @@ pub(super) fn record_of<S: State>(
     }
 }
 
+/// Makes sure that a run that nobody named but by its id is one of this graph.
+fn check_name<S: State>(graph: &Graph<S>, known: Option<&RunRecord>) -> Result<(), RunError> {
+    let Some(other) = known.filter(|record| record.workflow != graph.name()) else { return Ok(()) };
+    let why = format!("it is a run of graph `{}`, and this one is called `{}`", other.workflow, graph.name());
+    Err(RunError::Changed { run: other.run.clone(), why })
+}
+
 pub(super) fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {
     Edit(Box::new(move |held: &mut Held| (edit.0)(of_held(held))))
 }
@@ -246,6 +257,9 @@ impl<'a, S: State> Run<'a, S> {
 
     /// Takes the run up where it stood if there is one of this id: for programs that are simply started again. What is
     /// said of state, durability, retention, labels and configuration is then passed over: the run has its own.
+    ///
+    /// A run of that id which was made by a graph of another name, or of other steps, is refused with
+    /// [`RunError::Changed`]: it is somebody else's. [`Engine::resume`] goes by the steps alone.
     pub fn or_resume(mut self) -> Self {
         self.or_resume = true;
         self
@@ -289,7 +303,9 @@ impl<'a, S: State> Run<'a, S> {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
-        if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
+        let there = if or_resume { Some(engine.store().run(&id).await) } else { None };
+        if let Some(there) = there.filter(|there| !matches!(there, Err(StoreError::NotFound { .. }))) {
+            check_name(graph, there.as_ref().ok().map(|entry| entry.record.record()))?;
             let (id, options) = (id.to_string(), ResumeOptions::default());
             return Resume { engine, graph, id, session, options }.go().await;
         }
@@ -433,7 +449,8 @@ impl<'a, S: State> Resume<'a, S> {
             Ok(entry) => {
                 let record = entry.record.record();
                 session.retention = record.retention;
-                session = session.or_kept(record.settings.get(SETTINGS).unwrap_or(&Value::Null));
+                let kept = record.settings.get(SETTINGS).unwrap_or(&Value::Null);
+                session = session.or_kept(kept, |step| graph.shape().has_anywhere(step));
             }
             Err(StoreError::Damaged { .. }) => {}
             Err(error) => return Err(error.into()),
