@@ -10,7 +10,7 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
-use waypost_workflow::program::ProgramError;
+use waypost_workflow::program::{ProgramError, ScratchError};
 use waypost_workflow::supervisor::SupervisorError;
 
 use crate::exit::Exit;
@@ -346,7 +346,9 @@ impl Error {
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),
             Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {
-                (code, exit @ (Exit::CannotCreate | Exit::Locked), hint) => (code, exit, hint),
+                (code, exit @ (Exit::CannotCreate | Exit::Locked | Exit::Damaged), hint) => {
+                    (code, exit, hint)
+                }
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
             },
             Self::Run(
@@ -401,6 +403,11 @@ impl Error {
                 Exit::StepFailed,
                 hint("no step was started; `waypost resume` goes on with the run"),
             ),
+            Self::Run(RunError::Begin(error)) if is_without_scratch(error) => (
+                "cannot_write",
+                Exit::CannotWrite,
+                hint("no step was started; `waypost resume` goes on with the run"),
+            ),
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
@@ -423,6 +430,11 @@ fn is_full(error: &(dyn StdError + 'static)) -> bool {
 fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
+}
+
+/// Says whether the disk did not take the folder for what steps hand over.
+fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
 }
 
 /// The store's part of the one `match`.
@@ -513,11 +525,19 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
         ),
         StoreError::Io { source, .. }
-            if matches!(source.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) =>
+            if matches!(
+                source.kind(),
+                io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput
+            ) =>
         {
             ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
         }
         StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
+            "store_removed",
+            Exit::CannotWrite,
+            hint("something took the store away while it was in use, perhaps a step: put it back and resume"),
+        ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use waypost::RunId;
+use waypost::disk::check_regular;
 use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::store::{Store, StoreError};
@@ -138,7 +139,7 @@ fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
 /// Says whether a database is there in name only: empty, `true`, or not there though it may not be made, `false`.
 fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
     let mut header = Vec::new();
-    let read = fs::File::open(database).and_then(|file| file.take(100).read_to_end(&mut header));
+    let read = open_regular(database).and_then(|file| file.take(100).read_to_end(&mut header));
     match read {
         // What else is the matter with it, opening it says better.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(None),
@@ -148,6 +149,13 @@ fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
         Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => Ok(None),
         Ok(_) => Err(Error::NoSqlite(database.to_owned())),
     }
+}
+
+/// Opens a regular file to read it, without waiting for the other end of a pipe in its place.
+pub(crate) fn open_regular(path: &Path) -> io::Result<fs::File> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
 }
 
 /// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
@@ -171,7 +179,7 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
 
 /// Returns the runs that have left a log beside a database.
 fn remains(database: &Path) -> Vec<RunId> {
-    let runs = database.parent().unwrap_or(Path::new("")).join("runs");
+    let runs = waypost_sqlite::folder_of(database).join("runs");
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
     let names =
         entries.filter_map(|entry| RunId::new(entry.file_name().to_str()?).ok().zip(Some(entry.path())));

@@ -13,6 +13,7 @@ use waypost::store::{Page, RunSummary, Store, StoreError};
 
 use crate::definition::Chosen;
 use crate::error::Error;
+use crate::place;
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -108,8 +109,8 @@ fn last_event(folder: &Path) -> Option<Cursor> {
     struct Line {
         cursor: Cursor,
     }
-    let mut file = std::fs::File::open(folder.join("events.jsonl")).ok()?;
-    let len = file.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
+    let mut file = place::open_regular(&folder.join("events.jsonl")).ok()?;
+    let len = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES))).ok()?;
     let mut tail = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;

@@ -30,6 +30,7 @@ use waypost::store::StoreError;
 
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
+use crate::present::Present;
 use crate::schema;
 
 /// Most pieces of work in one transaction: bounds how long the first of them waits for the last.
@@ -49,6 +50,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Link {
     connection: Connection,
+    present: Present,
     level: Durability,
     synced: Instant,
 }
@@ -87,7 +89,8 @@ enum Undone {
 
 impl Writer {
     pub(crate) fn new(place: Arc<Place>, connection: Connection) -> Self {
-        let link = Link { connection, level: Durability::Sync, synced: Instant::now() };
+        let present = Present::of(&place);
+        let link = Link { connection, present, level: Durability::Sync, synced: Instant::now() };
         Self {
             place,
             queue: Mutex::default(),
@@ -261,7 +264,7 @@ impl Writer {
         }
         let begun = connection.total_changes();
         let mut moved = false;
-        for job in jobs {
+        for job in jobs.iter_mut() {
             let before = connection.total_changes();
             let done = job.apply(connection, &self.place);
             moved |= done && job.writes() == Writes::Pages;
@@ -270,6 +273,10 @@ impl Writer {
             }
         }
         if connection.total_changes() == begun && !moved {
+            return execute(connection, "ROLLBACK").map_err(failed);
+        }
+        if let Err(missing) = link.present.check() {
+            jobs.iter_mut().for_each(|job| job.spoil(missing.to_store_error()));
             return execute(connection, "ROLLBACK").map_err(failed);
         }
         execute(connection, "COMMIT").map_err(failed)?;

@@ -54,15 +54,20 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
 /// Returns the runs that have a folder beside the database. Those of them that have left a log and are not in it are
 /// lost, as long as this was asked before the database was: a run has its rows before it has a log.
 pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
-    let entries = std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(place.folder.join("runs")).into_iter().flatten().flatten();
     let named = |entry: std::fs::DirEntry| RunId::new(entry.file_name().to_str()?).ok();
     entries.filter_map(named).collect()
 }
 
-/// Says whether there are more folders than runs: a list asks only this, since it must not look at every run.
-pub(crate) fn may_have_lost(connection: &Connection, folders: usize) -> bool {
+/// Counts what is beside the database where runs have their folders.
+pub(crate) fn count_folders(place: &Place) -> usize {
+    std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten().count()
+}
+
+/// Counts the runs; none can be told to be too few if they cannot be counted.
+pub(crate) fn count_runs(connection: &Connection) -> usize {
     let count = connection.query_row("SELECT count(*) FROM runs", [], |row| row.get::<_, i64>(0));
-    count.is_ok_and(|count| usize::try_from(count).is_ok_and(|count| folders > count))
+    count.ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
 }
 
 /// Keeps those that the database does not know and that have left a log. What is wrong with a row that cannot be read,

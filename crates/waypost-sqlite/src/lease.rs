@@ -23,7 +23,7 @@ use crate::rows::{RunRow, count, int, time_text};
 
 /// Returns where the lock of a run lies. Run ids are safe names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
-    place.home.join("locks").join(format!("{run}.lock"))
+    place.folder.join("locks").join(format!("{run}.lock"))
 }
 
 /// Takes the kernel lock of a run.

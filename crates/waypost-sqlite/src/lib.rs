@@ -10,8 +10,9 @@
 //!
 //! Where to look:
 //!
-//! - `open`, `schema`: how the file is opened, made, checked and upgraded.
-//! - `commit`: the one path by which anything is written, and how tasks share a sync.
+//! - `open`, `schema`: how the file is opened, made, checked and upgraded; `beside` names the folder that goes with it.
+//! - `commit`: the one path by which anything is written, and how tasks share a sync; `present` sees whether the files
+//!   are still there.
 //! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
@@ -23,6 +24,7 @@
 //! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
 
 mod append;
+mod beside;
 mod branch;
 mod commit;
 mod counters;
@@ -36,6 +38,7 @@ mod inspect;
 mod lease;
 mod open;
 mod pack;
+mod present;
 mod read;
 mod rows;
 mod runs;
@@ -50,5 +53,6 @@ mod trim;
 mod unpack;
 mod witness;
 
+pub use beside::folder_of;
 pub use open::SqliteOptions;
 pub use store::SqliteStore;

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use waypost::disk::check_regular;
 use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
+use crate::beside;
 use crate::fault::Fault;
 use crate::schema;
 use crate::tips::Frames;
@@ -56,6 +58,8 @@ pub(crate) struct Place {
     pub(crate) file: PathBuf,
     /// The folder that holds it.
     pub(crate) home: PathBuf,
+    /// The folder for locks, and for the folders of its runs.
+    pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
     pub(crate) frames: Frames,
 }
@@ -64,7 +68,21 @@ impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
-        Ok(Self { name: name(path), file, home, frames: Frames::default() })
+        let folder = beside::folder_of(&file);
+        Ok(Self { name: name(path), file, home, folder, frames: Frames::default() })
+    }
+
+    /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
+    fn check_files(&self) -> Result<(), StoreError> {
+        for suffix in ["", "-wal", "-shm", "-journal"] {
+            let path = self.beside(suffix);
+            let checked = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                metadata => metadata.and_then(|metadata| check_regular(&metadata)),
+            };
+            checked.map_err(|source| cannot_open(&path, source))?;
+        }
+        Ok(())
     }
 
     /// Returns the path of a file that SQLite keeps beside the database.
@@ -111,12 +129,16 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
         Err(_) if path.exists() => {}
         Err(error) => return Err(cannot_create(path, error)),
     }
-    Place::of(path).map_err(|source| cannot_open(path, source))
+    let place = find(path)?;
+    beside::make(&place.file, &place.folder).map_err(|source| cannot_create(&place.folder, source))?;
+    Ok(place)
 }
 
 /// Finds the database file.
 pub(crate) fn find(path: &Path) -> Result<Place, StoreError> {
-    Place::of(path).map_err(|source| cannot_open(path, source))
+    let place = Place::of(path).map_err(|source| cannot_open(path, source))?;
+    place.check_files()?;
+    Ok(place)
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {

@@ -80,8 +80,10 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Returns a page of summaries, newest first.
-    pub(crate) fn runs(&self, query: &RunQuery, told: Vec<RunId>) -> Result<Runs, Failure> {
+    /// Returns a page of summaries, newest first, and how many runs the database knows.
+    ///
+    /// With `told`, what [`inspect::told_runs`] returned before, those of them that it has lost are told, too.
+    pub(crate) fn runs(&self, query: &RunQuery, told: Option<Vec<RunId>>) -> Result<(Runs, usize), Failure> {
         let before = match &query.cursor {
             None => i64::MAX,
             Some(text) => text.parse().map_err(|_| unknown_cursor(text))?,
@@ -131,8 +133,15 @@ impl View<'_> {
         }
         let all = RunQuery { limit: query.limit, ..RunQuery::default() };
         let seen = (*query == all && found.next.is_none()).then_some(seen);
-        found.damaged.extend(self.lost(query, told, seen));
-        Ok(found)
+        let known = match (&seen, query.cursor.is_none()) {
+            (Some(seen), _) => seen.len(),
+            (None, true) => inspect::count_runs(self.connection),
+            (None, false) => usize::MAX,
+        };
+        if let Some(told) = told {
+            found.damaged.extend(self.lost(query, told, seen));
+        }
+        Ok((found, known))
     }
 
     /// Returns the runs that the database does not know and that have left their logs beside it; `seen` are all that were
@@ -150,7 +159,8 @@ impl View<'_> {
             let why = "it has left its log, and the database has no row of it";
             return told.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
         }
-        if !inspect::may_have_lost(self.connection, told.len()) {
+        // A list must not look at every run.
+        if told.len() <= inspect::count_runs(self.connection) {
             return Vec::new();
         }
         told.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));

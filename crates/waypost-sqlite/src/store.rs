@@ -404,8 +404,25 @@ impl Store for SqliteStore {
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
-        let told = if query.cursor.is_none() { inspect::told_runs(&self.place) } else { Vec::new() };
-        self.read(|view| view.runs(query, told))
+        let look = || self.read(|view| view.runs(query, None));
+        if query.cursor.is_some() {
+            return Ok(look()?.0);
+        }
+        // Counting the folders of many runs takes longer than listing some, so that both are done at once.
+        let count = || inspect::count_folders(&self.place);
+        let (found, folders) = std::thread::scope(|scope| {
+            let counting = std::thread::Builder::new().spawn_scoped(scope, count);
+            let found = look();
+            // The system may have no thread left to give.
+            (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
+        });
+        let (found, known) = found?;
+        if folders <= known {
+            return Ok(found);
+        }
+        // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
+        let told = inspect::told_runs(&self.place);
+        Ok(self.read(|view| view.runs(query, Some(told)))?.0)
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
@@ -435,10 +452,13 @@ impl Store for SqliteStore {
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
         self.check_open()?;
         let (run, token) = (lease.run(), lease.token());
+        if mode == TrimMode::DryRun {
+            return self.read(|view| trim::plan(view, run, None, keep)).map(|plan| plan.trimmed());
+        }
         for _ in 0..TRIM_TRIES_MAX {
-            let plan = self.read(|view| trim::plan(view, run, token, keep))?;
+            let plan = self.read(|view| trim::plan(view, run, Some(token), keep))?;
             let trimmed = plan.trimmed();
-            if mode == TrimMode::DryRun || plan.is_empty() {
+            if plan.is_empty() {
                 return Ok(trimmed);
             }
             let of = run.clone();

@@ -62,9 +62,14 @@ impl Plan {
 
 /// Plans to drop the bodies of all but the newest `keep` sound checkpoints of each branch.
 ///
-/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before.
-pub(crate) fn plan(view: View<'_>, run: &RunId, token: u64, keep: u32) -> Result<Plan, Failure> {
-    let id = RunRow::leased(view.connection, run, token)?.id;
+/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before. With
+/// a token, only for who holds that lease.
+pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -> Result<Plan, Failure> {
+    let row = RunRow::get(view.connection, run)?;
+    if let Some(token) = token {
+        row.fence(run, token)?;
+    }
+    let id = row.id;
     let keep = keep.max(KEEP_MIN);
     let mut plan = Plan::default();
     for branch in full_branches(view.connection, id, keep)? {

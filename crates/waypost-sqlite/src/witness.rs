@@ -35,7 +35,7 @@ const NOT_YET_SYNCED: &str =
 
 /// Returns the folder of a run, beside the database.
 pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
-    place.home.join("runs").join(run.as_str())
+    place.folder.join("runs").join(run.as_str())
 }
 
 /// Reads the end of the log of a run. To be called before the transaction that is compared with it begins.

@@ -182,6 +182,7 @@ impl Links {
             end: None,
             resumed: false,
             status: None,
+            failed: None,
             evidence: None,
             usage: None,
             notes: Vec::new(),

@@ -19,6 +19,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -329,8 +330,25 @@ fn open_regular(path: &Path, access: OFlags) -> io::Result<(File, u64)> {
     let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    check_regular(&metadata)?;
     Ok((file, metadata.len()))
+}
+
+/// Refuses what is no regular file in the place of one. To be asked of something opened with `O_NONBLOCK`, or before it
+/// is opened: opening a pipe waits for its other end, reading from a terminal for a person.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`], which says what is there instead.
+pub fn check_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
+    let found = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_dir() => "a folder",
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_char_device() || kind.is_block_device() => "a device",
+        () => "something else",
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, and should be a regular file")))
 }

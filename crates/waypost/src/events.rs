@@ -1,6 +1,6 @@
 //! Events: what records say, one line each, for logs, screens and other programs.
 //!
-//! Events are derived from headers and from nothing else, so that they can be made again at any time and are the same
+//! Events are derived from records, without their bodies, and from nothing else, so that they can be made again at any time and are the same
 //! on every store. What is to be done is never read from them: `events.jsonl` may be deleted. This module knows neither
 //! files nor stores.
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    BodyRef, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, RunStatus, SkipCause,
+    End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, Record, RunStatus, SkipCause,
     Start, Usage, Verdict, Wait,
 };
 
@@ -142,9 +142,11 @@ pub enum EventKind {
         /// `completed`, or `completed_with_failures`.
         status: RunStatus,
     },
-    /// A step failed, and nothing goes on by itself. `step` is that one, unless it failed in an earlier record, while
-    /// others were still under way.
+    /// A step failed, and nothing goes on by itself. `step` is that one: of several, the first that failed.
     RunFailed {
+        /// The branch of that step, where it is not the event's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step_branch: Option<BranchPath>,
         /// Its error and the causes, outermost first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         error: Vec<String>,
@@ -188,13 +190,13 @@ pub enum EventKind {
         /// How it ended.
         end: End,
     },
-    /// A checkpoint with a state was written.
+    /// A checkpoint was written. Each record says so once.
     CheckpointWritten {
         /// Why it was written.
         reason: Reason,
-        /// SHA-256 of position and state.
+        /// The digest of the record, which the next one names as `prev`.
         digest: Digest,
-        /// Their size.
+        /// The size of header and body, if it has one; a store may keep them smaller.
         bytes: u64,
     },
     /// The evidence of a step was checked.
@@ -327,7 +329,10 @@ impl From<&Failure> for Failed {
 
 /// Returns what a record says, in order: how the branch began or went on, what became of the step, what starts, how
 /// branch and run stand.
-pub fn of(header: &Header) -> Vec<Event> {
+///
+/// The body is not looked at: a record without it, as retention leaves it, says the same.
+pub fn of(record: &Record) -> Vec<Event> {
+    let header = record.header();
     let mut told = Told { header, parent: parent(header), events: Vec::with_capacity(4) };
     told.begin();
     told.phase();
@@ -335,9 +340,8 @@ pub fn of(header: &Header) -> Vec<Event> {
     for start in &header.started {
         told.start(start);
     }
-    if let Some(BodyRef { digest, bytes, .. }) = header.body {
-        told.say(EventKind::CheckpointWritten { reason: header.reason, digest, bytes });
-    }
+    let (reason, digest, bytes) = (header.reason, record.digest(), record.bytes());
+    told.say(EventKind::CheckpointWritten { reason, digest, bytes });
     told.end();
     told.events
 }
@@ -498,21 +502,17 @@ impl Told<'_> {
                 }
                 None => {}
             }
-            return;
         }
+        // How the run stands may be written on any branch: on one that the last batch had a record of.
         let Some(status) = header.status else { return };
         let what = match status {
             RunStatus::Queued | RunStatus::Running => return,
             RunStatus::Waiting => EventKind::RunWaiting,
             RunStatus::Interrupted | RunStatus::InDoubt => EventKind::RunInterrupted { status },
             RunStatus::Failed => {
-                let (step, error) = match &header.phase {
-                    Phase::Failed(failure) if !failure.tolerated && !failure.retried => {
-                        (header.step.clone(), failure.error.clone())
-                    }
-                    _ => (None, Vec::new()),
-                };
-                return self.say_of(step, EventKind::RunFailed { error });
+                let failed = header.failure().map(|failed| (Some(failed.step), failed.branch, failed.error));
+                let (step, step_branch, error) = failed.unwrap_or_default();
+                return self.say_of(step, EventKind::RunFailed { step_branch, error });
             }
             RunStatus::Completed | RunStatus::CompletedWithFailures => EventKind::RunCompleted { status },
             RunStatus::Cancelled => EventKind::RunCancelled,

@@ -39,12 +39,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
+use serde_json::Map;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
-    Spot, StateError,
+    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
+    Settlement, Spot, StateError,
 };
-use crate::record::{Failure, FailureKind, Flaw};
+use crate::record::{Failure, FailureKind, Flaw, RunRecord};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -64,7 +65,7 @@ mod trial;
 mod way;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
-pub use context::{Context, SLEEP_IN_MEMORY_MAX};
+pub use context::{Context, SAID_BYTES_MAX, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use history::HistoryEntry;
@@ -116,6 +117,16 @@ impl<S: State> Graph<S> {
     /// Returns its steps and edges.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Makes sure that a run that nobody named but by its id is one of this graph.
+    fn check_name(&self, other: &RunRecord) -> Result<(), RunError> {
+        if other.workflow == self.name {
+            return Ok(());
+        }
+        let why =
+            format!("it is a run of graph `{}`, and this one is called `{}`", other.workflow, self.name);
+        Err(RunError::Changed { run: other.run.clone(), why })
     }
 
     /// Draws it as a Mermaid flowchart.
@@ -207,6 +218,7 @@ impl Program for Erased {
             biased;
             end = &mut work => Ok(end),
             ended = attempt.stopped() => Err(ended),
+            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         let ended = match ended {
             Err(Ended::Stop(_)) if context.heeds_stop() => tokio::select! {
@@ -218,6 +230,10 @@ impl Program for Erased {
             Err(Ended::Timeout(limit)) => Err(Some(limit)),
             Err(Ended::Stop(_)) => Err(None),
             Ok(end) => Ok(end),
+        };
+        let ended = match (ended, context.refused()) {
+            (Ok(Ok(Ok(_))), Some(why)) => Ok(Ok(Err(StepError::fatal(why)))),
+            (ended, _) => ended,
         };
         let failed = |failure| Performed::Failed { failure, told: context.take_told() };
         match ended {

@@ -24,9 +24,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::check_regular;
+
 /// The largest note that is read: ten times what a note with the longest host name (64 bytes) needs, and small
 /// enough that a foreign file in its place costs nothing.
 const NOTE_BYTES_MAX: usize = 4096;
+
+/// How a lock file is opened: never through a link, and without waiting for the other end of a pipe in its place.
+const LOCK_FLAGS: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 /// How often a lock file that was deleted between opening and locking is opened again. Each round means that one
 /// more `delete` of the same run happened in that moment.
@@ -57,10 +62,9 @@ impl Holder {
     /// What `/proc` said when it could not be read.
     pub fn here(since: jiff::Timestamp) -> io::Result<Self> {
         let pid = std::process::id();
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Ok(Self {
             pid,
-            host,
+            host: host_name(),
             boot_id: boot_id()?,
             started: process_started(pid)?,
             since,
@@ -193,11 +197,12 @@ impl RunLock {
     /// # Errors
     /// What the system said when the file was there but could not be opened or asked.
     pub fn probe(path: &Path) -> io::Result<Option<Holder>> {
-        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+        let file = match OpenOptions::new().read(true).custom_flags(LOCK_FLAGS).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
+        check_regular(&file.metadata()?)?;
         if !is_locked(&file)? {
             return Ok(None);
         }
@@ -332,8 +337,10 @@ fn is_network_fuse(kind: &str) -> bool {
 fn open_to_lock(path: &Path) -> io::Result<File> {
     // Not truncated: until the lock is ours, the note is another's.
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(path)
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(LOCK_FLAGS);
+    let file = options.open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
 }
 
 fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
@@ -412,6 +419,11 @@ fn boot_id() -> io::Result<String> {
 #[cfg(not(target_os = "linux"))]
 fn boot_id() -> io::Result<String> {
     Ok(String::new())
+}
+
+/// Returns the name of this machine.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Returns when a process began, in clock ticks after boot; fails if there is no such process, or only its zombie.

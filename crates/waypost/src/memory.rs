@@ -1,5 +1,5 @@
 //! The store in memory: the reference that the others are compared with, small enough to read at once: this file is
-//! the store, `memory/run.rs` what it keeps of one run.
+//! the store, `memory/run.rs` what it keeps of one run, `memory/rows.rs` of one branch.
 //!
 //! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
 //! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. The holder of a lease is
@@ -24,6 +24,7 @@ use crate::store::{
 };
 
 mod hooks;
+mod rows;
 mod run;
 
 #[doc(hidden)]
@@ -253,7 +254,7 @@ impl Store for MemoryStore {
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
         self.with(run, |kept| {
             let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
-            let stored = found.records.get(&seq).ok_or_else(|| StoreError::NotFound {
+            let stored = found.records.get(seq).ok_or_else(|| StoreError::NotFound {
                 store: format!("run {run} branch {branch}"),
                 what: format!("checkpoint {seq}"),
             })?;
@@ -325,23 +326,27 @@ impl Store for MemoryStore {
         self.held(lease, |run| {
             let branch = run.branch_mut(&damage.branch);
             let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
-            match branch.records.get(&damage.seq).map(Stored::open) {
+            match branch.records.get(damage.seq).map(Stored::open) {
                 Some(Err(_)) => {}
                 _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
             }
-            let removed = branch.records.remove(&damage.seq);
+            let removed = branch.records.remove(damage.seq);
             run.quarantine.extend(removed);
             Ok(())
         })
     }
 
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
-        self.held(lease, |run| {
+        self.with(lease.run(), |run| {
+            if mode == TrimMode::Apply {
+                run.check(lease)?;
+            }
             let mut trimmed = Trimmed::default();
             for branch in &mut run.branches {
                 // Damaged ones are neither counted nor touched: quarantine is for them.
                 let sound = |stored: &&mut Stored| stored.body.is_some() && stored.open().is_ok();
-                let bodies = branch.records.values_mut().rev().filter(sound).map(|stored| &mut stored.body);
+                let stored = branch.records.iter_mut().rev().map(|(_, stored)| stored);
+                let bodies = stored.filter(sound).map(|stored| &mut stored.body);
                 for body in bodies.skip(keep.max(KEEP_MIN) as usize) {
                     trimmed.checkpoints += 1;
                     trimmed.bytes += body.as_ref().map_or(0, |body| body.len()) as u64;

@@ -171,6 +171,9 @@ pub trait Store: Debug + Display + Send + Sync {
 
     /// Drops the bodies of all but the newest `keep` checkpoints of each branch that have one (at least 2 stay).
     ///
+    /// A dry run changes nothing, so it asks for no right to: the lease only names the run then, and it works where
+    /// nothing can be written, and beside whoever writes. See [`StoreExt::would_trim`].
+    ///
     /// # Errors
     /// [`StoreError::Fenced`]: the lease was lost.
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError>;
@@ -282,6 +285,11 @@ impl Lease {
         Self { run, token, lock: lock.map(Arc::new), guard: None }
     }
 
+    /// Names a run and holds nothing: no store gives the token 0. For what needs no right, as a dry run.
+    pub fn of_nobody(run: &RunId) -> Self {
+        Self::new(run.clone(), 0, None)
+    }
+
     /// Keeps `guard` for as long as this lease or a clone of it is there; for stores.
     #[must_use]
     pub fn guarded_by(self, guard: Arc<dyn Guard>) -> Self {
@@ -336,7 +344,7 @@ pub enum Signalled {
 pub enum TrimMode {
     /// Drop the bodies.
     Apply,
-    /// Only count.
+    /// Only count, whoever holds the run.
     DryRun,
 }
 
@@ -387,6 +395,14 @@ pub trait StoreExt: Store {
                 _ => return Ok(walk),
             }
         }
+    }
+
+    /// Says what [`Store::trim`] would drop now; takes and changes nothing.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn would_trim(&self, run: &RunId, keep: u32) -> Result<Trimmed, StoreError> {
+        self.trim(&Lease::of_nobody(run), keep, TrimMode::DryRun).await
     }
 
     /// Waits, at most [`LET_GO_MAX`], while the run's lock is held on behalf of a process that is gone: its supervisor

@@ -59,7 +59,6 @@ pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<Checkp
 /// Shows a record whose header is sound.
 pub(crate) fn of_record(record: &Record) -> CheckpointView {
     let header = record.header();
-    let body = header.body.as_ref().map_or(0, |body| body.bytes);
     CheckpointView {
         reference: header.reference().to_string(),
         branch: header.branch.to_string(),
@@ -72,7 +71,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
         epoch: Some(header.at.epoch),
         started: header.started.iter().map(|start| start.step.to_string()).collect(),
         created_at: Some(header.created_at),
-        bytes: Some(record.header_bytes().len() as u64 + body),
+        bytes: Some(record.bytes()),
         digest: Some(record.digest().to_string()),
         prev: header.prev.map(|digest| digest.to_string()),
         basis: header.basis(),

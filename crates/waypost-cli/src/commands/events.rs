@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
             };
             loop {
                 let page = self.store.scan(&scan).await?;
-                let all = page.records.iter().flat_map(|record| events::of(record.header()));
+                let all = page.records.iter().flat_map(events::of);
                 for event in all.filter(|event| seen.as_ref().is_none_or(|seen| event.cursor > *seen)) {
                     print(output, &event)?;
                     told = true;

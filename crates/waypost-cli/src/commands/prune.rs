@@ -10,7 +10,9 @@ use std::path::Path;
 
 use waypost::lock::Holder;
 use waypost::record::RunStatus;
-use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _, TrimMode};
+use waypost::store::{
+    PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _, TrimMode, Trimmed,
+};
 use waypost::{BranchPath, RunId};
 
 use super::Context;
@@ -24,9 +26,7 @@ use crate::size;
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
-    // To see which states would go takes the lease of the run; which runs would, only a look.
-    let looks = args.dry_run && args.keep.is_none();
-    let store = context.store(None, if looks { Access::Read } else { Access::Write })?;
+    let store = context.store(None, if args.dry_run { Access::Read } else { Access::Write })?;
     let mut view = PruneView {
         v: VERSION,
         dry_run: args.dry_run,
@@ -118,7 +118,7 @@ async fn delete(
     Ok(())
 }
 
-/// Drops states of a run, or says what would be dropped; both need its lease, so that nobody writes meanwhile.
+/// Drops states of a run, or says what would be dropped, which only looks.
 async fn trim(
     store: &dyn Store,
     run: &RunId,
@@ -127,26 +127,40 @@ async fn trim(
     view: &mut PruneView,
 ) -> Result<(), Error> {
     store.wait_while_dying(run).await?;
-    let holder = Holder::here(super::now()).map_err(|source| StoreError::Io {
-        action: "read",
-        place: "/proc".to_owned(),
-        source,
-    })?;
-    let lease = match store.acquire(run, &BranchPath::main(), &holder).await {
-        Ok(lease) => lease,
+    let trimmed =
+        if dry_run { would_trim(store, run, kept).await } else { really_trim(store, run, kept).await };
+    let trimmed = match trimmed {
+        Ok(trimmed) => trimmed,
         Err(error) => return keep(view, run, error),
     };
-    let mode = if dry_run { TrimMode::DryRun } else { TrimMode::Apply };
-    let trimmed = store.trim(&lease, kept, mode).await;
-    // Given back also where it failed; what went wrong first is what is told.
-    let released = store.release(lease, None).await;
-    let trimmed = trimmed?;
-    released?;
     if trimmed.checkpoints > 0 {
         let (run, checkpoints, bytes) = (run.to_string(), trimmed.checkpoints, trimmed.bytes);
         view.trimmed.push(PrunedView { run, checkpoints, bytes });
     }
     Ok(())
+}
+
+/// Says what would be dropped, unless somebody holds the run, who would keep us from it.
+async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Trimmed, StoreError> {
+    if let Some(holder) = store.run(run).await?.summary.holder {
+        return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
+    }
+    store.would_trim(run, kept).await
+}
+
+async fn really_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Trimmed, StoreError> {
+    let holder = Holder::here(super::now()).map_err(|source| StoreError::Io {
+        action: "read",
+        place: "/proc".to_owned(),
+        source,
+    })?;
+    let lease = store.acquire(run, &BranchPath::main(), &holder).await?;
+    let trimmed = store.trim(&lease, kept, TrimMode::Apply).await;
+    // Given back also where it failed; what went wrong first is what is told.
+    let released = store.release(lease, None).await;
+    let trimmed = trimmed?;
+    released?;
+    Ok(trimmed)
 }
 
 /// Takes note that a run stays as it is, since somebody works on it; anything else is an error.

@@ -10,6 +10,7 @@ use std::path::Path;
 use waypost::record::{Header, Phase};
 
 use super::{shown, shown_lines};
+use crate::place;
 
 /// Most of a report that goes into the summary of a job: GitHub takes 1 MiB for each of its steps, and all of it or
 /// nothing.
@@ -64,7 +65,7 @@ pub(crate) fn summarise(report: &Path) -> io::Result<()> {
     let Some(summary) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else {
         return Ok(());
     };
-    let mut text = std::fs::read_to_string(report)?;
+    let mut text = io::read_to_string(place::open_regular(report)?)?;
     if text.len() > SUMMARY_BYTES_MAX {
         let end = (0..=SUMMARY_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
         text.truncate(end);

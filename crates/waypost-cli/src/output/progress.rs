@@ -131,7 +131,7 @@ impl Observer for Progress {
         let mut seen = self.seen();
         seen.progress = progress;
         for record in records {
-            for event in events::of(record.header()) {
+            for event in events::of(record) {
                 if !seen.deaf {
                     self.show(&mut seen, &event, record);
                 }

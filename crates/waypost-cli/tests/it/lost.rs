@@ -40,6 +40,24 @@ fn the_newest_file_taken_away_is_told_and_healed() {
     assert!(newest.exists(), "it was written again");
 }
 
+// What happened: the run fell back by a step though `checkpoint.json` had the newest checkpoint sound. Why: it was asked
+// only where the newest file was gone. What stops it now: it stands in for a damaged one too (file/witness.rs).
+#[test]
+fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
+    let rig = failed("file:kept");
+    let newest = rig.path("kept/runs/r-1/history/checkpoint_0000000004.json");
+    let sound = fs::read(&newest).unwrap();
+    // As an editor does: the other name of the old file keeps it.
+    fs::remove_file(&newest).unwrap();
+    fs::write(&newest, &sound[..sound.len() / 2]).unwrap();
+
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: its file has digest"]);
+    expect(&rig, &["show", "r-1"], 0, &["r-1  failed"]);
+    expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
+    expect(&rig, &["verify", "r-1"], 0, &[]);
+    assert_eq!(fs::read(&newest).unwrap(), sound, "it was written again");
+}
+
 #[test]
 fn a_history_taken_away_leaves_the_newest_checkpoint_to_go_on_from() {
     // What happened: `plan` said what would be done, and each resume failed as a file could not be written. Why: nobody

@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod bad_input;
+mod displaced;
 mod examples;
 mod help;
 mod invariants;
+mod killed;
 mod looking;
 mod lost;
 mod pruning;

@@ -150,6 +150,16 @@ impl Running {
         }
     }
 
+    /// Waits for its end, and fails where that does not come: it must hang on nothing.
+    pub(crate) fn end_soon(mut self) -> Output {
+        let begin = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < PATIENCE, "it hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.end()
+    }
+
     /// Waits until it has ended, whoever else still has its streams, and gives its exit code.
     pub(crate) fn code(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()

@@ -7,7 +7,7 @@ use waypost::BranchPath;
 use waypost::record::{Durability, Record};
 use waypost::store::{Page, Renewal, Scan, Signalled, Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
-use waypost_testing::records::{branch, holder, run_id};
+use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
 
 use crate::support::{Site, Writing};
 
@@ -222,4 +222,44 @@ async fn a_damaged_signal_is_not_taken_for_another() {
     // Sent again, it is mended.
     assert_eq!(store.signal(writing.lease.run(), &stop).await.unwrap(), Signalled::Now);
     assert_eq!(store.signals(writing.lease.run()).await.unwrap(), [stop]);
+}
+
+// What happened: where a page of table `runs` was overwritten, the next run was refused with `UNIQUE constraint failed`
+// and exit 74, as if the disk could not be written. Why: an id was given again that other tables still know, and what
+// SQLite says of that was taken for a refusal. What stops it now: nothing is written that was not compared with what is
+// there, so such an answer is told as damage.
+#[tokio::test]
+async fn tables_that_contradict_each_other_are_told_as_damage() {
+    for table in ["runs", "branches"] {
+        let site = Site::new();
+        small(&site).await;
+        empty_table(&site, table);
+        let store = site.open();
+        let run = run_id("r-2");
+        let frozen = sealed(run_record(&run));
+
+        let refused = store.create(&frozen, Links::of(&run).step(), &holder("test")).await.unwrap_err();
+
+        let StoreError::Io { source, .. } = &refused else { panic!("{table}: {refused:?}") };
+        assert_eq!(source.kind(), std::io::ErrorKind::InvalidData, "{table}: {source}");
+        assert!(source.to_string().contains("contradict each other"), "{table}: {source}");
+    }
+}
+
+/// Overwrites the one page of a table with one that has no rows.
+fn empty_table(site: &Site, table: &str) {
+    let tables = site.tables();
+    let number = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, u32>(0)).unwrap();
+    let page = number(&format!("SELECT rootpage FROM sqlite_master WHERE name = '{table}'"));
+    let bytes = number("PRAGMA page_size");
+    drop(tables);
+    let mut file = fs::read(site.file()).unwrap();
+    let (begin, end) = ((page - 1) * bytes, page * bytes);
+    let page = &mut file[begin as usize..end as usize];
+    assert_eq!(page[0], 13, "a leaf of a table");
+    page.fill(0);
+    // No free block, no cell, and the content begins where the page ends.
+    page[0] = 13;
+    page[5..7].copy_from_slice(&u16::try_from(bytes).unwrap().to_be_bytes());
+    fs::write(site.file(), file).unwrap();
 }

@@ -3,7 +3,8 @@
 use serde_json::json;
 use waypost::record::{Reason, RunStatus};
 use waypost::store::{
-    BLOB_CHUNK_BYTES, Damage, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError, TrimMode, Trimmed,
+    BLOB_CHUNK_BYTES, Damage, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError, StoreExt as _,
+    TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
 
@@ -120,6 +121,10 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
 
     let would = store.trim(&lease, 3, TrimMode::DryRun).await.unwrap();
     assert_eq!(would.checkpoints, 6 + 1);
+    let of_others =
+        store.trim(&stale(&waypost::store::Lease::new(run.clone(), 0, None)), 3, TrimMode::DryRun).await;
+    assert_eq!(of_others.unwrap(), would, "to look needs no lease");
+    assert_eq!(store.would_trim(&run, 3).await.unwrap(), would);
     assert!(would.bytes > 0);
     assert_eq!(picture(&*store, &run).await, before, "a dry run drops nothing");
 

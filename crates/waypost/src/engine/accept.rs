@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, Verdict};
+use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, RunStatus, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
@@ -142,6 +142,7 @@ impl Engine {
         }
         if let Some(last) = drafts.last_mut() {
             (last.end, last.status) = (header.end, header.status);
+            last.failed = header.failure().filter(|_| header.status == Some(RunStatus::Failed));
         }
         let (codec, schema) =
             header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));

@@ -12,7 +12,7 @@ use crate::record::{
 };
 use crate::shape::Shape;
 use crate::store::{
-    Damage, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+    Damage, Head, Lease, Page, Progress, RunSummary, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
 };
 
 use super::back::{epochs, go_back};
@@ -198,6 +198,7 @@ async fn go_on<'a, P: Program>(
         session.main_mut().chain.resumed = false;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
+    session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
     let is_own = change::is_of(&base.snapshot.definition, program.shape());
     let is_adopted = options.on_change == OnChange::Adopt && !is_own;
     let own = || is_adopted.then(|| program.shape().definition(None));
@@ -205,8 +206,7 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    let questions = branches::take_up(&mut session, lease, begin.stand, retries).await?;
+    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
@@ -248,7 +248,7 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let asked = asked(options, is_again);
+    let asked = asked(options, is_again, lease.token());
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -261,7 +261,9 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
+    let is_done =
+        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
     if is_done && stand.is_unmoved() {
         return Ok(None);
     }
@@ -274,7 +276,9 @@ async fn find_begin<P: Program>(
     }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
-        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        // Branches that are under way have a state of their own: one that is changed above them, they do not see.
+        let goes_on = options.edit.is_none() && options.then == Then::GoOn;
+        drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }
@@ -341,10 +345,10 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<S>(options: &ResumeOptions<S>, again: bool) -> Asked {
+fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still }
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.
@@ -425,7 +429,6 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
 /// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
-    let shape = line.shape;
     for entry in &mut line.position.frontier {
         match entry.status {
             Status::Started => {
@@ -440,9 +443,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
                 // A hold after the step before does not let it pass a hold before itself.
-                if entry.waits.iter().any(|wait| wait.key == BEFORE) {
-                    line.passed.extend(shape.place(entry.step.as_str()));
-                }
+                entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
                 entry.waits.clear();
             }
             Status::Ready | Status::Waiting => {}

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, Flaw, Header, Phase, Reason, Record, RunStatus, SealedRun, Start, Try,
+    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Reason, Record, RunStatus, SealedRun,
+    Start, Try,
 };
 use crate::store::FIRST_TOKEN;
 
@@ -23,6 +24,7 @@ pub(crate) struct Draft {
     pub(crate) started: Vec<Start>,
     pub(crate) end: Option<End>,
     pub(crate) status: Option<RunStatus>,
+    pub(crate) failed: Option<FailedStep>,
     pub(crate) definition: Option<Definition>,
     pub(crate) config: Option<Map<String, Value>>,
     pub(crate) children: Option<Digest>,
@@ -43,6 +45,7 @@ impl Draft {
             started,
             end: None,
             status: None,
+            failed: None,
             definition: None,
             config: None,
             children: None,
@@ -160,6 +163,7 @@ impl Chain {
             end: draft.end,
             resumed: first && self.resumed,
             status: draft.status,
+            failed: draft.failed.clone(),
             evidence: draft.told.evidence.clone(),
             usage: draft.told.usage.clone(),
             notes: draft.told.notes.clone(),

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 
 use crate::id::StepId;
-use crate::record::{Body, End, Reason, RunStatus, Status};
+use crate::record::{Body, End, FailedStep, Phase, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
+use super::chain::Draft;
 use super::fan::Queued;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
@@ -23,8 +24,8 @@ impl<P: Program> Session<'_, P> {
         let frontier = &self.main().position.frontier;
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
-        // A child that fails stops the run, and it is its step that a person wants to see.
-        let failed = self.failed.as_ref().filter(|_| of(Status::Failed).is_none()).map(|(step, _)| step);
+        // The first that failed, also on a child: it stopped the run, and is what a person wants to see.
+        let failed = self.failed.as_ref().map(|(_, step, _)| step);
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
             status: status.unwrap_or(RunStatus::Running),
@@ -84,12 +85,23 @@ impl<P: Program> Session<'_, P> {
     fn mark_status(&mut self, ids: &[LineId], status: Option<RunStatus>) {
         let Some(status) = status else { return };
         let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch has a branch") };
+        let failed = self.failed_as_seen_on(id);
         let last = self.lines.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
         last.status = Some(status);
+        if status == RunStatus::Failed {
+            last.failed = failed.filter(|failed| !says_itself(last, failed));
+        }
         if id == MAIN {
             let done = matches!(status, RunStatus::Completed | RunStatus::CompletedWithFailures);
             last.end = done.then_some(End::Completed);
         }
+    }
+
+    /// Returns the failure that stops the run, as a record of a branch names it.
+    fn failed_as_seen_on(&self, id: LineId) -> Option<FailedStep> {
+        let (branch, step, failure) = self.failed.as_ref()?;
+        let branch = Some(branch).filter(|branch| *branch != self.lines.get(id).branch());
+        Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
     }
 
     /// Fills in the seqs that only now are known: since when a status holds, and which fan-out a child belongs to.
@@ -266,4 +278,13 @@ impl<P: Program> Session<'_, P> {
         }
         Ok(())
     }
+}
+
+/// Says whether what is to be written is the failure itself that a record would name.
+fn says_itself(draft: &Draft, failed: &FailedStep) -> bool {
+    failed.branch.is_none() && draft.step.as_ref() == Some(&failed.step) && is_final(&draft.phase)
+}
+
+fn is_final(phase: &Phase) -> bool {
+    matches!(phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated)
 }

@@ -53,7 +53,7 @@ impl<P: Program> Session<'_, P> {
             failed = opener.line;
         }
         self.halted = true;
-        self.failed.get_or_insert((step, failure));
+        self.failed.get_or_insert((below, step, failure));
     }
 
     /// Ends the branches that are to end as failed and below which nothing is in flight; says whether there were any.

@@ -111,13 +111,28 @@ pub(super) async fn judge<P: Program>(
     // Of steps that were cut on other branches, who takes those up speaks.
     let ours =
         |decision: &&Decision| decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_));
-    let questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    questions.iter_mut().for_each(|question| say_why(question, &found));
     let may_run = |broken: &Broken| {
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent)
     };
     let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
     Ok(Judged { questions, broken, held, found })
+}
+
+/// Adds to a question about claims that could not be checked why that is.
+fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim>>) {
+    let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
+    let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
+    let unknown = |claim: &&Claim| claim.verdict == Verdict::Unknown;
+    let claims: Vec<&Claim> = ours.flat_map(|(_, claims)| claims.iter().filter(unknown)).collect();
+    for name in names {
+        let claim = claims.iter().find(|claim| claim.title() == *name);
+        if let Some(why) = claim.and_then(|claim| claim.error.as_ref()) {
+            name.push_str(&format!(" ({why})"));
+        }
+    }
 }
 
 /// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold

@@ -362,6 +362,7 @@ fn begun_anew(mut position: Position) -> Position {
         entry.since = 0;
         entry.wake_at = None;
         entry.memos = 0;
+        entry.passed = false;
         entry.waits.clear();
         entry.fan = None;
         entry.exited = None;

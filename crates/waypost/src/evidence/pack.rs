@@ -151,6 +151,7 @@ impl Claim {
             expect: Value::Null,
             pinned: false,
             live: false,
+            host: None,
             verdict: Verdict::Skipped,
             found: Value::Null,
             error: None,

@@ -146,7 +146,9 @@ impl Verifier {
     async fn pin_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
         let mut pinned = pack.clone();
         for claim in &mut pinned.claims {
-            claim.live = self.probes.get(&claim.kind).is_some_and(|probe| probe.is_live());
+            let probe = self.probes.get(&claim.kind);
+            claim.live = probe.is_some_and(|probe| probe.is_live());
+            claim.host = probe.filter(|probe| probe.is_local()).map(|_| site.host().to_owned());
             clear(claim);
         }
         let wanted: Vec<usize> =
@@ -205,6 +207,9 @@ impl Verifier {
     async fn look(&self, claim: &Claim, aim: Aim, site: &Site, deadline: Instant) -> Finding {
         if aim == Aim::Check && is_open_pin(claim) {
             return Finding::failed("nothing was pinned when the step committed");
+        }
+        if let (Aim::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
+            return Finding::unknown(format!("it was made on `{host}`, and this is `{}`", site.host()));
         }
         let Some(probe) = self.probes.get(&claim.kind) else {
             return Finding::unknown(format!("nothing here checks claims of kind `{}`", claim.kind));

@@ -15,9 +15,10 @@ use crate::lock::{Holder, LockError, RunLock};
 use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
-use super::format::{FILE_BYTES_MAX, LeaseFile, Small};
+use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
+use super::near::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{IndexSource, Walk, read_error};
+use super::read::{Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
 
@@ -263,17 +264,29 @@ impl Writer {
 
     /// Writes the newest commit file once more, under its name: its writer may have died before it synced the folder,
     /// or may have been told that this sync failed, after which no other sync says anything about that name. Where
-    /// somebody took that file away, `checkpoint.json` has its bytes.
+    /// that file was taken away or is damaged, `checkpoint.json` has its bytes; what is damaged is kept in quarantine.
     fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
         let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
-        let text = match disk.read(&path, FILE_BYTES_MAX) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                disk.read(&self.paths.root.join(NEWEST_FILE), FILE_BYTES_MAX)
-            }
+        let is_sound = |text: &[u8]| Commit::open(&self.run, number, text).is_ok();
+        let copy = self.paths.root.join(NEWEST_FILE);
+        let read_copy = || match disk.read(&copy, FILE_BYTES_MAX) {
+            Ok(text) if !is_sound(&text) => Err(io::Error::other("it has changed since it was read before")),
             text => text,
         };
-        let text = text.map_err(|source| read_error(&path, source))?;
+        let (text, is_damaged) = match disk.read(&path, FILE_BYTES_MAX) {
+            Ok(text) if is_sound(&text) => (text, false),
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::FileTooLarge) => {
+                return Err(read_error(&path, error));
+            }
+            found => {
+                let text = read_copy().map_err(|source| read_error(&copy, source))?;
+                (text, !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound))
+            }
+        };
+        if is_damaged {
+            self.move_replaced(number)?;
+        }
         let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
         let placed = self
             .fill(file.as_mut(), &temp, &text, true)

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
 
 use crate::disk::Disk;
 use crate::id::{BranchPath, Digest, RunId};
@@ -13,7 +12,8 @@ use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
-use super::journal::{self, Index, Line};
+use super::journal::{self, Line};
+use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
 use super::witness::Listed;
 
@@ -40,6 +40,23 @@ pub(super) struct DamagedFile {
     pub(super) branches: Vec<BranchPath>,
 }
 
+/// A commit that was read from `checkpoint.json`, and what is wrong with its own file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Copied {
+    pub(super) number: u64,
+    pub(super) flaw: Flaw,
+}
+
+/// What was found where a commit should be.
+pub(super) enum Found {
+    /// Its file is as it was written.
+    Sound(Commit),
+    /// Its file is not, but `checkpoint.json` has the same commit.
+    Copied(Commit, Flaw),
+    /// Nothing that can be used.
+    Damaged(DamagedFile),
+}
+
 /// Whether a walk keeps the bodies of what it has seen: those of a whole history may not fit into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bodies {
@@ -54,8 +71,8 @@ pub(super) struct Walk {
     pub(super) damaged: Vec<DamagedFile>,
     /// All commit files there are.
     pub(super) numbers: Vec<u64>,
-    /// The newest commit, if its own file is missing and `checkpoint.json` stood in for it.
-    pub(super) copied: Option<u64>,
+    /// The commit whose own file is missing or damaged, and for which `checkpoint.json` stood in.
+    pub(super) copied: Option<Copied>,
     /// The oldest file was reached.
     pub(super) exhausted: bool,
 }
@@ -81,10 +98,10 @@ impl End {
 }
 
 /// A record that is known to be or to have been.
-enum Slot {
+pub(super) enum Slot {
     /// In a commit file.
     Record(Box<Record>),
-    /// In `checkpoint.json` alone, although its own file should be there.
+    /// In `checkpoint.json` alone, although its own file should have it.
     Copied(Box<Record>),
     /// In the journal.
     Line(Line),
@@ -92,7 +109,7 @@ enum Slot {
     Damaged(Damage),
 }
 
-type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
+pub(super) type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
 
 /// Why a read could not be finished.
 #[derive(Debug)]
@@ -122,21 +139,29 @@ impl<'a> RunReader<'a> {
         self.again(|| {
             let Listed { numbers, copied, missing } = self.listed()?;
             let damaged = missing.into_iter().rev().map(DamagedFile::missing).collect();
+            let copied = copied.map(|number| Copied { number, flaw: Flaw::Missing });
             let mut walk = Walk { numbers, copied, damaged, ..Walk::default() };
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev() {
-                match self.commit(number)? {
-                    Ok(mut commit) => {
-                        let enough = enough(&mut memory, &commit);
-                        if bodies == Bodies::Drop {
-                            commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
-                        }
-                        walk.sound.push(commit);
-                        if enough {
-                            return Ok((walk, memory));
-                        }
+                let mut commit = match self.commit(number)? {
+                    // Whether one that is not there is missed, the list says.
+                    Found::Sound(commit) | Found::Copied(commit, Flaw::Missing) => commit,
+                    Found::Copied(commit, flaw) => {
+                        walk.copied = Some(Copied { number, flaw });
+                        commit
                     }
-                    Err(damaged) => walk.damaged.push(damaged),
+                    Found::Damaged(damaged) => {
+                        walk.damaged.push(damaged);
+                        continue;
+                    }
+                };
+                let enough = enough(&mut memory, &commit);
+                if bodies == Bodies::Drop {
+                    commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
+                }
+                walk.sound.push(commit);
+                if enough {
+                    return Ok((walk, memory));
                 }
             }
             walk.exhausted = true;
@@ -156,33 +181,39 @@ impl<'a> RunReader<'a> {
         Err(read_error(&self.paths.history(), source))
     }
 
-    /// Reads one commit file. A newer format is no damage: nothing may be concluded without what it says.
-    pub(super) fn commit(&self, number: u64) -> Result<Result<Commit, DamagedFile>, Stop> {
+    /// Reads one commit. A newer format is no damage: nothing may be concluded without what it says.
+    pub(super) fn commit(&self, number: u64) -> Result<Found, Stop> {
         let path = self.paths.commit(number);
-        let text = match self.disk.read(&path, FILE_BYTES_MAX) {
+        let damaged = match self.disk.read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return self.copy(number).map(Ok).ok_or(Stop::Gone);
+                let copy = self.copy(number).ok_or(Stop::Gone)?;
+                return Ok(Found::Copied(copy, Flaw::Missing));
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
-                return Ok(Err(DamagedFile { number, flaw, branches: vec![BranchPath::main()] }));
+                DamagedFile { number, flaw, branches: vec![BranchPath::main()] }
             }
-            text => text.map_err(|source| read_error(&path, source))?,
-        };
-        match Commit::open(self.run, number, &text) {
-            Ok(commit) => Ok(Ok(commit)),
-            Err(flaw @ Flaw::Newer { .. }) => {
-                let damage = self.damage(BranchPath::main(), number, number, flaw);
-                Err(StoreError::of_damage(damage, None).into())
-            }
-            Err(flaw) => {
-                let mut branches = format::branches_in(self.run, &text);
-                if branches.is_empty() {
-                    branches.push(BranchPath::main());
+            Err(source) => return Err(read_error(&path, source).into()),
+            Ok(text) => match Commit::open(self.run, number, &text) {
+                Ok(commit) => return Ok(Found::Sound(commit)),
+                Err(flaw @ Flaw::Newer { .. }) => {
+                    let damage = self.damage(BranchPath::main(), number, number, flaw);
+                    return Err(StoreError::of_damage(damage, None).into());
                 }
-                Ok(Err(DamagedFile { number, flaw, branches }))
-            }
-        }
+                Err(flaw) => {
+                    let mut branches = format::branches_in(self.run, &text);
+                    if branches.is_empty() {
+                        branches.push(BranchPath::main());
+                    }
+                    DamagedFile { number, flaw, branches }
+                }
+            },
+        };
+        // Most often a second name of the same file, and as damaged; not where somebody wrote the file anew.
+        Ok(match self.copy(number) {
+            Some(copy) => Found::Copied(copy, damaged.flaw),
+            None => Found::Damaged(damaged),
+        })
     }
 
     fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
@@ -269,44 +300,6 @@ impl<'a> RunReader<'a> {
         Ok(Heads { heads, next: None })
     }
 
-    pub(super) fn load(
-        &self,
-        branch: &BranchPath,
-        seq: u64,
-        index: &IndexSource<'_>,
-    ) -> Result<Record, StoreError> {
-        if let Some(record) = self.load_near(branch, seq) {
-            return Ok(record);
-        }
-        let is_it = |record: &Record| record.header().branch == *branch && record.header().seq == seq;
-        let below = |record: &Record| record.header().branch == *branch && record.header().seq < seq;
-        let reached =
-            |commit: &Commit| commit.records.iter().any(|(_, record)| is_it(record) || below(record));
-        let found = |found: &mut Option<Record>, commit: &Commit| {
-            *found = commit.records.iter().map(|(_, record)| record).find(|record| is_it(record)).cloned();
-            reached(commit)
-        };
-        if let (_, Some(record)) = self.walk(Bodies::Drop, found)? {
-            return Ok(record);
-        }
-        let (mut slots, _) = self.slots(index)?;
-        let (_, slots) = slots
-            .iter_mut()
-            .find(|((_, name), _)| name == branch)
-            .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
-        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
-        let damage = match self.open_slot(branch, seq, slot)? {
-            Ok(record) => return Ok(record),
-            Err(damage) => damage,
-        };
-        while let Some((older, slot)) = slots.pop_last() {
-            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
-                return Err(StoreError::of_damage(damage, Some(older)));
-            }
-        }
-        Err(StoreError::of_damage(damage, None))
-    }
-
     pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
         let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
         let after = scan.cursor.as_deref().map(position).transpose()?;
@@ -335,8 +328,10 @@ impl<'a> RunReader<'a> {
                     return Ok(found);
                 }
                 last = Some((opened, seq));
-                if matches!(slot, Slot::Copied(_)) && scan.spans(seq) {
-                    found.damaged.push(self.damage(branch.clone(), seq, copied.unwrap_or(0), Flaw::Missing));
+                if let (Slot::Copied(_), Some(Copied { number, flaw }), true) =
+                    (&slot, &copied, scan.spans(seq))
+                {
+                    found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
                 }
                 match self.open_slot(&branch, seq, slot)? {
                     Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
@@ -380,7 +375,7 @@ impl<'a> RunReader<'a> {
         Ok(Some(Scanned { records, damaged: Vec::new(), next }))
     }
 
-    fn open_slot(
+    pub(super) fn open_slot(
         &self,
         branch: &BranchPath,
         seq: u64,
@@ -402,16 +397,18 @@ impl<'a> RunReader<'a> {
     }
 
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
-    /// missing between others; with the number of the commit that only `checkpoint.json` has, if one is so.
-    fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<u64>), StoreError> {
+    /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
+    pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
         let gone = self.gone()?;
+        index.remember(self.run, &walk);
         let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
         let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
         for commit in walk.sound {
-            let slot = if walk.copied == Some(commit.number) { Slot::Copied } else { Slot::Record };
+            let is_copied = walk.copied.as_ref().is_some_and(|copied| copied.number == commit.number);
+            let slot = if is_copied { Slot::Copied } else { Slot::Record };
             for (opened, record) in commit.records {
                 let (branch, seq) = (record.header().branch.clone(), record.header().seq);
                 order.insert(branch.clone(), opened);
@@ -534,25 +531,6 @@ impl End {
     /// A branch of which no sound record was seen.
     fn unknown() -> Self {
         Self { opened: u64::MAX, newest: None, next: 1, damaged: Vec::new() }
-    }
-}
-
-/// Where the index of a journal is kept between calls.
-#[derive(Debug)]
-pub(super) struct IndexSource<'a>(pub(super) &'a std::sync::Mutex<BTreeMap<RunId, Arc<Index>>>);
-
-impl IndexSource<'_> {
-    pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
-        let known = self.lock().get(reader.run).cloned().unwrap_or_default();
-        let path = reader.paths.journal();
-        let index =
-            known.update(reader.disk, &path, reader.run).map_err(|source| read_error(&path, source))?;
-        self.lock().insert(reader.run.clone(), index.clone());
-        Ok(index)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<RunId, Arc<Index>>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,8 @@ use crate::record::Record;
 use crate::store::StoreError;
 
 use super::journal::{self, Line};
-use super::read::{IndexSource, RunReader, Stop, read_error};
+use super::near::IndexSource;
+use super::read::{Found, RunReader, Stop, read_error};
 
 /// Gives the sound records of a run, without bodies, newest first: those of the commit files, then those of the
 /// journal. For the holder of the lease, so nothing is taken away meanwhile.
@@ -37,13 +38,13 @@ impl<'a> NewestFirst<'a> {
             }
             let Some(number) = self.numbers.as_mut().and_then(Vec::pop) else { return self.read_line() };
             match self.reader.commit(number) {
-                Ok(Ok(commit)) => {
+                Ok(Found::Sound(commit) | Found::Copied(commit, _)) => {
                     let records = commit.records.into_iter().rev().map(|(_, record)| record.without_body());
                     self.ready.extend(records);
                     let names = self.ready.iter().map(|r| (r.header().branch.clone(), r.header().seq));
                     self.seen.extend(names);
                 }
-                Ok(Err(_)) | Err(Stop::Gone) => {}
+                Ok(Found::Damaged(_)) | Err(Stop::Gone) => {}
                 Err(Stop::Error(error)) => return Err(error),
             }
         }

@@ -6,27 +6,47 @@ use std::io;
 use crate::folder::create_temp;
 use crate::id::BranchPath;
 use crate::record::Flaw;
-use crate::store::{Damage, StoreError, TrimMode, Trimmed};
+use crate::store::{Damage, StoreError, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
 use super::journal;
+use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_name, commit_number};
-use super::read::{Bodies, IndexSource, read_error};
+use super::read::{Bodies, RunReader, read_error};
 use super::signals;
 use super::write::{Writer, no_links, seal, write_sidecar};
 
 /// Fewest step boundaries that keep their states: one, and one more in case that one is damaged.
 const KEEP_MIN: usize = 2;
+/// How the name in quarantine begins of a commit file that was written again from a copy.
+const REPLACED_PREFIX: &str = "replaced_";
 /// How many names are tried for a file that is moved aside: so often the same one would have been damaged before.
 const ASIDE_NAMES_MAX: u32 = 10_000;
 
 /// Bytes of each body of a commit, by branch and seq.
 type BodySizes = BTreeMap<u64, Vec<(BranchPath, u64, u64)>>;
 
+/// What is more than is to be kept.
+#[derive(Debug)]
+pub(super) struct Surplus {
+    pub(super) trimmed: Trimmed,
+    /// Commits of whose files nothing is needed, oldest first.
+    removed: Vec<Commit>,
+    /// Numbers of those that lose some bodies, oldest first.
+    rewritten: Vec<u64>,
+    /// Of each branch that has a body, the seq of the oldest that stays.
+    oldest_kept: BTreeMap<BranchPath, u64>,
+}
+
+/// Says whether a body is older than all of its branch that are kept.
+fn is_older(oldest_kept: &BTreeMap<BranchPath, u64>, branch: &BranchPath, seq: u64) -> bool {
+    oldest_kept.get(branch).is_some_and(|kept| seq < *kept)
+}
+
 impl Writer {
     /// Lets go of old states where there are more than are to be kept.
     pub(super) fn rotate(&mut self, keep: u32) -> Result<(), StoreError> {
-        let rotated = self.trim(keep, TrimMode::Apply).map(|_| ());
+        let rotated = self.trim(keep).map(|_| ());
         self.plan_rotation();
         rotated
     }
@@ -34,44 +54,17 @@ impl Writer {
     /// Drops the bodies of all but the newest `keep` sound records of each branch that have one. A commit file of
     /// which no body is left goes, once its headers are durable in the journal; the newest sound one of each branch
     /// always stays, since it tells where the branch goes on, and so do damaged ones.
-    pub(super) fn trim(&mut self, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
+    pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
-        let sizes = |sizes: &mut BodySizes, commit: &Commit| {
-            let bodies = commit.records.iter().filter_map(|(_, record)| {
-                let header = record.header();
-                record.body_bytes().map(|body| (header.branch.clone(), header.seq, body.len() as u64))
-            });
-            sizes.insert(commit.number, bodies.collect());
-            false
-        };
-        let (walk, sizes) = self.reader().walk(Bodies::Drop, sizes)?;
-        let oldest_kept = oldest_kept(&sizes, (keep as usize).max(KEEP_MIN));
-        let goes = |branch: &BranchPath, seq: u64| oldest_kept.get(branch).is_some_and(|kept| seq < *kept);
-        let mut trimmed = Trimmed::default();
-        let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
-        let ends = ends_of_branches(&walk.sound);
-        for commit in walk.sound.iter().skip(1).rev() {
-            let bodies = &sizes[&commit.number];
-            let (gone, kept): (Vec<_>, Vec<_>) =
-                bodies.iter().partition(|(branch, seq, _)| goes(branch, *seq));
-            trimmed.checkpoints += gone.len() as u64;
-            trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
-            if kept.is_empty() && !ends.contains(&commit.number) {
-                removed.push(commit);
-            } else if !gone.is_empty() {
-                rewritten.push(commit.number);
-            }
-        }
-        if mode == TrimMode::Apply {
-            self.remove(&removed)?;
-            self.rewrite(&rewritten, &goes)?;
-        }
+        let Surplus { trimmed, removed, rewritten, oldest_kept } = self.reader().surplus(keep)?;
+        self.remove(&removed)?;
+        self.rewrite(&rewritten, &|branch, seq| is_older(&oldest_kept, branch, seq))?;
         Ok(trimmed)
     }
 
     /// Moves the headers of commits to the journal and removes their files.
-    fn remove(&mut self, commits: &[&Commit]) -> Result<(), StoreError> {
+    fn remove(&mut self, commits: &[Commit]) -> Result<(), StoreError> {
         if commits.is_empty() {
             return Ok(());
         }
@@ -236,6 +229,21 @@ impl Writer {
         Ok(target)
     }
 
+    /// Moves the damaged file of a commit aside that is about to be written again from a sound copy. Its name there
+    /// is not that of a commit, for none is gone.
+    pub(super) fn move_replaced(&mut self, number: u64) -> Result<(), StoreError> {
+        let (disk, folder, path) = (self.disk.clone(), self.paths.quarantine(), self.paths.commit(number));
+        let failed = |source| StoreError::of_write("move", path.display().to_string(), source);
+        disk.create_dir(&folder).map_err(failed)?;
+        let taken = super::paths::files_in(disk.as_ref(), &folder).map_err(failed)?;
+        let target = (0..ASIDE_NAMES_MAX)
+            .map(|count| format!("{REPLACED_PREFIX}{count}_{}", commit_name(number)))
+            .find(|target| !taken.contains(target))
+            .ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
+        disk.rename(&path, &folder.join(target)).map_err(failed)?;
+        disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))
+    }
+
     /// Keeps a copy of a damaged file that is about to be replaced, as well as can be.
     pub(super) fn copy_aside(&self, name: &str) {
         let folder = self.paths.quarantine();
@@ -247,6 +255,38 @@ impl Writer {
                 _ => return,
             }
         }
+    }
+}
+
+impl RunReader<'_> {
+    /// Finds out what a trim would drop.
+    pub(super) fn surplus(&self, keep: u32) -> Result<Surplus, StoreError> {
+        let sizes = |sizes: &mut BodySizes, commit: &Commit| {
+            let bodies = commit.records.iter().filter_map(|(_, record)| {
+                let header = record.header();
+                record.body_bytes().map(|body| (header.branch.clone(), header.seq, body.len() as u64))
+            });
+            sizes.insert(commit.number, bodies.collect());
+            false
+        };
+        let (walk, sizes) = self.walk(Bodies::Drop, sizes)?;
+        let oldest_kept = oldest_kept(&sizes, (keep as usize).max(KEEP_MIN));
+        let mut trimmed = Trimmed::default();
+        let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
+        let ends = ends_of_branches(&walk.sound);
+        for commit in walk.sound.into_iter().skip(1).rev() {
+            let bodies = &sizes[&commit.number];
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                bodies.iter().partition(|(branch, seq, _)| is_older(&oldest_kept, branch, *seq));
+            trimmed.checkpoints += gone.len() as u64;
+            trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+            if kept.is_empty() && !ends.contains(&commit.number) {
+                removed.push(commit);
+            } else if !gone.is_empty() {
+                rewritten.push(commit.number);
+            }
+        }
+        Ok(Surplus { trimmed, removed, rewritten, oldest_kept })
     }
 }
 

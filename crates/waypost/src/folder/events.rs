@@ -26,8 +26,9 @@ impl Mark {
     }
 
     /// Says whether the event is of this record, and not the last of it.
-    pub(super) fn is_amid(&self, header: &Header) -> bool {
-        self.names(header) && events::of(header).last().is_some_and(|last| last.cursor.index > self.0.index)
+    pub(super) fn is_amid(&self, record: &Record) -> bool {
+        self.names(record.header())
+            && events::of(record).last().is_some_and(|last| last.cursor.index > self.0.index)
     }
 
     fn names(&self, header: &Header) -> bool {
@@ -82,7 +83,7 @@ impl EventFile {
     fn push_lines(&self, lines: &mut Vec<u8>, record: &Record) {
         let header = record.header();
         let last = self.after.as_ref().filter(|mark| mark.names(header)).map(|mark| mark.0.index);
-        for event in events::of(header) {
+        for event in events::of(record) {
             if last.is_none_or(|last| event.cursor.index > last) {
                 serde_json::to_writer(&mut *lines, &event).expect("an event is plain JSON");
                 lines.push(b'\n');

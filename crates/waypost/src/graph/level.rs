@@ -206,7 +206,7 @@ pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure>
 
 /// Writes an item's value.
 pub(super) fn to_value<T: Serialize>(key: &str, item: &T) -> Result<Value, Failure> {
-    serde_json::to_value(item).map_err(|error| {
-        Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept as JSON: {error}")])
+    crate::record::to_value(item).map_err(|flaw| {
+        Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept"), flaw.to_string()])
     })
 }

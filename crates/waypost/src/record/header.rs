@@ -56,6 +56,10 @@ pub struct Header {
     /// How the run stands, on a record after which nothing goes on by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,
+    /// Which failure it was that the run stopped at, on a record with status `failed` that does not say so itself:
+    /// others ended after that step, or on other branches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedStep>,
     /// Claims and their verdicts, as committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Pack>,
@@ -96,6 +100,18 @@ impl Header {
     /// Returns the record whose state this one continues; a first record continues none, nor does a restart.
     pub fn basis(&self) -> Option<u64> {
         self.basis.or_else(|| self.seq.checked_sub(1)).filter(|seq| *seq > 0)
+    }
+
+    /// Returns the failure that this record tells, as a later one names it: its own, if that is final, or the one that
+    /// it names itself.
+    pub fn failure(&self) -> Option<FailedStep> {
+        match (&self.failed, &self.phase, &self.step) {
+            (Some(failed), _, _) => Some(failed.clone()),
+            (None, Phase::Failed(failure), Some(step)) if !failure.retried && !failure.tolerated => {
+                Some(FailedStep { branch: None, step: step.clone(), error: failure.error.clone() })
+            }
+            _ => None,
+        }
     }
 
     /// Names the record as people write it.
@@ -284,6 +300,20 @@ impl Failure {
         error.iter_mut().for_each(cut);
         Self { kind, error, retried: false, tolerated: false, ending: Ending::default() }
     }
+}
+
+/// The failure that a run stopped at, as a later record names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedStep {
+    /// The branch of the step, where it is not that of the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchPath>,
+    /// The step.
+    pub step: StepId,
+    /// The error and its causes, outermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub error: Vec<String>,
 }
 
 /// What kind of failure it was.

@@ -65,6 +65,17 @@ pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(
     })
 }
 
+/// Makes a JSON value of what comes back from it as it went in.
+///
+/// # Errors
+/// As [`encode`].
+pub(crate) fn to_value<S: Serialize + ?Sized>(value: &S) -> Result<serde_json::Value, Flaw> {
+    let mut bytes = Vec::new();
+    encode(value, &mut bytes)?;
+    // What `encode` writes can be read again, but for what a `RawValue` brought along.
+    serde_json::from_slice(&bytes).map_err(|error| Flaw::Malformed(error.to_string()))
+}
+
 /// Why a state is refused.
 #[derive(Debug)]
 struct Refusal(Box<Cause>);

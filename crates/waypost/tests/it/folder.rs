@@ -98,7 +98,7 @@ fn newest_first(records: &[Record]) -> impl Iterator<Item = Result<Record, Infal
 }
 
 fn lines_of(records: &[Record]) -> String {
-    let events = records.iter().flat_map(|record| events::of(record.header()));
+    let events = records.iter().flat_map(events::of);
     events.map(|event| format!("{}\n", serde_json::to_string(&event).unwrap())).collect()
 }
 

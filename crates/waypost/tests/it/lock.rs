@@ -91,6 +91,20 @@ fn a_held_lock_is_refused_naming_its_holder() {
 }
 
 #[test]
+fn a_pipe_in_its_place_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.lock");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+
+    let probed = RunLock::probe(&path).unwrap_err();
+    let LockError::Io { source: taken, .. } = take(&path).unwrap_err() else { panic!("it is no lock") };
+
+    for error in [probed, taken] {
+        assert_eq!(error.to_string(), "it is a pipe, and should be a regular file");
+    }
+}
+
+#[test]
 fn kill_9_frees_the_lock_and_leaves_the_note() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.lock");

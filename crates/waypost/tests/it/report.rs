@@ -143,6 +143,7 @@ fn evidence_is_a_table() {
         expect: json!({"is": "abc"}),
         pinned: false,
         live: false,
+        host: None,
         verdict,
         found: json!("abd"),
         error: error.map(str::to_owned),

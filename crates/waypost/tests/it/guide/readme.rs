@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::{Context, Engine, FileStore, Graph, Outcome, Retry, StepError};
+use waypost::{Context, Engine, FileStore, Graph, Outcome, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Notes {
@@ -26,7 +26,6 @@ async fn write(mut notes: Notes, _: Context) -> Result<Notes, StepError> {
 async fn research(folder: &Path) -> Result<Outcome<Notes>, Box<dyn Error>> {
     let graph = Graph::<Notes>::builder("research")
         .step("search", search) // async fn search(notes: Notes, context: Context) -> Result<Notes, StepError>
-        .retry(Retry::exponential(3))
         .step("write", write)
         .route("search", ["search", "write"], |n| if n.hits.len() < 3 { "search" } else { "write" })
         .build()?;

@@ -1,0 +1,123 @@
+//! The events of whole runs: what can be told of a run from its records alone.
+
+use std::sync::Arc;
+
+use waypost::Graph;
+use waypost::engine::{Engine, SessionOptions};
+use waypost::events::{self, Event, EventKind};
+use waypost::memory::MemoryStore;
+use waypost::record::{Record, RunStatus};
+use waypost::store::{Scan, Store};
+
+use crate::faulty::{World, run_id};
+use crate::play::{Notes, Stage};
+use crate::toy::{Does, Toy};
+
+async fn records(store: &dyn Store) -> Vec<Record> {
+    store.scan(&Scan::of(&run_id())).await.unwrap().records
+}
+
+async fn events(store: &dyn Store) -> Vec<Event> {
+    records(store).await.iter().flat_map(events::of).collect()
+}
+
+/// The step that a run failed at, its branch where that is another than that of the event, and the error.
+fn failure_of(events: &[Event]) -> (Option<&str>, Option<&str>, &[String]) {
+    let failed = events.iter().filter_map(|event| match &event.what {
+        EventKind::RunFailed { step_branch, error } => {
+            let branch = step_branch.as_ref().map(|branch| branch.as_str());
+            Some((event.step.as_ref().map(|step| step.as_str()), branch, &error[..]))
+        }
+        _ => None,
+    });
+    let failed: Vec<_> = failed.collect();
+    let [failed] = failed[..] else { panic!("one event tells that the run failed: {events:?}") };
+    failed
+}
+
+async fn run(toy: &Toy) -> (Arc<MemoryStore>, RunStatus) {
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    let ran = engine.run_program(toy, toy.record("r"), Default::default(), SessionOptions::default()).await;
+    (store, ran.unwrap().status)
+}
+
+// What happened: `run_failed` named no step and no error where another step ended after the one that failed.
+// Why: the event is made of the record with the status alone, and that one speaks of the step that ended last.
+// What stops it now: that record names the failure that the run stopped at (`failed` in its header).
+#[tokio::test]
+async fn run_failed_names_the_step_that_failed_though_others_ended_later() {
+    for steps in ["bad; good", "good; bad"] {
+        let (store, status) = run(&Toy::new(steps, 2).does("bad", 1, Does::Fail)).await;
+
+        assert_eq!(status, RunStatus::Failed);
+        let (events, summary) = (events(store.as_ref()).await, store.run(&run_id()).await.unwrap().summary);
+        assert_eq!(failure_of(&events), (Some("bad"), None, &["exit code 1".to_owned()][..]), "{steps}");
+        assert_eq!(summary.summary.step.as_deref(), Some("bad"));
+    }
+}
+
+#[tokio::test]
+async fn of_several_steps_that_fail_the_first_is_named() {
+    let toy = Toy::new("a; b", 2).does("a", 1, Does::Fail).does("b", 1, Does::Fail);
+
+    let (store, _) = run(&toy).await;
+
+    let events = events(store.as_ref()).await;
+    assert_eq!(failure_of(&events), (Some("a"), None, &["exit code 1".to_owned()][..]));
+    let failed = events.iter().filter(|event| matches!(event.what, EventKind::StepFailed(_)));
+    assert_eq!(failed.count(), 2, "the other one is told too");
+}
+
+#[tokio::test]
+async fn run_failed_names_a_step_of_another_branch_and_that_branch() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
+    let graph = graph.fork("plan", ["a", "b"]).join("merge", stage.merge()).build().unwrap();
+    stage.fail("a", 1);
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Failed);
+    let events = events(world.store.as_ref()).await;
+    let told = events.iter().find(|event| matches!(event.what, EventKind::RunFailed { .. })).unwrap();
+    let (step, branch, error) = failure_of(&events);
+    assert_eq!(step, Some("a"));
+    assert_eq!(branch.unwrap_or(told.branch.as_str()), "plan:a");
+    assert_eq!(error, ["a is broken"]);
+}
+
+// What happened: a record whose body a later one of its batch carries was in no `checkpoint_written`, and the digest and
+// the size in that event were those of the body, which no other command shows.
+// Why: the event was taken from what the header says of its body.
+// What stops it now: events are made of the record, which knows its own digest and size.
+#[tokio::test]
+async fn every_record_is_told_once_with_its_own_digest_and_size() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
+    let graph = graph.fork("plan", ["a", "b"]).join("merge", stage.merge()).build().unwrap();
+    world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    let (toy, _) = run(&Toy::new("a; b", 2)).await;
+
+    let mut bare = 0;
+    for store in [world.store.as_ref() as &dyn Store, toy.as_ref()] {
+        for record in records(store).await {
+            let header = record.header();
+            let loaded = store.load(&header.run, &header.branch, header.seq).await.unwrap();
+            let told = |record: &Record| {
+                let written = events::of(record).into_iter().filter_map(|event| match event.what {
+                    EventKind::CheckpointWritten { reason, digest, bytes } => Some((reason, digest, bytes)),
+                    _ => None,
+                });
+                written.collect::<Vec<_>>()
+            };
+            let bytes = loaded.header_bytes().len() + loaded.body_bytes().map_or(0, |body| body.len());
+            assert_eq!(told(&record), [(header.reason, record.digest(), bytes as u64)]);
+            assert_eq!(told(&loaded), told(&record), "with its body or without");
+            bare += usize::from(header.body.is_none());
+        }
+    }
+    assert!(bare > 0, "some record has no body of its own");
+}
