@@ -129,6 +129,7 @@ impl<'a, P: Program> Session<'a, P> {
         mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
+        options.check_steps(main.shape)?;
         let wanted = match &options.until {
             Some(step) => {
                 let place = main.shape.place(step.as_str());
@@ -137,11 +138,6 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
-        for step in options.interrupts.before.iter().chain(&options.interrupts.after) {
-            if !main.shape.has_anywhere(step) {
-                return Err(RunError::InvalidStep(step.clone()));
-            }
-        }
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
