@@ -411,10 +411,9 @@ impl<S: State> Builder<S> {
             }
         }
         for step in &self.steps {
-            if let Some(Fan::Fork { after, starts }) = &step.fan {
-                if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
-                    return unknown(told_fork(after.as_str()), missing);
-                }
+            let Some(Fan::Fork { after, starts }) = &step.fan else { continue };
+            if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
+                return unknown(told_fork(after.as_str()), missing);
             }
         }
         Ok(())
