@@ -267,6 +267,7 @@ fn line(change: &Change) -> String {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
         ChangeKind::Altered => format!("  ~ step {} does something else{finished}", change.step),
+        ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
         ChangeKind::Reordered(before) => {
             format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)
         }

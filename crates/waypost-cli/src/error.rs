@@ -351,10 +351,13 @@ impl Error {
                 }
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
             },
-            Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => {
-                ("too_large", Exit::CannotWrite, None)
+            Self::Run(
+                RunError::Serialize { source: Flaw::Limit(_), .. }
+                | RunError::Record { source: Flaw::Limit(_), .. },
+            ) => ("too_large", Exit::CannotWrite, None),
+            Self::Run(RunError::Serialize { .. } | RunError::Record { .. }) => {
+                ("internal", Exit::Internal, None)
             }
-            Self::Run(RunError::Serialize { .. }) => ("internal", Exit::Internal, None),
             Self::Run(RunError::Deserialize { .. }) => {
                 ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
             }

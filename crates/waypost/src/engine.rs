@@ -31,6 +31,7 @@ mod commit;
 mod doubt;
 mod fall;
 mod fan;
+mod fit;
 mod line;
 mod lines;
 mod open;

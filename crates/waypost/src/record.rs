@@ -28,13 +28,13 @@ mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
-    BodyRef, End, Ending, FailedStep, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause,
-    Start, Try, Usage, Wait, WaitKind,
+    BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
+    Header, Note, Phase, Printed, Reason, SkipCause, Start, Try, Usage, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
-pub(crate) use strict::to_value;
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
+pub(crate) use strict::{check_written, to_value};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;

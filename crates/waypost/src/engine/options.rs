@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::StopHandle;
+use super::{RunError, StopHandle};
 use crate::id::{BranchPath, StepId};
 use crate::record::Definition;
 use crate::shape::Shape;
@@ -38,6 +38,16 @@ pub struct SessionOptions {
     pub step_limit: Option<u64>,
     /// How often a step that runs long writes a checkpoint meanwhile; never if not said.
     pub interval: Option<Duration>,
+}
+
+impl SessionOptions {
+    /// Makes sure that the graph has the steps that are named here.
+    pub(super) fn check_steps(&self, shape: &Shape) -> Result<(), RunError> {
+        let held = self.interrupts.before.iter().chain(&self.interrupts.after);
+        let mut held = held.filter(|step| !shape.has_anywhere(step));
+        let until = self.until.iter().find(|step| shape.place(step.as_str()).is_none());
+        held.next().or(until).map_or(Ok(()), |step| Err(RunError::InvalidStep(step.clone())))
+    }
 }
 
 /// Steps before or after which a run is held: it is checkpointed, its session ends, and a resume goes on.

@@ -103,6 +103,16 @@ pub enum RunError {
         /// Why.
         source: Flaw,
     },
+    /// What happened cannot be written down: not the state, but what is said beside it. What was committed before stands.
+    #[error("cannot write what happened in run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
+    Record {
+        /// The run.
+        run: RunId,
+        /// The step that it is about, if it is about one.
+        step: Option<StepId>,
+        /// Why.
+        source: Flaw,
+    },
     /// The state cannot be read by this program.
     #[error("cannot read the state of {at}: {why}")]
     Deserialize {

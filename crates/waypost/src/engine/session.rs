@@ -21,12 +21,12 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
+use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun, Try};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
 use super::chain::Draft;
-use super::fan::Joined;
+use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
@@ -129,6 +129,7 @@ impl<'a, P: Program> Session<'a, P> {
         mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
+        options.check_steps(main.shape)?;
         let wanted = match &options.until {
             Some(step) => {
                 let place = main.shape.place(step.as_str());
@@ -137,11 +138,6 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
-        for step in options.interrupts.before.iter().chain(&options.interrupts.after) {
-            if !main.shape.has_anywhere(step) {
-                return Err(RunError::InvalidStep(step.clone()));
-            }
-        }
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
@@ -571,17 +567,6 @@ impl<'a, P: Program> Session<'a, P> {
             lost: self.lost,
         }
     }
-}
-
-/// The failure of a join that cannot read what it joins.
-fn unread(error: &StoreError) -> Failure {
-    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        chain.push(cause.to_string());
-        source = cause.source();
-    }
-    Failure::new(FailureKind::Error, chain)
 }
 
 async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {

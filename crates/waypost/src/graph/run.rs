@@ -63,10 +63,14 @@ impl Session {
         kept
     }
 
-    /// Takes from what was kept with the run what is not said anew.
-    fn or_kept(mut self, kept: &Value) -> Self {
-        let names =
-            |key: &str| -> Option<Vec<String>> { serde_json::from_value(kept.get(key)?.clone()).ok() };
+    /// Takes from what was kept with the run what is not said anew. Steps that the graph does not have any more need no
+    /// hold: whether the run may go on without them is asked elsewhere.
+    fn or_kept(mut self, kept: &Value, has: impl Fn(&StepId) -> bool) -> Self {
+        let names = |key: &str| -> Option<Vec<String>> {
+            let mut names: Vec<String> = serde_json::from_value(kept.get(key)?.clone()).ok()?;
+            names.retain(|name| StepId::new(name).is_ok_and(|step| has(&step)));
+            Some(names)
+        };
         self.interrupt_before = self.interrupt_before.or_else(|| names("interrupt_before"));
         self.interrupt_after = self.interrupt_after.or_else(|| names("interrupt_after"));
         self.step_limit = self.step_limit.or_else(|| kept.get("step_limit")?.as_u64());
@@ -208,7 +212,7 @@ impl Engine {
         }
     }
 
-    /// Takes a run of a graph up where it stood.
+    /// Takes a run of a graph up where it stood. The name of the graph does not count, its steps do.
     ///
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
@@ -265,6 +269,9 @@ impl<'a, S: State> Run<'a, S> {
 
     /// Takes the run up where it stood if there is one of this id: for programs that are simply started again. What is
     /// said of state, durability, retention, labels and configuration is then passed over: the run has its own.
+    ///
+    /// A run of that id which was made by a graph of another name, or of other steps, is refused with
+    /// [`RunError::Changed`]: it is somebody else's. [`Engine::resume`] goes by the steps alone.
     pub fn or_resume(mut self) -> Self {
         self.or_resume = true;
         self
@@ -308,7 +315,9 @@ impl<'a, S: State> Run<'a, S> {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
-        if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
+        let there = if or_resume { Some(engine.store().run(&id).await) } else { None };
+        if let Some(there) = there.filter(|there| !matches!(there, Err(StoreError::NotFound { .. }))) {
+            there.map_or(Ok(()), |entry| graph.check_name(entry.record.record()))?;
             let (id, options) = (id.to_string(), ResumeOptions::default());
             return Resume { engine, graph, id, session, options, settles: Vec::new() }.go().await;
         }
@@ -478,7 +487,8 @@ impl<'a, S: State> Resume<'a, S> {
             Ok(entry) => {
                 let record = entry.record.record();
                 session.retention = record.retention;
-                session = session.or_kept(record.settings.get(SETTINGS).unwrap_or(&Value::Null));
+                let kept = record.settings.get(SETTINGS).unwrap_or(&Value::Null);
+                session = session.or_kept(kept, |step| graph.shape().has_anywhere(step));
             }
             Err(StoreError::Damaged { .. }) => {}
             Err(error) => return Err(error.into()),

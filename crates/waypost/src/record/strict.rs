@@ -18,7 +18,8 @@
 //! writes what stands around them.
 //!
 //! What is not seen here: a type whose `Deserialize` does not fit its `Serialize` (an untagged enum whose earlier
-//! variant takes the value, a skipped field). [`check_state`] finds most of that. The text of a
+//! variant takes the value, a field that is not read). [`check_state`] finds most of that, and a session of a graph does
+//! the same with some of the states that it writes. The text of a
 //! [`RawValue`](serde_json::value::RawValue) is taken as it is.
 
 use std::fmt::{self, Display, Write as _};
@@ -33,6 +34,7 @@ mod check;
 mod key;
 
 pub use check::check_state;
+pub(crate) use check::check_written;
 use key::{Entries, Keys};
 
 /// Deepest nesting of objects and arrays: `serde_json` refuses to read a 128th level, so that no text can exhaust the

@@ -39,7 +39,11 @@ struct Story<S> {
 }
 
 fn definition(text: &str) -> Definition {
-    let steps = vec![StepPrint { id: step_id("plan"), fingerprint: Digest::of(text.as_bytes()) }];
+    let steps = vec![StepPrint {
+        id: step_id("plan"),
+        fingerprint: Digest::of(text.as_bytes()),
+        leads_to: Vec::new(),
+    }];
     Definition { text: Some(text.to_owned()), steps }
 }
 

@@ -8,10 +8,12 @@ use super::*;
 #[tokio::test]
 async fn steps_that_undo_the_evidence_of_each_other_do_not_take_turns_for_ever() {
     let desk = Desk::new();
-    std::os::unix::fs::symlink("b.txt", desk.path().join("a.txt")).unwrap();
     let graph = desk.line();
     desk.run(&graph).await;
     desk.said();
+    // From now on, whoever writes one writes the other.
+    desk.remove("a.txt");
+    std::os::unix::fs::symlink("b.txt", desk.path().join("a.txt")).unwrap();
 
     let refused = desk.engine().resume(&graph, "r").await.unwrap_err();
 
@@ -526,4 +528,40 @@ async fn a_crash_at_any_write_of_doing_again_is_survived() {
             assert!(desk.resume(&graph).await.idle, "{at}");
         }
     }
+}
+
+// What a guide says to do where branches of earlier passes matter: the join vouches for them.
+#[tokio::test]
+async fn the_join_of_a_fork_in_a_loop_is_checked_for_every_pass_and_done_again_with_its_branches() {
+    let desk = Desk::new();
+    let (branch, join) = (desk.clone(), desk.clone());
+    let graph = Graph::<Work>::builder("loop")
+        .step("plan", desk.notes())
+        .step("a", move |work: Work, context: Context| {
+            let pass = context.iteration()[0];
+            branch.say(format!("a{pass}"));
+            branch.write(&format!("{pass}.txt"), &format!("of pass {pass}"));
+            async move { Ok::<_, StepError>(work) }
+        })
+        .fork("plan", ["a"])
+        .join("merge", move |mut work: Work, _: Branches<Work>, context: Context| {
+            let pass = context.iteration()[0];
+            join.say(format!("merge{pass}"));
+            work.text = format!("{pass}.txt");
+            async move { Ok::<_, StepError>(work) }
+        })
+        .evidence(|work| Pack::all([Claim::unchanged(&work.text)]))
+        .route("merge", ["plan", END], |work| if work.text == "2.txt" { END } else { "plan" })
+        .build()
+        .unwrap();
+    desk.run(&graph).await;
+    assert_eq!(desk.said(), ["plan", "a1", "merge1", "plan", "a2", "merge2"]);
+    assert!(desk.resume(&graph).await.idle);
+    desk.remove("1.txt");
+
+    let outcome = desk.resume(&graph).await;
+
+    assert_eq!((outcome.status, desk.read("1.txt").as_str()), (RunStatus::Completed, "of pass 1"));
+    assert_eq!(desk.said(), ["a1", "merge1"], "the second pass is used again");
+    assert!(desk.resume(&graph).await.idle);
 }
