@@ -155,7 +155,7 @@ async fn prepare_resume<'a, P: Program>(
     if snapshot.newest().header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(lease.run().clone()));
     }
-    let base = find_base(engine, lease, snapshot).await?;
+    let base = find_base(snapshot)?;
     go_on(engine, program, lease, base, options, carried).await
 }
 
@@ -360,13 +360,13 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
 }
 
 /// Reads what the run stands at.
-pub(super) async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
+pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
     let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
     let (next, damaged) = match head {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
-        None => (newest_given(engine, lease.run()).await.max(newest.header().seq) + 1, Vec::new()),
+        None => (newest.header().seq + 1, Vec::new()),
     };
     Ok(Base { snapshot, record: newest, position, next, damaged })
 }
