@@ -303,6 +303,8 @@ async fn main_line<'a, P: Program>(
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
+    let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
+    main.position.epoch_max = main.position.epoch_max.max(newest);
     if main.chain.repair {
         main.ask_again();
     }
