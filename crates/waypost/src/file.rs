@@ -364,6 +364,10 @@ impl Store for FileStore {
         Some(self.run_paths(run).root)
     }
 
+    fn branches_max(&self) -> Option<u64> {
+        Some(write::BRANCHES_MAX as u64)
+    }
+
     fn home(&self) -> Option<&Path> {
         Some(&self.dir)
     }

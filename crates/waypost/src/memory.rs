@@ -390,6 +390,10 @@ impl Store for MemoryStore {
         None
     }
 
+    fn branches_max(&self) -> Option<u64> {
+        None
+    }
+
     fn home(&self) -> Option<&Path> {
         None
     }

@@ -205,6 +205,9 @@ pub trait Store: Debug + Display + Send + Sync {
     /// Returns the folder in which a person finds `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
     fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 
+    /// Returns how many branches a run may have beside the main one; none where only the disk limits them.
+    fn branches_max(&self) -> Option<u64>;
+
     /// Returns the folder that holds the store; paths in run records are relative to it.
     fn home(&self) -> Option<&Path>;
 }

@@ -214,6 +214,10 @@ macro_rules! passed_on {
                 self.inner.folder(run)
             }
 
+            fn branches_max(&self) -> Option<u64> {
+                self.inner.branches_max()
+            }
+
             fn home(&self) -> Option<&Path> {
                 self.inner.home()
             }
