@@ -21,6 +21,7 @@ mod guide;
 mod history;
 mod lock;
 mod lost;
+mod many_items;
 mod pages;
 mod plan;
 mod play;
