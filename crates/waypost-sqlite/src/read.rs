@@ -145,11 +145,7 @@ impl View<'_> {
         };
         match found {
             Found::Sound(record) => Ok(*record),
-            Found::Absent => Err(StoreError::NotFound {
-                store: format!("run {run} branch {path}"),
-                what: format!("checkpoint {seq}"),
-            }
-            .into()),
+            Found::Absent => Err(StoreError::no_record(run, path, seq).into()),
             Found::Damaged(damage) => {
                 let older = self.newest_sound_below(run, &branch, seq)?;
                 Err(StoreError::of_damage(*damage, older).into())

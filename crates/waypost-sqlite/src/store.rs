@@ -544,6 +544,10 @@ impl Store for SqliteStore {
         Some(self.folder_of(run))
     }
 
+    fn branches_max(&self) -> Option<u64> {
+        None
+    }
+
     fn home(&self) -> Option<&Path> {
         Some(&self.place.home)
     }

@@ -19,6 +19,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use waypost::folder::RunFolder;
+use waypost::record::Record;
 use waypost::store::Batch;
 
 use crate::commit::lock;
@@ -27,11 +28,14 @@ use crate::commit::lock;
 const NAP: Duration = Duration::from_millis(1);
 /// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
 const BACKLOG_BATCHES_MAX: usize = 512;
-/// Bytes of bodies that may wait with them.
+/// Bytes of records that may wait with them.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes of bodies that are kept at most, once written, until somebody tells the next.
+/// Bytes of records that are kept at most, once written, until somebody tells the next.
 const SPENT_BYTES_MAX: usize = 1 << 20;
+
+/// What a record takes in memory beside its bytes, about: its header, as it was read, with all its names.
+const RECORD_BYTES: usize = 1 << 10;
 
 /// The folder of a run that is written to from two threads.
 pub(crate) type SharedFolder = Arc<Mutex<RunFolder>>;
@@ -55,7 +59,7 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Backlog {
     jobs: Vec<Job>,
-    /// Bytes of bodies of `jobs`.
+    /// Bytes of records of `jobs`.
     bytes: usize,
     /// What was written, for who tells next: memory is given back where it was taken, since two threads that give and
     /// take the same memory wait for each other more than the writing costs.
@@ -95,8 +99,7 @@ impl Job {
 impl Teller {
     /// Has the records of `batch` put into the report in `folder`, soon.
     pub(crate) fn tell(&self, folder: SharedFolder, batch: Arc<Batch>) {
-        let bodies = batch.records.iter().filter_map(|record| record.body_bytes());
-        let bytes = bodies.map(|body| body.len()).sum::<usize>();
+        let bytes = batch.records.iter().map(bytes_of).sum::<usize>();
         let job = Job { folder, batch };
         let mut backlog = lock(&self.desk.backlog);
         match backlog.thread {
@@ -153,6 +156,13 @@ impl Drop for Teller {
             let _ = thread.join();
         }
     }
+}
+
+/// Returns what a record takes in memory: small ones have more beside their bodies than in them, and a fan-out commits a
+/// thousand at once.
+fn bytes_of(record: &Record) -> usize {
+    let body = record.body_bytes().map_or(0, |body| body.len());
+    RECORD_BYTES + record.header_bytes().len() + body
 }
 
 /// The work of the thread; whoever waits for it learns when it ends, however it does.

@@ -287,6 +287,10 @@ impl Store for FaultyStore {
         self.inner.folder(run)
     }
 
+    fn branches_max(&self) -> Option<u64> {
+        self.inner.branches_max()
+    }
+
     fn home(&self) -> Option<&Path> {
         self.inner.home()
     }

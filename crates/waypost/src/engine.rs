@@ -41,6 +41,7 @@ mod program;
 mod recheck;
 mod redo;
 mod request;
+mod room;
 mod same;
 mod schedule;
 mod session;

@@ -135,8 +135,8 @@ impl FileStore {
         }
     }
 
-    /// Keeps the states of so many step boundaries of each run that does not say itself how many, at least 2; `None`
-    /// keeps all.
+    /// Keeps the states of so many step boundaries of each run that does not say itself how many; less than 2 means 2.
+    /// `None` keeps all.
     #[must_use]
     pub fn with_retention(self, retention: Option<u32>) -> Self {
         Self { retention, ..self }
@@ -362,6 +362,10 @@ impl Store for FileStore {
 
     fn folder(&self, run: &RunId) -> Option<PathBuf> {
         Some(self.run_paths(run).root)
+    }
+
+    fn branches_max(&self) -> Option<u64> {
+        Some(write::BRANCHES_MAX as u64)
     }
 
     fn home(&self) -> Option<&Path> {

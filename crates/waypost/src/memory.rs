@@ -254,10 +254,8 @@ impl Store for MemoryStore {
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
         self.with(run, |kept| {
             let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
-            let stored = found.records.get(seq).ok_or_else(|| StoreError::NotFound {
-                store: format!("run {run} branch {branch}"),
-                what: format!("checkpoint {seq}"),
-            })?;
+            let missing = || StoreError::no_record(run, branch, seq);
+            let stored = found.records.get(seq).ok_or_else(missing)?;
             stored.open().map_err(|flaw| {
                 StoreError::of_damage(found.damage(run, seq, flaw), found.newest_sound_below(seq))
             })
@@ -389,6 +387,10 @@ impl Store for MemoryStore {
     }
 
     fn folder(&self, _: &RunId) -> Option<PathBuf> {
+        None
+    }
+
+    fn branches_max(&self) -> Option<u64> {
         None
     }
 

@@ -32,7 +32,7 @@ pub use header::{
     Header, Note, Phase, Printed, Reason, SkipCause, Start, Try, Usage, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
-pub use run::{Definition, Durability, Parent, RunRecord, RunStatus, StepPrint};
+pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};
 
@@ -298,8 +298,13 @@ impl SealedRun {
     /// Makes the bytes of a run record, once and for all.
     ///
     /// # Errors
-    /// [`Flaw`] if it cannot be written.
+    /// [`Flaw`] if it cannot be written, or asks for a retention below [`RETENTION_MIN`].
     pub fn seal(record: RunRecord) -> Result<Self, Flaw> {
+        if let Some(keep) = record.retention.filter(|keep| *keep < RETENTION_MIN) {
+            return Err(Flaw::Limit(format!(
+                "a retention of {keep} is asked for, and at least {RETENTION_MIN} states are kept: the newest, and one in case that it is damaged"
+            )));
+        }
         let mut bytes = Vec::new();
         encode(&record, &mut bytes)?;
         Ok(Self { record, digest: Digest::of(&bytes), bytes: Arc::new(bytes) })

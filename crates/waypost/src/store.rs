@@ -205,6 +205,9 @@ pub trait Store: Debug + Display + Send + Sync {
     /// Returns the folder in which a person finds `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
     fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 
+    /// Returns how many branches a run may have beside the main one; none where only the disk limits them.
+    fn branches_max(&self) -> Option<u64>;
+
     /// Returns the folder that holds the store; paths in run records are relative to it.
     fn home(&self) -> Option<&Path>;
 }
@@ -214,6 +217,11 @@ pub trait Store: Debug + Display + Send + Sync {
 pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
 /// How often it looks.
 const LET_GO_POLL: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// How many records [`StoreExt::find_back`] reads at first: what is looked for is most often near the end.
+const FIND_FIRST_ITEMS: usize = 16;
+/// By how much each of its pages is larger than the one before.
+const FIND_GROWTH: usize = 4;
 
 /// The token of the lease that [`Store::create`] gives.
 pub const FIRST_TOKEN: u64 = 1;
@@ -394,6 +402,46 @@ pub trait StoreExt: Store {
                 Some(cursor) if next.is_some() => scan.cursor = Some(cursor),
                 _ => return Ok(walk),
             }
+        }
+    }
+
+    /// Finds the newest record of the effective history of a branch from `seq` back that is `wanted`.
+    ///
+    /// Reads no further than it must: what stands near the end is found at the same cost however long the history is.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn find_back(
+        &self,
+        run: &RunId,
+        branch: &BranchPath,
+        seq: u64,
+        wanted: &(dyn for<'r> Fn(&'r Record) -> bool + Send + Sync),
+    ) -> Result<Option<Record>, StoreError> {
+        let mut next = Some(seq);
+        let mut scan = Scan {
+            branch: Some(branch.clone()),
+            order: ScanOrder::NewestFirst,
+            seq_max: Some(seq),
+            limit: FIND_FIRST_ITEMS,
+            ..Scan::of(run)
+        };
+        loop {
+            let page = self.scan(&scan).await?;
+            for record in page.records {
+                // Where the record meant is damaged or in quarantine, the walk goes on with the next sound one below.
+                if next.is_some_and(|seq| seq >= record.header().seq) {
+                    next = record.header().basis();
+                    if wanted(&record) {
+                        return Ok(Some(record));
+                    }
+                }
+            }
+            match page.next {
+                Some(cursor) if next.is_some() => scan.cursor = Some(cursor),
+                _ => return Ok(None),
+            }
+            scan.limit = (scan.limit * FIND_GROWTH).min(PAGE_ITEMS_MAX);
         }
     }
 

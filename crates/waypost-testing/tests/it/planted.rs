@@ -389,6 +389,10 @@ impl Store for Planted {
         self.inner.folder(run)
     }
 
+    fn branches_max(&self) -> Option<u64> {
+        self.inner.branches_max()
+    }
+
     fn home(&self) -> Option<&Path> {
         self.inner.home()
     }

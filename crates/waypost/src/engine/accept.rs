@@ -64,7 +64,7 @@ impl Engine {
             let older = Some(snapshot.newest().header().seq);
             return Err(StoreError::of_damage(damage.clone(), older).into());
         }
-        let base = find_base(self, lease, snapshot).await?;
+        let base = find_base(snapshot)?;
         let run = base.snapshot.entry.record.record();
         let branches = survey(self, program, (&base.record, &base.position)).await?;
         // What could not be checked may be found when it is pinned anew; else that says so.

@@ -95,9 +95,9 @@ async fn aim<'a>(
     };
     let run = &base.record.header().run;
     let newest = base.snapshot.newest().header().seq;
-    let history = engine.store.history(run, &BranchPath::main(), newest).await?;
     let opens = opens_its_own(shape, step);
-    let found = history.iter().find(|record| stands_at(record.header(), step, opens));
+    let stands = |record: &Record| stands_at(record.header(), step, opens);
+    let found = engine.store.find_back(run, &BranchPath::main(), newest, &stands).await?;
     let why = || format!("step `{step}` has not been started in this run");
     let at = || format!("run {run}");
     let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
@@ -142,8 +142,17 @@ fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
 }
 
 /// Returns the highest epoch that was ever on a branch, so that one more is new: what is done again has keys and
-/// memos of its own. Reads the branch's headers.
+/// memos of its own.
+///
+/// The main branch may have a long history, and its newest record tells it. Of any other branch, which may have gone on
+/// with the chain of an earlier one, the headers are read.
 pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) -> Result<u32, RunError> {
+    if branch.is_main()
+        && let Ok(newest) = engine.store.newest(run, branch).await
+        && let Ok(position) = newest.position()
+    {
+        return Ok(position.epoch_max);
+    }
     let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
     let mut highest = 0;
     loop {

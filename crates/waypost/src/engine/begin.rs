@@ -161,7 +161,7 @@ async fn prepare_resume<'a, P: Program>(
     if snapshot.newest().header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(lease.run().clone()));
     }
-    let base = find_base(engine, lease, snapshot).await?;
+    let base = find_base(snapshot)?;
     go_on(engine, program, lease, base, options, carried).await
 }
 
@@ -330,6 +330,8 @@ async fn main_line<'a, P: Program>(
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
+    let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
+    main.position.epoch_max = main.position.epoch_max.max(newest);
     if main.chain.repair {
         main.ask_again();
     }
@@ -395,13 +397,13 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
 }
 
 /// Reads what the run stands at.
-pub(super) async fn find_base(engine: &Engine, lease: &Lease, snapshot: Snapshot) -> Result<Base, RunError> {
+pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
     let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
     let (next, damaged) = match head {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
-        None => (newest_given(engine, lease.run()).await.max(newest.header().seq) + 1, Vec::new()),
+        None => (newest.header().seq + 1, Vec::new()),
     };
     Ok(Base { snapshot, record: newest, position, next, damaged })
 }

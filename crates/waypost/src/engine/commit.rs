@@ -104,10 +104,17 @@ impl<P: Program> Session<'_, P> {
         Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
     }
 
-    /// Fills in the seqs that only now are known: since when a status holds, and which fan-out a child belongs to.
+    /// Fills in what only now is known: since when a status holds, which fan-out a child belongs to, and the highest
+    /// epoch.
     fn number(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let since = line.chain.next + line.drafts.len() as u64 - 1;
+        if id == MAIN {
+            let tries =
+                line.drafts.iter().flat_map(|draft| draft.started.iter().map(|s| &s.at).chain([&draft.at]));
+            let newest = tries.map(|at| at.epoch).max().unwrap_or_default();
+            line.position.epoch_max = line.position.epoch_max.max(newest);
+        }
         if let Some(ahead) = &mut line.position.ahead
             && ahead.since == 0
         {

@@ -158,13 +158,18 @@ pub(super) enum Items {
 impl Items {
     /// Makes those that the shape names.
     pub(super) fn named(named: &[(String, Option<StepId>)]) -> Self {
+        Self::Named(Self::named_by(named))
+    }
+
+    /// Makes the items that stand for names of the shape.
+    pub(super) fn named_by(named: &[(String, Option<StepId>)]) -> Arc<[Item]> {
         let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
             key: key.clone(),
             value: Value::Null,
             index: index as u64,
             start: start.clone(),
         };
-        Self::Named(named.iter().enumerate().map(item).collect())
+        named.iter().enumerate().map(item).collect()
     }
 
     /// Begins to read from the item of that index.
@@ -189,20 +194,29 @@ pub(super) async fn freeze(
     name: String,
     items: &[Item],
 ) -> Result<FrozenItems, StoreError> {
-    let mut text = Vec::new();
-    for item in items {
+    let (mut digester, mut bytes) = (Digester::default(), 0);
+    // No more of the text is in memory than goes to the store at once, and one item.
+    let mut text = Vec::with_capacity(BLOB_CHUNK_BYTES);
+    let mut rest = items.iter().peekable();
+    while let Some(item) = rest.next() {
         serde_json::to_writer(&mut text, item)
             .map_err(|error| StoreError::Invalid(format!("item `{}` cannot be kept: {error}", item.key)))?;
         text.push(b'\n');
-    }
-    for chunk in text.chunks(BLOB_CHUNK_BYTES) {
-        store.blobs().append(lease, &name, chunk).await?;
+        if text.len() < BLOB_CHUNK_BYTES && rest.peek().is_some() {
+            continue;
+        }
+        for chunk in text.chunks(BLOB_CHUNK_BYTES) {
+            store.blobs().append(lease, &name, chunk).await?;
+        }
+        digester.update(&text);
+        bytes += text.len() as u64;
+        text.clear();
     }
     // A blob that nothing was written to is not there, which reads as what it is: nothing.
-    if !text.is_empty() {
+    if bytes > 0 {
         store.blobs().sync(lease, &name).await?;
     }
-    Ok(FrozenItems { blob: name, bytes: text.len() as u64, digest: Digest::of(&text) })
+    Ok(FrozenItems { blob: name, bytes, digest: digester.finish() })
 }
 
 /// Makes sure that frozen items are what was frozen, before the first of them is used.

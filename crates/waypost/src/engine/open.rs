@@ -29,18 +29,27 @@ impl<'a, P: Program> Session<'a, P> {
             let list = match opened {
                 Ok(list) => list,
                 Err(failure) => {
-                    self.lines.get_mut(id).mark_started(place);
-                    self.fail(id, place, failure, Told::default());
+                    self.refuse_to_open(id, place, failure);
                     return Ok(());
                 }
             };
+            if let Err(failure) = self.take_room(id, place, &list).await? {
+                self.refuse_to_open(id, place, failure);
+                return Ok(());
+            }
+            let line = self.lines.get(id);
             let (name, lease) = (self.blob_name(id, place), self.lease().clone());
             let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
             items = Some(frozen.clone());
             let total = list.len() as u64;
             (Items::Frozen { run: line.chain.run.clone(), at: Arc::new(frozen) }, total)
         } else {
-            (Items::named(&children.named), children.named.len() as u64)
+            let named = Items::named_by(&children.named);
+            if let Err(failure) = self.take_room(id, place, &named).await? {
+                self.refuse_to_open(id, place, failure);
+                return Ok(());
+            }
+            (Items::Named(named), children.named.len() as u64)
         };
         let (source, total) = source;
         let line = self.lines.get_mut(id);
@@ -58,6 +67,12 @@ impl<'a, P: Program> Session<'a, P> {
         line.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
         Ok(())
+    }
+
+    /// Fails a step that cannot open its branches: none of them is there yet.
+    fn refuse_to_open(&mut self, id: LineId, place: usize, failure: Failure) {
+        self.lines.get_mut(id).mark_started(place);
+        self.fail(id, place, failure, Told::default());
     }
 
     /// Names the blob of frozen items, a new one for each opening.
@@ -362,12 +377,19 @@ enum Earlier {
 
 /// Refuses items of which two have one key, before anything is opened.
 fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
-    let mut keys = std::collections::HashSet::with_capacity(items.len());
-    for item in &items {
-        if !keys.insert(item.key.as_str()) {
-            let text = format!("two items have the key `{}`; each branch needs its own", item.key);
-            return Err(Failure::new(FailureKind::Error, vec![text]));
+    // There may be a million: their places in order take less memory than a table of their keys.
+    let mut order: Vec<u32> = (0..items.len()).filter_map(|place| u32::try_from(place).ok()).collect();
+    if order.len() < items.len() {
+        let text = format!("there are {} items, {} can be kept", items.len(), u32::MAX);
+        return Err(Failure::new(FailureKind::Limit, vec![text]));
+    }
+    let key = |place: &u32| items[*place as usize].key.as_str();
+    order.sort_unstable_by(|one, other| key(one).cmp(key(other)));
+    match order.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
+        None => Ok(items),
+        Some(pair) => {
+            let text = format!("two items have the key `{}`; each branch needs its own", key(&pair[0]));
+            Err(Failure::new(FailureKind::Error, vec![text]))
         }
     }
-    Ok(items)
 }

@@ -143,21 +143,20 @@ pub(super) async fn done_before(
     (step, iteration): (&StepId, &[u32]),
     newest: u64,
 ) -> Result<Option<(Record, Option<Pack>)>, RunError> {
-    for record in store.history(&header.run, &header.branch, newest).await? {
+    let is_it = |record: &Record| {
         let found = record.header();
-        let is_it = found.step.as_ref() == Some(step)
+        found.step.as_ref() == Some(step)
             && found.at.iteration == iteration
-            && matches!(found.phase, Phase::Completed(_));
-        if is_it {
-            let accepted = accepted_on(store, header).await?.remove(&found.seq);
-            let pack = accepted.or_else(|| found.evidence.clone());
-            return match store.load(&header.run, &header.branch, found.seq).await {
-                Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
-                record => Ok(Some((record?, pack))),
-            };
-        }
+            && matches!(found.phase, Phase::Completed(_))
+    };
+    let found = store.find_back(&header.run, &header.branch, newest, &is_it).await?;
+    let Some(found) = found.as_ref().map(Record::header) else { return Ok(None) };
+    let accepted = accepted_on(store, header).await?.remove(&found.seq);
+    let pack = accepted.or_else(|| found.evidence.clone());
+    match store.load(&header.run, &header.branch, found.seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+        record => Ok(Some((record?, pack))),
     }
-    Ok(None)
 }
 
 /// Says whether two packs expect the same of the same things, of one machine where they are of any.
@@ -275,8 +274,7 @@ pub(super) async fn back_to(
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
-    let history = store.history(run, branch, header.seq).await?;
-    let starts = |record: &&Record| {
+    let starts = |record: &Record| {
         record.header().seq <= made.seq
             && record.header().started.iter().any(|start| {
                 start.step == target.step
@@ -287,7 +285,8 @@ pub(super) async fn back_to(
         at: made.reference().to_string(),
         why: format!("step `{}` must run again, and {why}", target.step),
     };
-    let start = history.iter().find(starts).ok_or_else(|| gone("where it was started is not recorded"))?;
+    let start = store.find_back(run, branch, header.seq, &starts).await?;
+    let start = start.ok_or_else(|| gone("where it was started is not recorded"))?;
     let record = match load_with_state(engine, run, branch, start.header().seq).await {
         Err(RunError::NoState { .. }) => {
             return Err(gone("the state that it was given is not kept any more"));

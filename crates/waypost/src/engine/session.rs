@@ -4,7 +4,7 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -76,6 +76,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) kept: Vec<oneshot::Sender<()>>,
     pub(super) consumed: Vec<String>,
     pub(super) adopt: Option<Definition>,
+    /// Names of the branches that the run has or is going to have, where its store keeps only so many; once asked for.
+    pub(super) branches: Option<HashSet<BranchPath>>,
     /// A step has begun to wait for something that may be there already.
     pub(super) asks_anew: bool,
     /// What steps read as their configuration.
@@ -160,6 +162,7 @@ impl<'a, P: Program> Session<'a, P> {
             kept: Vec::new(),
             consumed: Vec::new(),
             adopt: None,
+            branches: None,
             asks_anew: false,
             config: Arc::default(),
             site: Arc::default(),

@@ -8,7 +8,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{Definition, FrontierEntry, Header, Pack, Phase, Position, Record, RunStatus, Status};
 use crate::shape::{Shape, Step};
-use crate::store::{Damage, Head, Page, RunEntry, Scan, Store, StoreError, StoreExt};
+use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
 /// The label of records with which evidence was accepted.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
@@ -47,14 +47,18 @@ impl Snapshot {
         Self::of_heads(store, entry, super::branches::live(heads)?).await
     }
 
-    /// Reads the main branch only.
+    /// Reads the main branch only: what it costs does not grow with the other branches.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
-        let mut heads = store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads;
-        heads.retain(|head| head.record.header().branch.is_main());
+        // The heads of a branch that has ended are not there: looking for one reads the ends of all branches.
+        let heads = match has_ended(store, run).await? {
+            true => Vec::new(),
+            false => store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads,
+        };
+        let heads = heads.into_iter().filter(|head| head.record.header().branch.is_main()).collect();
         Self::of_heads(store, entry, heads).await
     }
 
@@ -146,6 +150,14 @@ impl Snapshot {
     pub fn status(&self) -> RunStatus {
         self.entry.summary.status
     }
+}
+
+/// Says whether the newest record of the main branch is sound and its last, with nothing damaged or missing after it.
+async fn has_ended(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
+    let (branch, order) = (Some(BranchPath::main()), ScanOrder::NewestFirst);
+    let found = store.scan(&Scan { branch, order, limit: 1, ..Scan::of(run) }).await?;
+    let is_last = |record: &Record| record.header().end.is_some();
+    Ok(found.damaged.is_empty() && found.records.first().is_some_and(is_last))
 }
 
 /// Reads the position of a sound record.

@@ -293,15 +293,16 @@ impl<P: Program> Scout<'_, P> {
             let newest = store.newest(run, branch).await?;
             let Some(ahead) = position_of(&newest)?.ahead else { continue };
             let made = store.load(run, branch, *seq).await?;
-            let history = store.history(run, branch, newest.header().seq).await?;
             let again = |record: &Record| {
                 let header = record.header();
-                header.seq > ahead.since
-                    && header.step.as_ref() == Some(step)
+                header.step.as_ref() == Some(step)
                     && header.at.iteration == made.header().at.iteration
                     && matches!(header.phase, crate::record::Phase::Completed(_))
             };
-            if history.iter().any(again) {
+            // No further back than to where it went back.
+            let wanted = |record: &Record| record.header().seq <= ahead.since || again(record);
+            let found = store.find_back(run, branch, newest.header().seq, &wanted).await?;
+            if found.is_some_and(|record| record.header().seq > ahead.since) {
                 self.stays.insert(branch.clone());
                 self.joins.remove(branch);
                 gave_up = true;

@@ -29,7 +29,8 @@ use super::read::{End, RunReader};
 use super::replay::NewestFirst;
 use super::signals;
 
-/// Most branches of a run: every one of them keeps at least two files, and a folder of more serves nobody.
+/// Most branches of a run beside the main one: each keeps a file or two, and a folder of more serves nobody. The engine
+/// asks for it before it opens any.
 pub(super) const BRANCHES_MAX: usize = 10_000;
 /// How many commits of an `async` run are synced at once: a power cut loses no more than these.
 const UNSYNCED_MAX: usize = 16;
@@ -155,9 +156,10 @@ impl Writer {
         }
         let consumed = signals::known(self.disk.as_ref(), &self.paths, &batch.consumed)?;
         let branches = self.tails.len() + opened.len();
-        if branches > BRANCHES_MAX && !opened.is_empty() {
+        let children = branches.saturating_sub(1);
+        if children > BRANCHES_MAX && !opened.is_empty() {
             return Err(StoreError::Invalid(format!(
-                "run {} would have {branches} branches, a file store keeps {BRANCHES_MAX}: use a store named `sqlite:PATH` for it",
+                "run {} would have {children} branches beside the main one, a file store keeps {BRANCHES_MAX}: use a store named `sqlite:PATH` for it",
                 self.run
             )));
         }

@@ -8,8 +8,26 @@ use crate::shape::ShapeError;
 
 /// The error of a step: any error, and whether another try could mend it.
 ///
-/// Every error type becomes one with `?`, and is tried again as far as the step's [`Retry`](crate::Retry) goes.
-/// [`StepError::fatal`] makes one that no try can mend. As it takes in any error, it is none itself.
+/// Every type that implements [`Error`] becomes one with `?`, and is tried again as far as the step's
+/// [`Retry`](crate::Retry) goes. As it takes in any error, it is none itself.
+///
+/// Boxed errors, those of error-reporting crates and plain text do not implement [`Error`]: they become one by
+/// `.map_err(StepError::retryable)?`, or by [`StepError::fatal`] where no try can mend them.
+///
+/// ```
+/// use waypost::StepError;
+///
+/// fn fetch() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
+///     Ok("7".parse()?)
+/// }
+///
+/// # fn step() -> Result<u32, StepError> {
+/// let found = fetch().map_err(StepError::retryable)?;
+/// let known = "7".parse::<u32>()?;
+/// # Ok(found + known)
+/// # }
+/// # assert_eq!(step().unwrap(), 14);
+/// ```
 pub struct StepError {
     source: Box<dyn Error + Send + Sync>,
     fatal: bool,

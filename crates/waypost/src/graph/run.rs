@@ -283,7 +283,8 @@ impl<'a, S: State> Run<'a, S> {
         self
     }
 
-    /// Keeps the states of the newest `checkpoints` only, at least two; of older ones what happened stays.
+    /// Keeps the states of the newest `checkpoints` only; of older ones what happened stays. With less than two the run is
+    /// refused before it is made: one is kept in case that the newest is damaged.
     pub fn retention(mut self, checkpoints: u32) -> Self {
         self.session.retention = Some(checkpoints);
         self

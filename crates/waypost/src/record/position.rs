@@ -40,6 +40,9 @@ pub struct Position {
     /// later one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
+    /// On the main branch: the highest epoch that it ever gave, however far it went back since. The next one is higher.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub epoch_max: u32,
     /// What may be used again once the steps that run again give what they gave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,

@@ -44,7 +44,7 @@ pub struct RunRecord {
     /// How soon an acknowledged checkpoint is on disk.
     #[serde(default)]
     pub durability: Durability,
-    /// Checkpoints kept with their states; none keeps all.
+    /// Checkpoints kept with their states, at least [`RETENTION_MIN`]; none keeps all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<u32>,
     /// The checkpoint of another run that this one was forked from.
@@ -58,6 +58,9 @@ pub struct RunRecord {
     /// When it was made, for people.
     pub created_at: Timestamp,
 }
+
+/// Fewest checkpoints that keep their states: the newest, and one to fall back to.
+pub const RETENTION_MIN: u32 = 2;
 
 /// What a run does: its own copy of the workflow, and what each step of it means.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -153,6 +153,10 @@ impl Writing {
                 let pending = self.pending.take().expect("a batch was just sent");
                 self.tip = *pending.tip;
                 self.batches += 1;
+                if self.tip.ended {
+                    // What stands behind it, as a kernel lock, is given back with it: others may take the run up.
+                    self.lease = Lease::new(self.lease.run().clone(), self.lease.token(), None);
+                }
                 Ok(())
             }
             Err(error) => {

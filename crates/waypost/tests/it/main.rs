@@ -28,6 +28,7 @@ mod interval;
 mod keeping;
 mod lock;
 mod lost;
+mod many_items;
 mod newer;
 mod other_graph;
 mod pages;

@@ -16,7 +16,7 @@ struct Fetch {
     body: String,
 }
 
-/// Any error becomes a `StepError` with `?`, and may be tried again. `fatal` says that this makes no sense.
+/// An error becomes a `StepError` with `?`, and may be tried again. `fatal` says that this makes no sense.
 async fn fetch(mut state: Fetch, context: Context) -> Result<Fetch, StepError> {
     if state.url.is_empty() {
         return Err(StepError::fatal("there is no url"));
@@ -32,6 +32,30 @@ fn fetch_graph() -> Graph<Fetch> {
         .timeout(Duration::from_secs(30))
         .build()
         .unwrap()
+}
+
+/// What many programs have: one boxed error for everything.
+fn look_up(url: &str) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    if url.is_empty() { Err("there is no url".into()) } else { Ok(format!("what {url} says")) }
+}
+
+async fn look(mut state: Fetch, _: Context) -> Result<Fetch, StepError> {
+    state.body = look_up(&state.url).map_err(StepError::retryable)?;
+    Ok(state)
+}
+
+// The page said that any error becomes a `StepError` with `?`. What boxed errors and text lack for that is
+// `std::error::Error`, which no conversion of ours can ask for and do without at once. So the page says how, and this
+// compiles what it shows.
+#[tokio::test]
+async fn a_boxed_error_becomes_one_of_a_step() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let graph = Graph::<Fetch>::builder("look").step("look", look).build().unwrap();
+
+    let failed = engine.run(&graph, "r", Fetch::default()).await.unwrap();
+
+    let (_, failure) = failed.failed.unwrap();
+    assert_eq!((failure.kind, failure.error), (FailureKind::Error, vec!["there is no url".to_owned()]));
 }
 
 /// A server that is busy twice.
