@@ -39,7 +39,7 @@ fn sum_up(worked: &Arc<AtomicU64>) -> Graph<Range> {
 }
 
 fn file_engine(dir: &tempfile::TempDir) -> Engine {
-    Engine::new(Arc::new(FileStore::open(&dir.path().join("store")).unwrap()))
+    Engine::new(Arc::new(FileStore::open(dir.path().join("store")).unwrap()))
 }
 
 // What happened: a fan-out that a file store cannot keep failed when thousands of its items had been worked on, and could
@@ -227,7 +227,7 @@ async fn a_retention_that_no_store_would_keep_to_is_refused() {
 async fn a_run_that_a_recorder_finished_is_free_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let stores: [Arc<dyn Store>; 2] =
-        [Arc::new(MemoryStore::new()), Arc::new(FileStore::open(&dir.path().join("store")).unwrap())];
+        [Arc::new(MemoryStore::new()), Arc::new(FileStore::open(dir.path().join("store")).unwrap())];
     for store in stores {
         let run = RunId::new("r").unwrap();
         let record = recorder::run_record(run.clone(), "notes");
@@ -248,7 +248,7 @@ async fn a_run_that_a_recorder_finished_is_free_at_once() {
 async fn stores_say_alike_that_there_is_no_such_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let stores: [Arc<dyn Store>; 2] =
-        [Arc::new(MemoryStore::new()), Arc::new(FileStore::open(&dir.path().join("store")).unwrap())];
+        [Arc::new(MemoryStore::new()), Arc::new(FileStore::open(dir.path().join("store")).unwrap())];
     for store in stores {
         let engine = Engine::new(store);
         engine.run(&count_to(3), "r", 0).await.unwrap();
