@@ -411,10 +411,10 @@ impl<S: State> Builder<S> {
             }
         }
         for step in &self.steps {
-            if let Some(Fan::Fork { after, starts }) = &step.fan {
-                if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
-                    return unknown(told_fork(after.as_str()), missing);
-                }
+            if let Some(Fan::Fork { after, starts }) = &step.fan
+                && let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id))
+            {
+                return unknown(told_fork(after.as_str()), missing);
             }
         }
         Ok(())
