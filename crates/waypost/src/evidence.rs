@@ -112,6 +112,21 @@ pub enum Cost {
     Waiting,
 }
 
+/// Returns the names of the files that subjects lead to, where those are not the subjects themselves
+/// ([`Claim::file`]); in their order. What is not found out before `deadline` has none.
+pub(crate) async fn other_names(
+    subjects: Vec<String>,
+    site: &Site,
+    deadline: tokio::time::Instant,
+) -> Vec<Option<String>> {
+    let (site, count) = (site.clone(), subjects.len());
+    let look = move || subjects.iter().map(|subject| beneath::other_name(&site, subject)).collect();
+    match tokio::time::timeout_at(deadline, tokio::task::spawn_blocking(look)).await {
+        Ok(Ok(names)) => names,
+        Ok(Err(_)) | Err(_) => vec![None; count],
+    }
+}
+
 /// Where claims are checked, and what was recorded there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {

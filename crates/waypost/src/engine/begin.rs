@@ -230,6 +230,17 @@ struct Begin {
     reopens: bool,
 }
 
+/// Refuses a state of a newer version of the program, whatever else that has changed.
+fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError> {
+    let supported = program.schema(0);
+    match record.header().body.as_ref().map_or(0, |body| body.schema) {
+        found if found > supported => {
+            Err(RunError::Version { at: record.header().reference().to_string(), found, supported })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
 async fn find_begin<P: Program>(
     engine: &Engine,
@@ -239,6 +250,7 @@ async fn find_begin<P: Program>(
     options: &mut ResumeOptions<P::State>,
     is_again: bool,
 ) -> Result<Option<Begin>, RunError> {
+    refuse_newer(program, &base.record)?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
     if options.adopt.is_none() {
@@ -348,7 +360,8 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still, token }
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.

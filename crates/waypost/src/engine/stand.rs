@@ -50,6 +50,8 @@ pub(super) struct Asked {
     pub(super) still: bool,
     /// Of the lease under which all of it happens.
     pub(super) token: u64,
+    /// A person says that steps run again that must not be repeated blindly.
+    pub(super) retries: bool,
 }
 
 /// Finds out where a resume begins.
@@ -78,6 +80,9 @@ pub(super) async fn stand<P: Program>(
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
+        }
+        if asked.retries && shape.is_routed() {
+            judged.release();
         }
         if asked.by_hand || !judged.questions.is_empty() || !shape.is_routed() {
             judged.ask();

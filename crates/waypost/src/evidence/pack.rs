@@ -152,6 +152,7 @@ impl Claim {
             pinned: false,
             live: false,
             host: None,
+            file: None,
             verdict: Verdict::Skipped,
             found: Value::Null,
             error: None,

@@ -53,6 +53,14 @@ pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result
 }
 
 /// The name of the file that is not sound, why, and the text of the other.
+/// Refuses a run that a newer program made or has taken up.
+///
+/// # Errors
+/// [`StoreError::Version`].
+pub(super) fn refuse_newer(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<(), StoreError> {
+    flawed(disk, run, paths).map(drop)
+}
+
 type Flawed = (&'static str, Flaw, Vec<u8>);
 
 /// Returns the one of the two files that is not sound.

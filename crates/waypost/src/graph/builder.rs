@@ -411,9 +411,8 @@ impl<S: State> Builder<S> {
             }
         }
         for step in &self.steps {
-            if let Some(Fan::Fork { after, starts }) = &step.fan
-                && let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id))
-            {
+            let Some(Fan::Fork { after, starts }) = &step.fan else { continue };
+            if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
                 return unknown(told_fork(after.as_str()), missing);
             }
         }

@@ -151,6 +151,7 @@ fn evidence_is_counted() {
         pinned: false,
         live: false,
         host: None,
+        file: None,
         verdict,
         found: Value::Null,
         error: None,

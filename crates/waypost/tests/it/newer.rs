@@ -14,7 +14,7 @@ fn store(disk: &SimDisk) -> FileStore {
 }
 
 /// Makes of a file one of the next format, as sound as it was.
-fn make_newer(text: &mut Vec<u8>) {
+fn make_newer(text: &mut [u8]) {
     const MEMBER: &[u8] = b"\"format\":1";
     let at = text.windows(MEMBER.len()).position(|window| window == MEMBER).unwrap();
     text[at + MEMBER.len() - 1] = b'2';
@@ -37,7 +37,8 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
         writer.release(lease, None).await.unwrap();
         writer.close().await.unwrap();
         let path = PathBuf::from("store/runs/r").join(name);
-        disk.spoil(&path, make_newer).unwrap();
+        disk.settle();
+        disk.spoil(&path, |text| make_newer(text)).unwrap();
         let files = disk.files();
 
         let store = store(&disk);

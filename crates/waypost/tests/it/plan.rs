@@ -159,6 +159,7 @@ fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Ver
             pinned: words.contains(&"pinned"),
             live: words.contains(&"live"),
             host: None,
+            file: None,
             verdict: verdict(words[3]),
             found: Value::Null,
             error: None,

@@ -144,6 +144,7 @@ fn evidence_is_a_table() {
         pinned: false,
         live: false,
         host: None,
+        file: None,
         verdict,
         found: json!("abd"),
         error: error.map(str::to_owned),
