@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
 use waypost::plan::{Cause, Decision, Plan, Verdicts, plan};
-use waypost::record::{Definition, Phase, Position, Record, RunRecord};
+use waypost::record::{Definition, End, Phase, Position, Record, RunRecord};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -161,30 +161,34 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
 pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) -> Result<Chosen, Error> {
     let frozen = snapshot.entry.record.record();
     let own = own_copy(store, frozen, &snapshot.definition)?;
-    // What has ended needs no definition any more.
-    if choice.keep {
+    let ended = snapshot.ended.as_ref().filter(|_| !choice.restart).map(Record::header);
+    // What was cancelled is not gone on with, by whatever definition.
+    if choice.keep || ended.is_some_and(|header| header.end == Some(End::Cancelled)) {
         return Ok(own);
-    }
-    if snapshot.ended.is_some() && !choice.restart {
-        let unread = choice.with.as_ref().map(|file| {
-            format!(
-                "{} is not looked at, because the run has ended; `--restart` starts over with it.",
-                shown(file)
-            )
-        });
-        return Ok(Chosen { notes: unread.into_iter().collect(), ..own });
     }
     let recorded = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
     let file = match (&choice.with, recorded) {
         (Some(file), _) => file.clone(),
         (None, Some(file)) if file.exists() => file,
+        (None, Some(_)) if ended.is_some() => return Ok(own),
         (None, Some(file)) => {
             let note = format!("{} is not there; going on with the run's own copy of it.", shown(&file));
             return Ok(own.with_note(note));
         }
         (None, None) => return Ok(own),
     };
-    let changed = Workflow::read(&near_here(&file))?;
+    let changed = match Workflow::read(&near_here(&file)) {
+        Ok(changed) => changed,
+        // Whoever did not ask for it has what was wished: the run is completed.
+        Err(_) if ended.is_some() && choice.with.is_none() => {
+            let file = shown(&file);
+            let note = format!(
+                "{file} changed since, and is no workflow any more: `waypost check {file}` says why."
+            );
+            return Ok(own.with_note(note));
+        }
+        Err(error) => return Err(error.into()),
+    };
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
@@ -210,6 +214,18 @@ fn compare(
     }
     let differs = if choice.with.is_some() { "differs" } else { "changed" };
     let (file, diff) = (shown(file), diff.join("\n"));
+    let is_over = snapshot.ended.is_some() && !choice.restart;
+    if is_over && (diff.is_empty() || !touches_finished && choice.with.is_none()) {
+        let note = if diff.is_empty() {
+            format!("{file} {differs}, but not in what any step does.")
+        } else {
+            format!(
+                "{file} {differs}, but not in what is finished, and the run has ended:\n{diff}\n`waypost resume {run} \
+                 --with {file}` goes on with that."
+            )
+        };
+        return Ok(own.with_note(note));
+    }
     let note = if diff.is_empty() {
         format!("{file} {differs}, but not in what any step does; going on with it.")
     } else if touches_finished && choice.restart {
@@ -251,6 +267,7 @@ fn line(change: &Change) -> String {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
         ChangeKind::Altered => format!("  ~ step {} does something else{finished}", change.step),
+        ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
         ChangeKind::Reordered(before) => {
             format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)
         }

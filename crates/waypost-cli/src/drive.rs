@@ -150,7 +150,8 @@ impl<'a> Session<'a> {
     fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
         let why = match outcome.status {
             RunStatus::CompletedWithFailures => "it is completed, with tolerated failures",
-            _ => "it is completed",
+            RunStatus::Completed => "it is completed",
+            _ => "the step of --until is done, and all that it needs",
         };
         if self.context.output.json {
             let run = Some((told.run.as_str(), outcome.status, outcome.at));
@@ -252,6 +253,7 @@ fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
     match outcome.status {
         RunStatus::Completed => Exit::Done,
         RunStatus::CompletedWithFailures => Exit::WithFailures,
+        _ if outcome.idle && told.until.is_some() => Exit::Done,
         RunStatus::Failed => match outcome.failed.as_ref().map(|(_, failure)| failure.kind) {
             Some(FailureKind::Evidence) => Exit::Evidence,
             _ => Exit::StepFailed,

@@ -10,7 +10,7 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
-use waypost_workflow::program::ProgramError;
+use waypost_workflow::program::{ProgramError, ScratchError};
 use waypost_workflow::supervisor::SupervisorError;
 
 use crate::exit::Exit;
@@ -351,10 +351,13 @@ impl Error {
                 }
                 (code, _, hint) => (code, Exit::CannotWrite, hint),
             },
-            Self::Run(RunError::Serialize { source: Flaw::Limit(_), .. }) => {
-                ("too_large", Exit::CannotWrite, None)
+            Self::Run(
+                RunError::Serialize { source: Flaw::Limit(_), .. }
+                | RunError::Record { source: Flaw::Limit(_), .. },
+            ) => ("too_large", Exit::CannotWrite, None),
+            Self::Run(RunError::Serialize { .. } | RunError::Record { .. }) => {
+                ("internal", Exit::Internal, None)
             }
-            Self::Run(RunError::Serialize { .. }) => ("internal", Exit::Internal, None),
             Self::Run(RunError::Deserialize { .. }) => {
                 ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
             }
@@ -400,6 +403,11 @@ impl Error {
                 Exit::StepFailed,
                 hint("no step was started; `waypost resume` goes on with the run"),
             ),
+            Self::Run(RunError::Begin(error)) if is_without_scratch(error) => (
+                "cannot_write",
+                Exit::CannotWrite,
+                hint("no step was started; `waypost resume` goes on with the run"),
+            ),
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
@@ -422,6 +430,11 @@ fn is_full(error: &(dyn StdError + 'static)) -> bool {
 fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
+}
+
+/// Says whether the disk did not take the folder for what steps hand over.
+fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
 }
 
 /// The store's part of the one `match`.

@@ -3,6 +3,7 @@
 //! This file decides the exit code, once. Options are in `cli`, errors in `error`, printing in `output`, one file for
 //! each command in `commands`.
 
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -28,6 +29,10 @@ mod surroundings;
 mod time;
 mod view;
 
+/// How many pairs of descriptors a runtime takes when it is made, at most: a poll and a copy of it, what wakes it, a pair for
+/// signals with a copy (tokio 1.54), and as many more for what another version may need.
+const RUNTIME_PAIRS: usize = 6;
+
 /// Makes a write beyond the size that files may have here (`ulimit -f`) an error, which is told, and not a signal, which
 /// ends the program without a word. Steps are not touched: the supervisor gives them every signal as it comes.
 fn hear_of_limits() {
@@ -36,6 +41,14 @@ fn hear_of_limits() {
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
+}
+
+/// Makes sure that there are descriptors for a runtime: it panics where it finds none for its signals.
+fn room_for_runtime() -> std::io::Result<()> {
+    let pairs: Vec<_> =
+        std::iter::repeat_with(UnixStream::pair).take(RUNTIME_PAIRS).collect::<std::io::Result<_>>()?;
+    drop(pairs);
+    Ok(())
 }
 
 fn main() -> ExitCode {
@@ -49,7 +62,8 @@ fn main() -> ExitCode {
     }
     hear_of_limits();
     let context = Context::new(&cli);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        room_for_runtime().and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
     let result = runtime
         .map_err(Error::Runtime)
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));

@@ -78,6 +78,12 @@ impl Fault {
         let message = error.to_string();
         let code = match error {
             rusqlite::Error::SqliteFailure(failure, _) => failure.extended_code,
+            // What we ask for is what we made: names that are not there were changed on the disk.
+            rusqlite::Error::SqlInputError { error, msg, .. }
+                if error.extended_code & 0xff == ffi::SQLITE_ERROR =>
+            {
+                return Self::corrupt(format!("its tables are not as they were made: {msg}"));
+            }
             rusqlite::Error::SqlInputError { error, .. } => error.extended_code,
             // A column of another type or length than was written: SQLite does not check what it reads, we do.
             rusqlite::Error::FromSqlConversionFailure(..)
@@ -119,6 +125,17 @@ impl Fault {
         matches!(self.primary(), ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB)
     }
 
+    /// Says whether a row is in the way that nothing else knows of, or one is missing that another needs.
+    fn is_contradiction(&self) -> bool {
+        matches!(
+            self.code,
+            ffi::SQLITE_CONSTRAINT_UNIQUE
+                | ffi::SQLITE_CONSTRAINT_PRIMARYKEY
+                | ffi::SQLITE_CONSTRAINT_ROWID
+                | ffi::SQLITE_CONSTRAINT_FOREIGNKEY
+        )
+    }
+
     /// Says whether the file is not a database at all.
     pub(crate) fn is_not_a_database(&self) -> bool {
         self.primary() == ffi::SQLITE_NOTADB
@@ -153,7 +170,7 @@ impl Fault {
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
             // All that is written was compared with what is there before: a table has lost rows that another still knows.
-            ffi::SQLITE_CONSTRAINT => {
+            ffi::SQLITE_CONSTRAINT if self.is_contradiction() => {
                 let fault = Self {
                     message: format!("its tables contradict each other: {}", self.message),
                     ..self.clone()

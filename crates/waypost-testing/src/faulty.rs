@@ -32,6 +32,8 @@ pub enum Fault {
     Refuse,
     /// It is done, but the answer is lost.
     LoseAnswer,
+    /// It is lost on its way: nothing is done, and nobody is told so.
+    Lose,
 }
 
 /// A call on its way to the store.
@@ -182,8 +184,10 @@ impl FaultyStore {
             Some(Planned::Fault(Fault::Refuse)) => {
                 Err(StoreError::Full { place: "the test".to_owned(), source: io::Error::other("planned") })
             }
-            Some(Planned::Fault(Fault::LoseAnswer)) => {
-                made.await?;
+            Some(Planned::Fault(fault @ (Fault::LoseAnswer | Fault::Lose))) => {
+                if fault == Fault::LoseAnswer {
+                    made.await?;
+                }
                 Err(StoreError::Unknown { store: "the test".to_owned(), source: "planned".into() })
             }
         }

@@ -9,8 +9,8 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, FrontierEntry, Position};
-use crate::shape::{Shape, Unfinished};
+use crate::record::{Definition, FrontierEntry, Position, StepPrint};
+use crate::shape::{END, Shape, Unfinished};
 
 /// How one step differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,13 @@ pub enum ChangeKind {
     Removed,
     /// It does something else.
     Altered,
+    /// It leads elsewhere: to other steps, or to the end. It may do something else too, which is not told apart.
+    Rerouted {
+        /// Where it led, sorted.
+        before: Vec<StepId>,
+        /// Where it leads now, sorted.
+        now: Vec<StepId>,
+    },
     /// It is as it was, but now comes after this step, which is not finished.
     Reordered(StepId),
 }
@@ -43,9 +50,28 @@ impl fmt::Display for Change {
             ChangeKind::Added => write!(f, "step `{step}` is new"),
             ChangeKind::Removed => write!(f, "step `{step}` is gone"),
             ChangeKind::Altered => write!(f, "step `{step}` does something else"),
+            ChangeKind::Rerouted { before, now } => {
+                write!(f, "step `{step}` now leads to {}, and led to {}", told(now), told(before))
+            }
             ChangeKind::Reordered(before) => write!(f, "step `{step}` now comes after `{before}`"),
         }
     }
+}
+
+/// Names where a step leads. One without a choice leads to the end of its branch.
+fn told(targets: &[StepId]) -> String {
+    if targets.is_empty() {
+        return format!("`{END}`");
+    }
+    targets.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(" or ")
+}
+
+/// Says whether a definition is that of a graph: the same steps with the same meaning, in whatever order.
+pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
+    definition.steps.len() == shape.steps().len()
+        && definition.steps.iter().all(|print| {
+            shape.step(print.id.as_str()).is_some_and(|step| step.fingerprint == print.fingerprint)
+        })
 }
 
 /// Compares the definition of a run with another graph.
@@ -54,8 +80,7 @@ impl fmt::Display for Change {
 pub fn changes(before: &Shape, position: &Position, definition: &Definition, after: &Shape) -> Vec<Change> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
-    let old: HashMap<&StepId, Digest> =
-        definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
+    let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
     for step in after.steps() {
         match old.get(&step.id) {
@@ -64,9 +89,12 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
                 kind: ChangeKind::Added,
                 touches_finished: false,
             }),
-            Some(print) if *print != step.fingerprint => {
+            Some(print) if print.fingerprint != step.fingerprint => {
+                let (before, now) = (print.leads_to.clone(), step.leads_to());
+                let kind =
+                    if before == now { ChangeKind::Altered } else { ChangeKind::Rerouted { before, now } };
                 let touches_finished = finished(&step.id);
-                changes.push(Change { step: step.id.clone(), kind: ChangeKind::Altered, touches_finished });
+                changes.push(Change { step: step.id.clone(), kind, touches_finished });
             }
             Some(_) => {}
         }

@@ -31,6 +31,7 @@ mod commit;
 mod doubt;
 mod fall;
 mod fan;
+mod fit;
 mod line;
 mod lines;
 mod open;
@@ -49,11 +50,11 @@ mod stand;
 mod stop;
 mod travel;
 
-pub use attempt::{Attempt, Ended, MEMO_BYTES_MAX, MEMOS_MAX, MemoError};
+pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
-    Adoption, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, ResumeFrom,
-    ResumeOptions, SessionOptions, SettleAsDone, SettleAsDoneFn, Then, Validate, ValidateFn,
+    Adoption, Doubtful, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown,
+    ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs, Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{
@@ -108,13 +109,16 @@ pub struct Engine {
     verifier: Arc<Verifier>,
     base: Option<PathBuf>,
     allowed: Vec<PathBuf>,
+    host: Option<String>,
+    is_base_shared: bool,
 }
 
 impl Engine {
     /// Makes an engine over a store, with the system's clock, no observer, and the probes of this crate.
     pub fn new(store: Arc<dyn Store>) -> Self {
         let (clock, observer, verifier) = (Arc::new(SystemClock), Arc::new(Silent), Arc::default());
-        Self { store, clock, observer, verifier, base: None, allowed: Vec::new() }
+        let (base, allowed, host) = (None, Vec::new(), None);
+        Self { store, clock, observer, verifier, base, allowed, host, is_base_shared: false }
     }
 
     /// Looks for the files of evidence beneath `folder`, and not in the run's own base folder, which is the one that
@@ -122,6 +126,20 @@ impl Engine {
     #[must_use]
     pub fn with_base(self, folder: impl Into<PathBuf>) -> Self {
         Self { base: Some(folder.into()), ..self }
+    }
+
+    /// Says that every machine that works on runs of this store sees the same files as evidence. If it is not said, a claim
+    /// about a file that was made on another machine is `unknown`: what is found here is no word about what is there.
+    #[must_use]
+    pub fn with_shared_base(self) -> Self {
+        Self { is_base_shared: true, ..self }
+    }
+
+    /// Gives this machine a name for evidence in place of its host name: for containers, which are called otherwise each
+    /// time that they start and have the same files all the same.
+    #[must_use]
+    pub fn on_host(self, host: impl Into<String>) -> Self {
+        Self { host: Some(host.into()), ..self }
     }
 
     /// Allows evidence to name absolute paths beneath `folder`.
@@ -143,6 +161,8 @@ impl Engine {
         let own = Path::new(run.base.as_deref().unwrap_or("."));
         let own = self.store.home().filter(|_| own.is_relative()).map(|home| home.join(own));
         let site = self.base.clone().or(own).map_or_else(Site::nowhere, Site::beneath);
+        let site = if self.is_base_shared { site.shared() } else { site };
+        let site = self.host.iter().fold(site, Site::on_host);
         self.allowed.iter().fold(site, Site::allowing)
     }
 

@@ -44,6 +44,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use serde_json::Value;
 
+use crate::lock::host_name;
 use crate::record::{Claim, Verdict};
 
 mod beneath;
@@ -85,6 +86,10 @@ pub trait Probe: Debug + Send + Sync {
     /// Says whether what it checks dies with the machine: a process, a port, a container.
     fn is_live(&self) -> bool;
 
+    /// Says whether what it checks is of one machine, as files and processes are: of a claim made on another one nothing
+    /// can be said.
+    fn is_local(&self) -> bool;
+
     /// Checks a claim against the world as it is now.
     async fn check(&self, claim: &Claim, site: &Site) -> Finding;
 
@@ -107,12 +112,36 @@ pub enum Cost {
     Waiting,
 }
 
+/// Returns the names of the files that subjects lead to, where those are not the subjects themselves
+/// ([`Claim::file`]); in their order. What is not found out before `deadline` has none.
+pub(crate) async fn other_names(
+    subjects: Vec<String>,
+    site: &Site,
+    deadline: tokio::time::Instant,
+) -> Vec<Option<String>> {
+    let (site, count) = (site.clone(), subjects.len());
+    let look = move || subjects.iter().map(|subject| beneath::other_name(&site, subject)).collect();
+    match tokio::time::timeout_at(deadline, tokio::task::spawn_blocking(look)).await {
+        Ok(Ok(names)) => names,
+        Ok(Err(_)) | Err(_) => vec![None; count],
+    }
+}
+
 /// Where claims are checked, and what was recorded there.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     base: Option<PathBuf>,
     allowed: Vec<PathBuf>,
     exit_code: Option<i32>,
+    host: String,
+    is_shared: bool,
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        let host = host_name();
+        Self { base: None, allowed: Vec::new(), exit_code: None, host, is_shared: false }
+    }
 }
 
 impl Site {
@@ -133,6 +162,18 @@ impl Site {
         self
     }
 
+    /// Goes by another name than that of this machine.
+    #[must_use]
+    pub fn on_host(self, host: impl Into<String>) -> Self {
+        Self { host: host.into(), ..self }
+    }
+
+    /// Says that all machines see the same files there: claims about them can be checked wherever they were made.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self { is_shared: true, ..self }
+    }
+
     /// Sets the exit code that the step recorded.
     #[must_use]
     pub fn with_exit_code(self, exit_code: Option<i32>) -> Self {
@@ -147,6 +188,16 @@ impl Site {
     /// Returns the folders beneath which absolute paths are allowed.
     pub fn allowed(&self) -> &[PathBuf] {
         &self.allowed
+    }
+
+    /// Returns the name of the machine.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Returns the machine that a claim was made on, if only that one could check it.
+    pub(crate) fn is_foreign_to<'a>(&self, claim: &'a Claim) -> Option<&'a str> {
+        claim.host.as_deref().filter(|host| !self.is_shared && *host != self.host)
     }
 
     /// Returns the exit code that the step recorded.

@@ -25,7 +25,6 @@
 //!
 //! All disk calls go through [`Disk`], but for the kernel's locks. Calls block the thread for a few syncs at most.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,8 +60,9 @@ mod witness;
 mod write;
 
 use lease::{Locking, Seats, locked};
+use near::{IndexSource, Remembered};
 use paths::RunPaths;
-use read::{IndexSource, RunReader};
+use read::RunReader;
 
 /// How many step boundaries keep their states where neither run nor store says otherwise: enough to go back a little,
 /// few enough that a person finds the newest at a glance.
@@ -78,7 +78,7 @@ pub struct FileStore {
     read_only: bool,
     closed: AtomicBool,
     seats: Seats,
-    journals: Mutex<BTreeMap<RunId, Arc<journal::Index>>>,
+    remembered: Remembered,
     store_lock: Mutex<()>,
 }
 
@@ -130,7 +130,7 @@ impl FileStore {
             read_only: false,
             closed: AtomicBool::new(false),
             seats: Mutex::default(),
-            journals: Mutex::default(),
+            remembered: Remembered::default(),
             store_lock: Mutex::default(),
         }
     }
@@ -176,7 +176,7 @@ impl FileStore {
     }
 
     fn index(&self) -> IndexSource<'_> {
-        IndexSource(&self.journals)
+        IndexSource(&self.remembered)
     }
 
     fn reader<'a>(&'a self, run: &'a RunId) -> RunReader<'a> {

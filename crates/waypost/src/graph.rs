@@ -39,12 +39,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
+use serde_json::Map;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
-    Spot, StateError,
+    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
+    Settlement, Spot, StateError,
 };
-use crate::record::{Failure, FailureKind, Flaw};
+use crate::record::{Failure, FailureKind, Flaw, RunRecord};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -60,9 +61,11 @@ mod join;
 mod level;
 mod origin;
 mod run;
+mod trial;
+mod way;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
-pub use context::{Context, SLEEP_IN_MEMORY_MAX};
+pub use context::{Context, SAID_BYTES_MAX, SLEEP_IN_MEMORY_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use history::HistoryEntry;
@@ -71,10 +74,10 @@ pub use level::State;
 pub use origin::{Forked, Inspected};
 pub use run::{Resume, Run, RunStream, Update};
 
-use level::{Held, Level};
+pub use crate::shape::END;
 
-/// The name of the end, for edges and routes.
-pub const END: &str = "end";
+use level::{Held, Level};
+use trial::Trials;
 
 /// How long a step that heeds [`Context::cancelled`] may take to end by itself, before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -116,6 +119,16 @@ impl<S: State> Graph<S> {
         &self.shape
     }
 
+    /// Makes sure that a run that nobody named but by its id is one of this graph.
+    fn check_name(&self, other: &RunRecord) -> Result<(), RunError> {
+        if other.workflow == self.name {
+            return Ok(());
+        }
+        let why =
+            format!("it is a run of graph `{}`, and this one is called `{}`", other.workflow, self.name);
+        Err(RunError::Changed { run: other.run.clone(), why })
+    }
+
     /// Draws it as a Mermaid flowchart.
     pub fn mermaid(&self) -> String {
         draw::mermaid(&self.shape)
@@ -127,15 +140,18 @@ impl<S: State> Graph<S> {
     }
 }
 
-/// A graph whose type of state is forgotten, as the engine runs it.
+/// A graph whose type of state is forgotten, as the engine runs it in one session.
 pub(crate) struct Erased {
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
+    trials: Trials,
 }
 
 impl<S> Graph<S> {
     pub(crate) fn erased(&self) -> Erased {
-        Erased { shape: Arc::clone(&self.shape), levels: Arc::clone(&self.levels) }
+        let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
+        let trials = Trials::of(levels.len());
+        Erased { shape, levels, trials }
     }
 }
 
@@ -162,7 +178,12 @@ impl Program for Erased {
     }
 
     fn encode(&self, level: usize, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
-        self.levels[level].encode(state, bytes)
+        let begin = bytes.len();
+        self.levels[level].encode(state, bytes)?;
+        if self.trials.is_due(level, bytes.len() - begin) {
+            self.levels[level].check(&bytes[begin..]).inspect_err(|_| bytes.truncate(begin))?;
+        }
+        Ok(())
     }
 
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Held, StateError> {
@@ -197,6 +218,7 @@ impl Program for Erased {
             biased;
             end = &mut work => Ok(end),
             ended = attempt.stopped() => Err(ended),
+            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         let ended = match ended {
             Err(Ended::Stop(_)) if context.heeds_stop() => tokio::select! {
@@ -208,6 +230,10 @@ impl Program for Erased {
             Err(Ended::Timeout(limit)) => Err(Some(limit)),
             Err(Ended::Stop(_)) => Err(None),
             Ok(end) => Ok(end),
+        };
+        let ended = match (ended, context.refused()) {
+            (Ok(Ok(Ok(_))), Some(why)) => Ok(Ok(Err(StepError::fatal(why)))),
+            (ended, _) => ended,
         };
         let failed = |failure| Performed::Failed { failure, told: context.take_told() };
         match ended {

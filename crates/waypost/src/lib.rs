@@ -108,7 +108,10 @@ pub mod store;
 
 pub use clock::{Clock, SystemClock};
 pub use diff::diff;
-pub use engine::{Engine, OnChange, OnDamage, OnDoubt, OnUnknown, Outcome, RunError, StopHandle, StopLevel};
+pub use engine::{
+    Doubtful, Engine, OnChange, OnDamage, OnDoubt, OnUnknown, Outcome, RunError, StopHandle, StopLevel,
+    TreatAs,
+};
 pub use evidence::{Probe, Verifier};
 pub use file::FileStore;
 pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError};

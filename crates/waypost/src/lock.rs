@@ -62,10 +62,9 @@ impl Holder {
     /// What `/proc` said when it could not be read.
     pub fn here(since: jiff::Timestamp) -> io::Result<Self> {
         let pid = std::process::id();
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Ok(Self {
             pid,
-            host,
+            host: host_name(),
             boot_id: boot_id()?,
             started: process_started(pid)?,
             since,
@@ -420,6 +419,11 @@ fn boot_id() -> io::Result<String> {
 #[cfg(not(target_os = "linux"))]
 fn boot_id() -> io::Result<String> {
     Ok(String::new())
+}
+
+/// Returns the name of this machine.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Returns when a process began, in clock ticks after boot; fails if there is no such process, or only its zombie.

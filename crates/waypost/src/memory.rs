@@ -1,5 +1,5 @@
 //! The store in memory: the reference that the others are compared with, small enough to read at once: this file is
-//! the store, `memory/run.rs` what it keeps of one run.
+//! the store, `memory/run.rs` what it keeps of one run, `memory/rows.rs` of one branch.
 //!
 //! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
 //! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. The holder of a lease is
@@ -24,6 +24,7 @@ use crate::store::{
 };
 
 mod hooks;
+mod rows;
 mod run;
 
 #[doc(hidden)]
@@ -254,7 +255,7 @@ impl Store for MemoryStore {
         self.with(run, |kept| {
             let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
             let missing = || StoreError::no_record(run, branch, seq);
-            let stored = found.records.get(&seq).ok_or_else(missing)?;
+            let stored = found.records.get(seq).ok_or_else(missing)?;
             stored.open().map_err(|flaw| {
                 StoreError::of_damage(found.damage(run, seq, flaw), found.newest_sound_below(seq))
             })
@@ -323,11 +324,11 @@ impl Store for MemoryStore {
         self.held(lease, |run| {
             let branch = run.branch_mut(&damage.branch);
             let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
-            match branch.records.get(&damage.seq).map(Stored::open) {
+            match branch.records.get(damage.seq).map(Stored::open) {
                 Some(Err(_)) => {}
                 _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
             }
-            let removed = branch.records.remove(&damage.seq);
+            let removed = branch.records.remove(damage.seq);
             run.quarantine.extend(removed);
             Ok(())
         })
@@ -342,7 +343,8 @@ impl Store for MemoryStore {
             for branch in &mut run.branches {
                 // Damaged ones are neither counted nor touched: quarantine is for them.
                 let sound = |stored: &&mut Stored| stored.body.is_some() && stored.open().is_ok();
-                let bodies = branch.records.values_mut().rev().filter(sound).map(|stored| &mut stored.body);
+                let stored = branch.records.iter_mut().rev().map(|(_, stored)| stored);
+                let bodies = stored.filter(sound).map(|stored| &mut stored.body);
                 for body in bodies.skip(keep.max(KEEP_MIN) as usize) {
                     trimmed.checkpoints += 1;
                     trimmed.bytes += body.as_ref().map_or(0, |body| body.len()) as u64;

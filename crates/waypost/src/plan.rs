@@ -169,7 +169,8 @@ type Rank<'a> = (Vec<u64>, &'a BranchPath);
 
 /// Lists the claims that must be checked before the finished steps are trusted.
 ///
-/// A claim binds by subject to the newest effective step that makes one about it: what a later step legitimately
+/// A claim binds by subject, or by the file that this is another name of ([`Claim::file`]), to the newest effective step
+/// that makes one about it: what a later step legitimately
 /// rewrote does not count against the older. A subject that a step under way is about to rewrite, since it was started
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
 /// became of a cut step.
@@ -187,7 +188,7 @@ pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
             let Some(seq) = seq else { continue };
             for claim in &pack.claims {
                 let rank = (rank(branch, seq), &branch.branch);
-                let bound = newest.entry((&claim.kind, resolved(&claim.subject))).or_insert(rank.clone());
+                let bound = newest.entry((&claim.kind, bound_as(claim))).or_insert(rank.clone());
                 *bound = rank.max(std::mem::replace(bound, (Vec::new(), &branch.branch)));
             }
         }
@@ -201,9 +202,10 @@ pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     for branch in effective {
         for Made { step, seq, pack, first } in branch.made() {
             for (index, claim) in pack.claims.iter().enumerate() {
-                let subject = resolved(&claim.subject);
+                let subject = bound_as(claim);
+                let is_in_flux = in_flux.contains(&subject) || in_flux.contains(&resolved(&claim.subject));
                 let wanted = match seq {
-                    Some(_) if in_flux.contains(&subject) => false,
+                    Some(_) if is_in_flux => false,
                     Some(seq) => {
                         let newest = newest.get(&(claim.kind.as_str(), subject));
                         newest == Some(&(rank(branch, seq), &branch.branch))
@@ -241,6 +243,11 @@ fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
         origins.insert(branch.branch.clone(), walk);
     }
     origins
+}
+
+/// Returns by which name a claim is bound: that of the file that it was about, whatever its subject calls it.
+pub(crate) fn bound_as(claim: &Claim) -> String {
+    claim.file.clone().unwrap_or_else(|| resolved(&claim.subject))
 }
 
 /// Returns one spelling for all of a path: `./a//b` is `a/b`.

@@ -28,12 +28,13 @@ mod strict;
 
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
-    BodyRef, End, Ending, FailedStep, Failure, FailureKind, Header, Note, Phase, Printed, Reason, SkipCause,
-    Start, Try, Usage, Wait, WaitKind,
+    BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
+    Header, Note, Phase, Printed, Reason, SkipCause, Start, Try, Usage, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
+pub(crate) use strict::{check_written, to_value};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;
@@ -199,8 +200,13 @@ impl Record {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
         }
+        // A store may keep them as they are, and many of them.
+        bytes.shrink_to_fit();
         let digest = Digest::of(&bytes);
-        let body = body.map(|body| Arc::new(body.bytes));
+        let body = body.map(|mut body| {
+            body.bytes.shrink_to_fit();
+            Arc::new(body.bytes)
+        });
         Ok(Self { header: Arc::new(header), digest, header_bytes: Arc::new(bytes), body })
     }
 

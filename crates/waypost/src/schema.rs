@@ -142,7 +142,7 @@ pub enum SchemaError {
         loss: Loss,
     },
     /// The state is of the current version, and is not what the program's type says.
-    #[error("the state cannot be read: {0}")]
+    #[error(transparent)]
     Deserialize(#[from] DecodeError),
     /// The state is in a codec of a foreign client.
     #[error("the state is in codec `{codec}`, which only the client that wrote it can read")]
@@ -177,13 +177,24 @@ impl fmt::Display for Loss {
 }
 
 /// Why JSON is not a value of some type.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {why}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeError {
     /// The field at fault, as near as can be told: inside `flatten` and untagged enums, what holds them.
     pub path: FieldPath,
     /// What is wrong with it.
     pub why: String,
+}
+
+impl std::error::Error for DecodeError {}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path.segments() {
+            // Whoever shows this says that it is about a state.
+            [] => f.write_str(&self.why),
+            _ => write!(f, "{}: {}", self.path, self.why),
+        }
+    }
 }
 
 impl MigrationsBuilder {

@@ -8,12 +8,16 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
 use crate::record::{Definition, Position, StepPrint};
 
 mod loops;
+mod names;
 
 use loops::Loops;
+
+/// The name of the end, among those that a step leads to.
+pub const END: &str = "end";
 
 /// Most steps of one graph: bounds what a mistaken generator can ask for; a fan-out has its own, larger limit.
 pub const STEPS_MAX: usize = 100_000;
@@ -61,6 +65,15 @@ impl Step {
             children: None,
             fingerprint,
         }
+    }
+
+    /// Returns where it leads by choice, sorted; the end has the name that no step has. None if it can only end.
+    pub fn leads_to(&self) -> Vec<StepId> {
+        let end = (self.may_end && !self.routes.is_empty())
+            .then(|| StepId::new(END).expect("the end is called as a step might be"));
+        let mut targets: Vec<StepId> = self.routes.iter().cloned().chain(end).collect();
+        targets.sort();
+        targets
     }
 
     /// Says whether it has evidence.
@@ -198,6 +211,17 @@ pub enum ShapeError {
     /// Too many steps.
     #[error("the graph has {0} steps, {STEPS_MAX} are allowed")]
     TooMany(usize),
+    /// Branches in branches, deeper than records can name them.
+    #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
+    TooDeep(StepId),
+    /// A branch that no record can name.
+    #[error("a branch of step `{step}` cannot be: {why}")]
+    BranchName {
+        /// The step that opens it.
+        step: StepId,
+        /// What is wrong with its key.
+        why: InvalidName,
+    },
     /// Two steps of one id.
     #[error("step `{0}` is there twice")]
     Twice(StepId),
@@ -231,6 +255,8 @@ pub struct Shape {
     start: Option<usize>,
     level: usize,
     parallel_max: usize,
+    /// How deep branches nest in it.
+    depth: usize,
 }
 
 impl Shape {
@@ -245,6 +271,7 @@ impl Shape {
         if steps.len() > STEPS_MAX {
             return Err(ShapeError::TooMany(steps.len()));
         }
+        steps.iter().try_for_each(names::check)?;
         let mut places = HashMap::with_capacity(steps.len());
         for (place, step) in steps.iter().enumerate() {
             if places.insert(step.id.clone(), place).is_some() {
@@ -267,7 +294,10 @@ impl Shape {
         }
         let loops = find_loops(&followers, &routes);
         let (start, level, parallel_max) = (None, 0, parallel_max.max(1));
-        let shape = Self { steps, places, needs, followers, routes, loops, start, level, parallel_max };
+        let below = |step: &Step| step.children.as_ref().map_or(0, |children| children.shape.depth + 1);
+        let depth = steps.iter().map(below).max().unwrap_or(0);
+        let shape =
+            Self { steps, places, needs, followers, routes, loops, start, level, parallel_max, depth };
         shape.refuse_cycles()?;
         Ok(shape)
     }
@@ -385,7 +415,11 @@ impl Shape {
 
     /// Returns what each step means, for the run record.
     pub fn definition(&self, text: Option<String>) -> Definition {
-        let print = |step: &Step| StepPrint { id: step.id.clone(), fingerprint: step.fingerprint };
+        let print = |step: &Step| StepPrint {
+            id: step.id.clone(),
+            fingerprint: step.fingerprint,
+            leads_to: step.leads_to(),
+        };
         Definition { text, steps: self.steps.iter().map(print).collect() }
     }
 

@@ -1,6 +1,6 @@
 //! `waypost list`: the runs of the store, newest first. Opens the newest record of each, and no other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use waypost::record::RunStatus;
 use waypost::store::{RunQuery, RunSummary, Store, UnreadableRun};
@@ -17,6 +17,7 @@ use crate::time;
 use crate::view::{DamagedRunView, ListView, RunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
+    refuse_two_values(&args)?;
     let store = match context.store(None, Access::Read) {
         Ok(store) => store,
         Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. })) => {
@@ -39,7 +40,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
     let damaged: Vec<DamagedRunView> = found.damaged.into_iter().map(unreadable).collect();
     for run in &damaged {
-        context.output.warn(&format!("run {} is damaged and cannot be listed: {}", run.run, run.error));
+        context.output.warn(&format!("run {} cannot be listed: {}", run.run, run.error));
     }
     if context.output.json {
         context.output.document(&ListView { v: VERSION, runs, damaged, next: found.next })?;
@@ -74,6 +75,20 @@ fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {
         context.output.note(&format!("Nothing to list, because {why}."));
     }
     Ok(Exit::Done)
+}
+
+/// Refuses to look for runs whose one label has two values: there is none.
+fn refuse_two_values(args: &ListArgs) -> Result<(), Error> {
+    let mut values = BTreeMap::new();
+    for (name, value) in &args.labels {
+        if values.insert(name, value).is_some_and(|before| before != value) {
+            return Err(Error::usage(
+                format!("a run has one value of label `{name}`, and two are asked for"),
+                "name each label once; runs must have all of them",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, SettleAsDone, Snapshot};
+use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, Settle, Snapshot, TreatAs as Treatment};
 use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
@@ -282,8 +282,8 @@ fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowS
         Some(TreatAs::Retry) => OnDoubt::Retry,
         Some(TreatAs::Done) => {
             let workflow = workflow.clone();
-            OnDoubt::Done(SettleAsDone(Box::new(move |state, step| {
-                WorkflowProgram::settle_as_done(&workflow, state, step)
+            OnDoubt::Settle(Settle(Box::new(move |state, doubtful| {
+                WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step).map(|()| Treatment::Done)
             })))
         }
     }

@@ -147,8 +147,12 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
     let mut checkpoints = Vec::new();
     for branch in order {
         let chain = branches.remove(&branch).expect("every branch of the order was just made");
-        let is_newest = is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?;
-        checkpoints.extend(chain.finish(is_newest));
+        let newest = chain.newest_without_state();
+        let is_newest = match newest {
+            Some(_) => is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?,
+            None => false,
+        };
+        checkpoints.extend(chain.finish(newest.filter(|_| is_newest)));
     }
     let sound = errors.is_empty() && checkpoints.iter().all(|checkpoint: &VerifiedView| checkpoint.sound);
     Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
@@ -282,11 +286,16 @@ impl Chain {
         }
     }
 
-    /// Retention drops old states and never the newest: the newest one missing was lost, if it still is the newest.
-    fn finish(mut self, is_newest: bool) -> Vec<VerifiedView> {
-        let newest = self.checkpoints.len().checked_sub(1).filter(|_| is_newest);
-        if let Some(newest) = newest.filter(|newest| self.without_state.contains(newest)) {
-            let checkpoint = &mut self.checkpoints[newest];
+    /// Returns the place of the newest checkpoint, if its state is not there.
+    fn newest_without_state(&self) -> Option<usize> {
+        self.checkpoints.len().checked_sub(1).filter(|newest| self.without_state.contains(newest))
+    }
+
+    /// Ends the walk. Retention drops old states and never the newest: what is `lost` is the place of one that is still
+    /// the newest, without its state.
+    fn finish(mut self, lost: Option<usize>) -> Vec<VerifiedView> {
+        if let Some(lost) = lost {
+            let checkpoint = &mut self.checkpoints[lost];
             checkpoint.sound = false;
             checkpoint.error = Some("its state is missing".to_owned());
         }

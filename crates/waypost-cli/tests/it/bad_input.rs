@@ -206,3 +206,21 @@ fn a_store_variable_that_is_empty_names_no_store() {
     assert!(rig.path(".waypost/waypost.db").exists());
     assert_eq!(rig.call(&["list", "--store", ""]).status.code(), Some(2));
 }
+
+#[test]
+fn too_few_descriptors_are_an_error_and_no_panic() {
+    // What happened: with 6 descriptors (`ulimit -n 6`) the command panicked. Why: its runtime does, where it finds none for
+    // its signals. What stops it now: it is made only if there are enough, and the lack of them is told.
+    let rig = Rig::with("steps:\n  - run: 'true'\n");
+    for limit in 4..=24 {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" list"), env!("CARGO_BIN_EXE_waypost")]);
+
+        let output = shell.current_dir(rig.path("")).output().unwrap();
+
+        let told = rig.told(&output);
+        assert_ne!(output.status.code(), Some(101), "{limit}: {told}");
+        assert!(output.status.code().is_some_and(|code| code != 127), "{limit}: {told}");
+        assert!(!told.contains("panicked"), "{limit}: {told}");
+    }
+}

@@ -88,7 +88,10 @@ fn checks_work_where_nothing_may_be_written() {
     let root = rustix::process::geteuid().is_root();
     stores(|rig| {
         let program = rig.path("program");
-        fs::copy(env!("CARGO_BIN_EXE_waypost"), &program).unwrap();
+        // By another process: what this one has open for writing, children of other tests have too until they are
+        // another program, and a file that somebody writes cannot be executed.
+        let mut copy = std::process::Command::new("cp");
+        assert!(copy.arg(env!("CARGO_BIN_EXE_waypost")).arg(&program).status().unwrap().success());
         let modes = [(0o755, rig.path("")), (0o755, program.clone())];
         modes.iter().for_each(|(mode, path)| set_mode(path, *mode));
         set_modes(&rig.path("kept"), 0o555, 0o444);

@@ -51,7 +51,7 @@ fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
     fs::remove_file(&newest).unwrap();
     fs::write(&newest, &sound[..sound.len() / 2]).unwrap();
 
-    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: ", "history/checkpoint_0000000004.json"]);
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: its file has digest"]);
     expect(&rig, &["show", "r-1"], 0, &["r-1  failed"]);
     expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
     expect(&rig, &["verify", "r-1"], 0, &[]);

@@ -7,6 +7,7 @@ mod displaced;
 mod examples;
 mod help;
 mod invariants;
+mod killed;
 mod looking;
 mod lost;
 mod pruning;

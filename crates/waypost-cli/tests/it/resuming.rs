@@ -377,3 +377,84 @@ fn a_variable_that_every_step_sets_itself_is_not_told() {
 
     assert!(told.contains("the environment differs from when the run was made: `B`\n"), "{told}");
 }
+
+// What happened: a file that had changed since its run was completed was passed over; `resume`, `plan` and `run --or-resume`
+// said that there was nothing to do.
+// Why: the file of a run that has ended was not looked at.
+// What stops it now: it is compared as that of any run; what touches a finished step needs a choice, the rest is told.
+#[test]
+fn a_change_after_the_end_is_told_and_what_is_finished_needs_a_choice() {
+    let one = "  - {id: a, run: echo a >> trace}\n  - {id: b, run: echo b >> trace}\n";
+    let flow = |steps: &str| format!("version: 1\nsteps:\n{steps}");
+    let rig = Rig::with(&flow(one));
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    let or_resume = ["run", "flow.yaml", "--id", "r", "--or-resume"];
+    let nothing = "Nothing to do for run r, because it is completed.\n";
+
+    rig.write("flow.yaml", &format!("# why\n{}", flow(one)));
+    for args in [&["resume", "r"][..], &or_resume] {
+        let told = rig.waypost(args);
+        let words = "flow.yaml changed, but not in what any step does.\n";
+        assert!(told.starts_with("exit 0") && told.contains(nothing) && told.contains(words), "{told}");
+    }
+
+    rig.write("flow.yaml", &flow(&(one.to_owned() + "  - {id: c, run: echo c >> trace}\n")));
+    for args in [&["resume", "r"][..], &or_resume, &["plan", "r"]] {
+        let told = rig.waypost(args);
+        assert!(told.starts_with("exit 0") && told.contains("  + step c is new\n"), "{told}");
+        assert_eq!(told.contains(nothing), args[0] != "plan", "{told}");
+    }
+    let before = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len();
+
+    rig.write("flow.yaml", &flow(&one.replace("echo b ", "echo bb ")));
+    for args in [&["resume", "r"][..], &or_resume] {
+        let told = rig.waypost(args);
+        let words = "  ~ step b does something else, which is finished\n";
+        assert!(told.starts_with("exit 9") && told.contains(words), "{told}");
+    }
+    let plan = rig.waypost(&["plan", "r"]);
+    assert!(plan.starts_with("exit 0") && plan.contains("so that a resume asks first"), "{plan}");
+    let kept = rig.waypost(&["resume", "r", "--keep-definition"]);
+    assert!(kept.starts_with("exit 0") && kept.contains(nothing), "{kept}");
+    assert_eq!(rig.read("trace"), "a\nb\n");
+    assert_eq!(rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len(), before);
+}
+
+#[test]
+fn a_completed_run_adopts_another_file_when_asked() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:\n  - {id: a, run: echo a >> trace}\n  - {id: b, run: echo b >> trace}\n  - {id: c, run: echo c >> trace}\n",
+        )
+        .at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+        rig.write("flow.yaml", &(rig.read("flow.yaml").replace("echo b ", "echo bb ")));
+
+        let adopted = rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
+        let again = rig.waypost(&["resume", "r"]);
+        rig.write("flow.yaml", &(rig.read("flow.yaml") + "  - {id: d, run: echo d >> trace}\n"));
+        let added = rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
+
+        assert!(adopted.starts_with("exit 0") && adopted.contains("Run r is completed"), "{adopted}");
+        assert!(again.contains("Nothing to do for run r, because it is completed.\n"), "{again}");
+        assert!(added.starts_with("exit 0") && added.contains("4 of 4 steps are done"), "{added}");
+        assert_eq!(rig.read("trace"), "a\nb\nc\nbb\nc\nd\n", "{store}");
+        let verified = rig.waypost(&["verify", "r"]);
+        assert!(verified.starts_with("exit 0"), "{verified}");
+    }
+}
+
+#[test]
+fn a_file_that_broke_after_the_end_is_told() {
+    let rig = Rig::with("steps:\n  - {id: a, run: 'true'}\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    rig.write("flow.yaml", "steps: [{ rum: x }]\n");
+
+    let told = rig.waypost(&["resume", "r"]);
+
+    assert!(told.starts_with("exit 0"), "{told}");
+    assert!(
+        told.contains("flow.yaml changed since, and is no workflow any more: `waypost check flow.yaml`"),
+        "{told}"
+    );
+}

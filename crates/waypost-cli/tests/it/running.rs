@@ -42,7 +42,8 @@ steps:
     run: echo never
   - id: again
     run: test -e tried || { touch tried; exit 75; }
-    retry: { max: 2, delay: 1ms, when: [exit 75] }
+    # Longer than a commit takes, so that the second start is not written with the end of the first.
+    retry: { max: 2, delay: 2s, when: [exit 75] }
   - id: weak
     run: exit 4
     continue_on_error: [4]

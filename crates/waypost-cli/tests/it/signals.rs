@@ -55,12 +55,13 @@ fn sighup_stops_and_checkpoints() {
 #[test]
 fn a_second_ctrl_c_kills_at_once() {
     let rig = Rig::with(STUBBORN);
-    let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+    let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     rig.wait_for("pids", |text| text.lines().count() == 1);
 
     running.signal(libc::SIGINT);
-    // The step ignores it: only the second signal can end the run before ten minutes are over.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // The step ignores it: only the second signal can end the run before ten minutes are over. Before the first was taken
+    // in, the two would be one.
+    running.wait_for_line("ending the steps under way");
     running.signal(libc::SIGINT);
     let output = running.end();
 
@@ -95,7 +96,8 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     wait_until("the lock to be let go", || {
         rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
     });
-    assert!(keepers.iter().all(|pid| !lives(&pid.to_string())), "nothing is left");
+    // The supervisor lets the lock go as the last thing that it does, but for ending.
+    wait_until("the keepers' end", || keepers.iter().all(|pid| !lives(&pid.to_string())));
 }
 
 /// Returns the supervisor of an engine, then its reapers.

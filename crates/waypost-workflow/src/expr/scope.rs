@@ -18,7 +18,7 @@ const LISTED_MAX: usize = 12;
 pub struct StepView {
     /// The step's status, one word: `completed`, `failed`, `skipped`, ...
     pub status: String,
-    /// The exit code of its last attempt, if it has one.
+    /// The exit code of its last attempt; expressions read null where it has none.
     pub exit_code: Option<i64>,
     /// Its standard output, if that was kept.
     pub stdout: Option<String>,
@@ -99,9 +99,6 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
         (_, [root, id]) if root == "steps" && part == "stdout" => {
             return (format!("the output of step `{id}` was not kept"), None);
         }
-        (_, [root, id]) if root == "steps" && part == "exit_code" => {
-            return (format!("step `{id}` has no exit code"), None);
-        }
         (_, [root]) if root == "steps" => format!("step `{part}` has not ended yet"),
         (0, _) => format!("`{parent_path}` has no `{part}`; it has no names at all"),
         (count, _) if count > LISTED_MAX => {
@@ -127,9 +124,8 @@ fn step_value(view: &StepView) -> Raw {
     };
     shelf.insert("outputs".to_owned(), outputs);
     let skipped = view.outputs.is_none();
-    if view.exit_code.is_some() || skipped {
-        shelf.insert("exit_code".to_owned(), Raw::from(view.exit_code));
-    }
+    // Null for one that timed out or was ended by a signal, as for one that was skipped: it can be asked for.
+    shelf.insert("exit_code".to_owned(), Raw::from(view.exit_code));
     if view.stdout.is_some() || skipped {
         shelf.insert("stdout".to_owned(), Raw::from(view.stdout.as_deref()));
     }

@@ -21,7 +21,9 @@ use crate::file::{OutputSource, Step, Tolerance};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
 use crate::output::Capture;
-use crate::supervisor::{Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError};
+use crate::supervisor::{
+    Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError, kill_leftovers,
+};
 
 use super::handover::{Handover, Taken, Wanted};
 use super::state::{StepOutput, json_bytes, largest};
@@ -173,9 +175,25 @@ impl WorkflowProgram {
         // Not held while the step runs: `end` shuts the supervisor down once nobody has it.
         drop(supervisor);
         match spawned {
-            Ok(child) => self.follow(child, job, &attempt, &scratch).await,
-            Err(error) => not_started(error, self.mask()),
+            Ok(child) => self.follow(child, job, &attempt, &scratch, &mark).await,
+            Err(error) => {
+                if let SpawnError::Supervisor(lost) = &error {
+                    self.end_leftovers(lost, &attempt, &mark);
+                }
+                not_started(error, self.mask())
+            }
         }
+    }
+
+    /// Ends what is left of a step when the supervisor is lost: its reaper has done so, unless that was killed too. Other
+    /// steps are left to theirs. Nobody else has the run before this try has been told as cut.
+    fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &str) {
+        if !matches!(lost, SupervisorError::Ended) || self.surroundings.store.home().is_none() {
+            return;
+        }
+        let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
+        // What does not die now, the next holder of the run meets again, before its first step.
+        let _ = kill_leftovers(&[(MARK, mark), ("WAYPOST_STEP", step), ("WAYPOST_BRANCH", branch)]);
     }
 
     fn environment(
@@ -205,6 +223,7 @@ impl WorkflowProgram {
         job: Job,
         attempt: &Attempt,
         scratch: &Scratch,
+        mark: &str,
     ) -> Performed<StepOutput> {
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
@@ -219,6 +238,9 @@ impl WorkflowProgram {
         let capture = job.captures().then_some(CAPTURE_BYTES_MAX);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        if let Life::Lost(lost) = &life {
+            self.end_leftovers(lost, attempt, mark);
+        }
         let (ending, told) = self.ending(&job, &life, log).await;
         if !is_done {
             clear(&mut child, attempt, job.grace).await;

@@ -34,6 +34,7 @@ mod state;
 use scratch::ScratchFolder;
 
 pub use attempt::{Job, LOSS};
+pub use scratch::ScratchError;
 pub use state::{StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].

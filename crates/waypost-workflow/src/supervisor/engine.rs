@@ -273,9 +273,12 @@ impl Shared {
         self.receive(reaper).await
     }
 
-    /// Waits until the supervisor has killed all that a lost reaper left; says what was lost.
+    /// Has a reaper that cannot be talked with killed, if it lives, and waits until all that it left is dead too; says
+    /// what was lost.
     async fn lost(&self, reaper: &Reaper) -> SupervisorError {
         let asked = async {
+            // A channel can fail between two processes that are well; nobody would end this one then.
+            self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await?;
             let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
             self.control.send(&Control::Await { id: reaper.id }.encode(), &[theirs.as_fd()]).await?;
             drop(theirs);
@@ -286,8 +289,19 @@ impl Shared {
         };
         match asked.await {
             Ok(()) if self.serves() => SupervisorError::ReaperKilled,
-            _ => SupervisorError::Ended,
+            Ok(()) => SupervisorError::Ended,
+            Err(_) => {
+                self.give_up().await;
+                SupervisorError::Ended
+            }
         }
+    }
+
+    /// Has a supervisor end that cannot be told anything else, with all that the run has started; returns when it has,
+    /// as far as that can be heard.
+    async fn give_up(&self) {
+        self.control.finish();
+        while self.control.receive().await.is_some() {}
     }
 
     /// Says whether the supervisor is there: it has said all it has to say, so only its end can be read.
@@ -297,14 +311,19 @@ impl Shared {
 
     pub(super) async fn send_cancel(&self, reaper: &Reaper, grace: Duration) {
         let grace_ms = grace.as_micros().div_ceil(1000).try_into().unwrap_or(u64::MAX);
-        // If the reaper is gone, receiving from it says so, and waits for what that means.
-        let _ = reaper.link.send(&Order::Cancel { grace_ms }.encode(), &[]).await;
+        // If the reaper is gone, receiving from it says so, and waits for what that means. One that lives and cannot be
+        // told is killed: its step would go on as if nobody wanted it to end.
+        if reaper.link.send(&Order::Cancel { grace_ms }.encode(), &[]).await.is_err() {
+            self.kill_reaper(reaper).await;
+        }
     }
 
     /// Has a reaper killed that does not answer, with everything below it.
     pub(super) async fn kill_reaper(&self, reaper: &Reaper) {
-        // If the supervisor is gone, receiving from the reaper says so.
-        let _ = self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await;
+        // If the supervisor is gone, receiving from the reaper says so. One that lives and cannot be told ends the run.
+        if self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await.is_err() {
+            self.control.finish();
+        }
     }
 
     /// Keeps a reaper whose step has ended and left nothing.

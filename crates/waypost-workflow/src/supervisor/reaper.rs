@@ -87,18 +87,20 @@ impl Reaper {
         loop {
             let [message, alive, child] = self.wait();
             // First: what the engine hears about a step is in the order in which it happened.
+            let mut is_heard = true;
             if child {
                 self.child_ends.clear();
-                self.reap();
+                is_heard = self.reap();
             }
             if alive {
                 return End::SupervisorGone;
             }
-            if message && !self.take_order() {
+            // An engine that did not hear of an end would wait for it for ever; it sees the end of the channel instead.
+            if !is_heard || message && !self.take_order() {
                 return End::EngineGone;
             }
-            if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                self.kill();
+            if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) && !self.kill() {
+                return End::EngineGone;
             }
         }
     }
@@ -177,8 +179,7 @@ impl Reaper {
             return true;
         }
         if grace.is_zero() {
-            self.kill();
-            return true;
+            return self.kill();
         }
         // A stopped process gets its TERM only when it goes on. Unreadable `/proc`: the deadline's KILL makes up.
         let _ = tree::signal_below(&HashSet::new(), Signal::TERM);
@@ -189,16 +190,16 @@ impl Reaper {
         true
     }
 
-    /// Kills the step's tree and tells the engine when it is dead.
-    fn kill(&mut self) {
+    /// Kills the step's tree and tells the engine when it is dead; `false` if that did not hear it.
+    fn kill(&mut self) -> bool {
         let mut status = None;
         let main = self.main;
         tree::kill_all(|pid, ended| status = if Some(pid) == main { Some(ended) } else { status });
-        self.report(status, true);
+        self.report(status, true)
     }
 
-    /// Reaps all that ended, and tells the engine what it wants to know of it.
-    fn reap(&mut self) {
+    /// Reaps all that ended, and tells the engine what it wants to know of it; `false` if that did not hear it.
+    fn reap(&mut self) -> bool {
         let mut status = None;
         loop {
             match tree::reap() {
@@ -210,17 +211,19 @@ impl Reaper {
         }
     }
 
-    fn report(&mut self, status: Option<WaitStatus>, empty: bool) {
-        if let Some(status) = status {
+    fn report(&mut self, status: Option<WaitStatus>, empty: bool) -> bool {
+        let event = match status {
+            Some(status) => Some(Event::Ended { status: status.as_raw(), empty }),
+            None => (empty && self.occupied).then_some(Event::Empty),
+        };
+        if status.is_some() {
             self.main = None;
-            self.tell(Event::Ended { status: status.as_raw(), empty });
-        } else if empty && self.occupied {
-            self.tell(Event::Empty);
         }
         if empty {
             self.occupied = false;
             self.deadline = None;
         }
+        event.is_none_or(|event| self.tell(event))
     }
 
     /// Tells the engine; `false` if it is gone. The socket holds far more than the few messages of a step.

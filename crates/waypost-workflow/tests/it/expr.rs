@@ -309,3 +309,19 @@ fn long_expressions_are_refused() {
 
     assert!(text_of(&text).starts_with("syntax: the expression has more than 1000 words and marks"));
 }
+
+// What happened: `steps.a.exit_code == null` failed the run where step `a` had timed out and that was tolerated.
+// Why: a step without an exit code did not have the name either.
+// What stops it now: every step that has ended has it, null where there is none.
+#[test]
+fn the_exit_code_of_a_step_that_has_none_is_null() {
+    let mut scope = Scope::new("run-7", &Map::new());
+    let timed_out =
+        StepView { status: "failed".into(), exit_code: None, stdout: None, outputs: Some(Map::new()) };
+    scope.insert_step("late", &timed_out);
+    let holds = |text: &str| Condition::parse(text).unwrap().holds(&scope).unwrap();
+
+    assert!(holds("steps.late.exit_code == null"));
+    assert!(holds("steps.late.exit_code != 0"));
+    assert!(!holds("steps.late.exit_code == 0"));
+}

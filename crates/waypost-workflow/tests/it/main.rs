@@ -10,6 +10,7 @@ mod program;
 mod random;
 mod rig;
 mod supervisor;
+mod supervisor_faults;
 mod supervisor_kills;
 
 /// Asserts that `text` is the snapshot `name`; what it was made from is in the text itself.

@@ -245,8 +245,10 @@ async fn a_command_is_looked_for_in_the_path_of_the_step() {
     let supervisor = rig::start(None).await;
     let folder = tempfile::tempdir().unwrap();
     let command = folder.path().join("only-here");
-    std::fs::write(&command, "#!/bin/sh\necho found\n").unwrap();
-    std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: what this one has open for writing, children of other tests have too until they are another
+    // program, and a file that somebody writes cannot be executed.
+    let make = r#"printf '#!/bin/sh\necho found\n' > "$0" && chmod 755 "$0""#;
+    assert!(std::process::Command::new("sh").args(["-c", make]).arg(&command).status().unwrap().success());
     let mut step = script("");
     step.argv = vec!["only-here".into()];
     step.env = vec![("PATH".into(), format!("/nowhere:{}", folder.path().display()).into())];

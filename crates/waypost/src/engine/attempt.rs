@@ -1,12 +1,14 @@
 //! One try of a step, as the step sees it: who it is, when it must end, what it kept before.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::clock::Clock;
 use crate::evidence::{Site, Verifier};
@@ -24,6 +26,12 @@ use super::stop::{Stop, StopHandle};
 pub const MEMOS_MAX: u32 = 1_000;
 /// Largest of them, as JSON: it stands in a header. What is larger belongs in the state, or in a file.
 pub const MEMO_BYTES_MAX: usize = 1 << 20;
+
+/// Shortest interval of checkpoints within a step: each is a commit like any other, and a disk does a few thousand of
+/// them in a second, for all steps of all runs.
+pub const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// The key of such checkpoints.
+pub const RUNNING_KEY: &str = "running";
 
 /// Why a result could not be kept or read.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +74,7 @@ pub struct Attempt {
     /// The lease under which it runs; blobs are written with it.
     pub lease: Lease,
     pub(super) timeout: Option<Duration>,
+    pub(super) interval: Option<Duration>,
     pub(super) stop: StopHandle,
     pub(super) cancel: StopHandle,
     pub(super) line: LineId,
@@ -135,6 +144,27 @@ impl Attempt {
         }
     }
 
+    /// Writes a checkpoint each time that the interval of the session has passed since this call, with what `said` gives:
+    /// how far the step is, and what it has told. Never returns; to be dropped when the step ends.
+    ///
+    /// It is `progress` under [`RUNNING_KEY`], with the time that has passed as `elapsed_ms` beside what `said` gives.
+    pub async fn told_meanwhile(&self, said: impl Fn() -> (Map<String, Value>, Told)) -> Infallible {
+        let Some(interval) = self.interval else { return pending().await };
+        let interval = interval.max(INTERVAL_MIN);
+        let begun = Instant::now();
+        let mut ticks = tokio::time::interval_at(begun + interval, interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let (mut value, told) = said();
+            let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            value.insert("elapsed_ms".to_owned(), elapsed_ms.into());
+            if self.ask(Asked::Tell { value: Value::Object(value), told }).await.is_err() {
+                return pending().await;
+            }
+        }
+    }
+
     /// Resolves when the step must end at once, without grace.
     pub async fn killed(&self) {
         tokio::select! {
@@ -200,7 +230,7 @@ impl Attempt {
 
     /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and
     /// [`answered`](Self::answered) has the answer under `key`.
-    pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> std::convert::Infallible {
+    pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
         let wait = Wait { id: self.wait_id(key), key: key.to_owned(), on, question };
         let _ = self.ask(Asked::Wait(wait)).await;
         pending().await
@@ -269,7 +299,9 @@ impl Memos {
             let page = self.store.scan(&scan).await?;
             for record in &page.records {
                 let header = record.header();
-                let ours = header.at.iteration == attempt.at.iteration && header.at.epoch == attempt.at.epoch;
+                let is_kept = !matches!(header.reason, Reason::Interval | Reason::Fork | Reason::Accept);
+                let pass = (&header.at.iteration, header.at.epoch);
+                let ours = is_kept && pass == (&attempt.at.iteration, attempt.at.epoch);
                 if let (true, Phase::Progress { key, value }) = (ours, &header.phase) {
                     found += 1;
                     let kind = if header.reason == Reason::Answer { Memo::Answered } else { Memo::Kept };

@@ -1,9 +1,9 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Header, Phase, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
 use crate::shape::Shape;
-use crate::store::{Scan, StoreExt as _};
+use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::chain::Draft;
@@ -11,33 +11,22 @@ use super::snapshot::position_of;
 use super::{Engine, ResumeFrom, RunError};
 
 /// Goes back to an older record of the main branch, or to its end; returns what is written about it.
+///
+/// Branches that were opened and not joined by then are opened anew: what they have done since is abandoned with all else.
+/// `goes_on`: those of a fan-out that is under way all the same, at the newest record as at that one, go on where they
+/// stand.
 pub(super) async fn go_back(
     engine: &Engine,
     shape: &Shape,
     base: &mut Base,
     from: &ResumeFrom,
+    goes_on: bool,
 ) -> Result<Draft, RunError> {
     let run = base.record.header().run.clone();
-    let (seq, step) = match from {
-        ResumeFrom::Checkpoint(seq) => (*seq, None),
-        ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
-            return Err(RunError::InvalidStep(step.clone()));
-        }
-        ResumeFrom::Step(step) => {
-            let newest = base.snapshot.newest().header().seq;
-            let stands = |record: &Record| stands_at(record.header(), step);
-            let found = engine.store.find_back(&run, &BranchPath::main(), newest, &stands).await?;
-            let why = || format!("step `{step}` has not been started in this run");
-            let at = || format!("run {run}");
-            let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
-            (found.header().seq, Some(step))
-        }
-        ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
-        ResumeFrom::End => {
-            base.position.frontier.clear();
-            base.position.ahead = None;
-            return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
-        }
+    let Some((seq, step)) = aim(engine, shape, base, from).await? else {
+        base.position.frontier.clear();
+        base.position.ahead = None;
+        return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
     let mut position = position_of(&record)?;
@@ -50,19 +39,25 @@ pub(super) async fn go_back(
     let epoch = epochs(engine, &run, &main).await? + 1;
     for entry in &mut position.frontier {
         entry.at.epoch = epoch;
-        entry.memos = 0;
-        entry.failures = 0;
+        (entry.memos, entry.failures, entry.passed) = (0, 0, false);
         let is_named = step == Some(&entry.step);
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let since = entry.fan.as_ref().map(|fan| fan.since);
-        let is_left = match since {
-            Some(since) => fanned_out_since(engine, (&run, &main), &entry.step, since).await?,
+        let is_left = match &entry.fan {
+            Some(_) if is_named && opens_its_own(shape, &entry.step) => true,
+            // Beside the step that is named, or the one that joins them.
+            Some(fan)
+                if step.is_some() || joins(entry) || (goes_on && is_under_way(&base.position, entry)) =>
+            {
+                fanned_out_since(engine, (&run, &main), &entry.step, fan.since).await?
+            }
+            Some(_) => true,
             None => false,
         };
-        if is_left {
-            entry.fan = None;
+        if let Some(fan) = entry.fan.take_if(|_| is_left) {
+            // How they ended is not counted twice.
+            position.dead = position.dead.min(dead_at(engine, &run, fan.since).await?.unwrap_or(u64::MAX));
         }
         if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
             entry.status = Status::Ready;
@@ -82,10 +77,68 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Says whether a record starts a step, or holds it in doubt right before it would have been started.
-fn stands_at(header: &Header, step: &StepId) -> bool {
+/// Finds the record that is gone back to, and the step that is named; none where that is the end.
+async fn aim<'a>(
+    engine: &Engine,
+    shape: &Shape,
+    base: &Base,
+    from: &'a ResumeFrom,
+) -> Result<Option<(u64, Option<&'a StepId>)>, RunError> {
+    let step = match from {
+        ResumeFrom::Checkpoint(seq) => return Ok(Some((*seq, None))),
+        ResumeFrom::End => return Ok(None),
+        ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
+        ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
+            return Err(RunError::InvalidStep(step.clone()));
+        }
+        ResumeFrom::Step(step) => step,
+    };
+    let run = &base.record.header().run;
+    let newest = base.snapshot.newest().header().seq;
+    let opens = opens_its_own(shape, step);
+    let stands = |record: &Record| stands_at(record.header(), step, opens);
+    let found = engine.store.find_back(run, &BranchPath::main(), newest, &stands).await?;
+    let why = || format!("step `{step}` has not been started in this run");
+    let at = || format!("run {run}");
+    let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
+    Ok(Some((found.header().seq, Some(step))))
+}
+
+/// Says whether a record starts a step, or holds it in doubt right before it would have been started, or, of one that
+/// begins by that, opens its branches.
+fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
     let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
-    header.started.iter().any(|start| start.step == *step) || (in_doubt && header.step.as_ref() == Some(step))
+    let is_opening = opens && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
+    header.started.iter().any(|start| start.step == *step)
+        || ((in_doubt || is_opening) && header.step.as_ref() == Some(step))
+}
+
+/// Says whether branches are the work of a step itself, as of one over items: done again, it opens them again. A join of
+/// branches that come after another step is done again by itself.
+fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
+    let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
+    children.is_some_and(|children| children.name == *step)
+}
+
+/// Returns how many branches had failed by a record of the main branch, if its position is still kept.
+async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
+    match engine.store.load(run, &BranchPath::main(), seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+        record => Ok(record?.position().ok().map(|position| position.dead)),
+    }
+}
+
+/// Says whether all branches of a fan-out have ended: the step that joins them is the next.
+fn joins(entry: &FrontierEntry) -> bool {
+    let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
+    !is_waiting && entry.fan.as_ref().is_some_and(|fan| fan.opened == fan.total)
+}
+
+/// Says whether a position waits for the very branches that an entry of another one waits for.
+fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
+    let since = |entry: &FrontierEntry| entry.fan.as_ref().map(|fan| fan.since);
+    let same = |found: &FrontierEntry| found.step == entry.step && since(found) == since(entry);
+    newest.frontier.iter().any(|found| same(found) && !joins(found))
 }
 
 /// Returns the highest epoch that was ever on a branch, so that one more is new: what is done again has keys and

@@ -4,21 +4,22 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::change::{self, Change};
+use crate::change;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
-    Damage, Head, Lease, Page, Progress, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
+    Damage, Head, Lease, Page, Progress, RunSummary, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
 };
 
 use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
+use super::fit::{adopt_change, check_fit, definition_of_restart};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -27,7 +28,7 @@ use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
 use super::{
-    Adoption, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
 };
 
@@ -132,15 +133,20 @@ async fn prepare_resume<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
+        let told = (options.adopt.as_ref(), options.on_change);
+        let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
         let mut session = restarted(engine, program, lease, state, options.session).await?;
-        session.adopt = options.adopt.map(|adoption| adoption.definition);
+        session.adopt = adopt;
         return Ok(Prepared::Session(Box::new(session)));
     }
     let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
     let snapshot = match Snapshot::main(engine.store.as_ref(), lease.run()).await {
         Err(error @ StoreError::Damaged { older: None, .. }) => {
             let OnDamage::Restart(state) = options.on_damage else { return Err(error.into()) };
-            let session = restarted(engine, program, lease, state, options.session).await?;
+            let told = (options.adopt.as_ref(), options.on_change);
+            let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
+            let mut session = restarted(engine, program, lease, state, options.session).await?;
+            session.adopt = adopt;
             return Ok(Prepared::Session(Box::new(session)));
         }
         snapshot => snapshot?,
@@ -172,7 +178,9 @@ async fn go_on<'a, P: Program>(
     let newest_seq = base.record.header().seq;
     let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
     let Some(mut begin) = found else {
-        return idle(&base.snapshot, program).map(|outcome| Prepared::Idle(Box::new(outcome)));
+        let outcome = idle(&base.snapshot, program)?;
+        validated(&base, &outcome.state, &mut options)?;
+        return Ok(Prepared::Idle(Box::new(outcome)));
     };
     let chain = chain_behind(&base, lease, newest_seq);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
@@ -190,14 +198,15 @@ async fn go_on<'a, P: Program>(
         session.main_mut().chain.resumed = false;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
-    let is_adopted = options.on_change == OnChange::Adopt && is_changed(&base.snapshot, program.shape());
+    session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
+    let is_own = change::is_of(&base.snapshot.definition, program.shape());
+    let is_adopted = options.on_change == OnChange::Adopt && !is_own;
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    let questions = branches::take_up(&mut session, lease, begin.stand, retries).await?;
+    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
@@ -221,6 +230,17 @@ struct Begin {
     reopens: bool,
 }
 
+/// Refuses a state of a newer version of the program, whatever else that has changed.
+fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError> {
+    let supported = program.schema(0);
+    match record.header().body.as_ref().map_or(0, |body| body.schema) {
+        found if found > supported => {
+            Err(RunError::Version { at: record.header().reference().to_string(), found, supported })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
 async fn find_begin<P: Program>(
     engine: &Engine,
@@ -230,9 +250,17 @@ async fn find_begin<P: Program>(
     options: &mut ResumeOptions<P::State>,
     is_again: bool,
 ) -> Result<Option<Begin>, RunError> {
+    refuse_newer(program, &base.record)?;
+    let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
+    // Before anything is asked about the run, whose answers would be about steps that it does not have.
+    if options.adopt.is_none() {
+        let definition = &base.snapshot.definition;
+        check_fit(program.shape(), &base.position, definition, options.on_change).map_err(misfit)?;
+    }
+    options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let asked = asked(options, is_again);
+    let asked = asked(options, is_again, lease.token());
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -245,7 +273,9 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none();
+    let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
+    let is_done =
+        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
     if is_done && stand.is_unmoved() {
         return Ok(None);
     }
@@ -253,14 +283,14 @@ async fn find_begin<P: Program>(
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    let known = adopt_change(base, program.shape(), options.adopt.as_ref(), options.on_change)
-        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
-    if let Some(known) = known {
-        base.position = known;
+    if let Some(adoption) = &options.adopt {
+        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
     }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
-        drafts.push(go_back(engine, program.shape(), base, from).await?);
+        // Branches that are under way have a state of their own: one that is changed above them, they do not see.
+        let goes_on = options.edit.is_none() && options.then == Then::GoOn;
+        drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }
@@ -294,10 +324,7 @@ async fn main_line<'a, P: Program>(
         (edit.0)(&mut state);
         first_or_by_hand(drafts);
     }
-    if let Some(validate) = options.validate.take() {
-        let at = base.record.header().reference().to_string();
-        (validate.0)(&state).map_err(|why| RunError::Rejected { at, why })?;
-    }
+    validated(base, &state, options)?;
     let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_repeated = chain.basis.is_some();
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
@@ -324,11 +351,19 @@ async fn main_line<'a, P: Program>(
     Ok((main, config))
 }
 
+/// Asks the caller's own check, if there is one, about the state that is gone on with.
+fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Result<(), RunError> {
+    let Some(validate) = options.validate.take() else { return Ok(()) };
+    let at = base.record.header().reference().to_string();
+    (validate.0)(state).map_err(|why| RunError::Rejected { at, why })
+}
+
 /// Says what is asked about a run before it is gone on with.
-fn asked<S>(options: &ResumeOptions<S>, again: bool) -> Asked {
+fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    Asked { trust, again, by_hand: options.edit.is_some(), still }
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    Asked { trust, again, by_hand: options.edit.is_some(), still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.
@@ -373,55 +408,6 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     Ok(Base { snapshot, record: newest, position, next, damaged })
 }
 
-/// Says whether the run was made with other steps, or steps that do something else.
-fn is_changed(snapshot: &Snapshot, shape: &Shape) -> bool {
-    shape.definition(None).steps != snapshot.definition.steps
-}
-
-/// Carries the position over to the shape in hand, where that is not the one of the run.
-fn adopt_change(
-    base: &Base,
-    shape: &Shape,
-    adoption: Option<&Adoption>,
-    on_change: OnChange,
-) -> Result<Option<Position>, String> {
-    if let Some(adoption) = adoption {
-        let definition = &base.snapshot.definition;
-        let changes = change::changes(&adoption.before, &base.position, definition, shape);
-        let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
-        let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
-        if !steps.is_empty() {
-            return Err(format!("it touches finished steps: {}", steps.join(", ")));
-        }
-        let carried = change::carry_over(&adoption.before, &base.position, definition, shape);
-        return Ok(Some(carried.position));
-    }
-    check_fit(shape, &base.position, &base.snapshot.definition, on_change).map(|()| None)
-}
-
-/// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and
-/// the shape has the steps that the position stands at.
-pub(super) fn check_fit(
-    shape: &Shape,
-    position: &Position,
-    definition: &Definition,
-    on_change: OnChange,
-) -> Result<(), String> {
-    if shape.definition(None).steps == definition.steps {
-        return Ok(());
-    }
-    if on_change == OnChange::Adopt {
-        let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
-        return match gone {
-            None => Ok(()),
-            Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
-        };
-    }
-    let changes = change::changes(shape, position, definition, shape);
-    let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
-    Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
-}
-
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.
 fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
@@ -458,7 +444,6 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
 /// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
-    let shape = line.shape;
     for entry in &mut line.position.frontier {
         match entry.status {
             Status::Started => {
@@ -473,9 +458,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
                 // A hold after the step before does not let it pass a hold before itself.
-                if entry.waits.iter().any(|wait| wait.key == BEFORE) {
-                    line.passed.extend(shape.place(entry.step.as_str()));
-                }
+                entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
                 entry.waits.clear();
             }
             Status::Ready | Status::Waiting => {}

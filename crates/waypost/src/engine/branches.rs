@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::id::BranchPath;
-use crate::plan::{Action, Cause, Decision};
+use crate::plan::Decision;
 use crate::record::{FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError};
 
 use super::begin::{decode_state, reopen};
 use super::chain::{Chain, Draft};
-use super::doubt::questions_of_lost;
+use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -18,21 +18,24 @@ use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
-use super::{Program, RunError};
+use super::{OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
 /// alone; one that has not begun is only noted; the others go on.
 ///
-/// Returns what a person must decide: steps that were cut and must not be repeated blindly; none where `retries` says that
-/// they run again.
+/// Returns what a person must decide: steps that were cut and must not be repeated blindly, as far as `on_doubt` does not
+/// say what becomes of them.
+///
+/// # Errors
+/// [`RunError::NotSettled`]: `on_doubt` refuses one.
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     stand: Stand,
-    retries: bool,
+    on_doubt: &OnDoubt<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
-    let mut found = Found { stand, retries, ..Found::default() };
-    found.lines.insert(BranchPath::main(), MAIN);
+    let lines = HashMap::from([(BranchPath::main(), MAIN)]);
+    let mut found = Found { lines, indexes: HashMap::new(), questions: Vec::new(), on_doubt, stand };
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
         return Ok(found.questions);
@@ -78,14 +81,13 @@ pub(super) async fn take_up<P: Program>(
 }
 
 /// What was found so far.
-#[derive(Default)]
-struct Found {
+struct Found<'a, S> {
     lines: HashMap<BranchPath, LineId>,
     /// Of a fan-out, by the line and the place of its step: the index of each key.
     indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
-    /// A person says that what is in doubt runs again.
-    retries: bool,
+    /// What a person says about steps in doubt.
+    on_doubt: &'a OnDoubt<S>,
     /// Where branches are gone on with that are not where they stand.
     stand: Stand,
 }
@@ -93,7 +95,7 @@ struct Found {
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
-    found: &mut Found,
+    found: &mut Found<'_, P::State>,
     id: LineId,
 ) -> Result<(), RunError> {
     for out in fans_of(session.lines.get(id))? {
@@ -138,7 +140,7 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
 async fn take_up_one<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found,
+    found: &mut Found<'_, P::State>,
     head: Head,
 ) -> Result<(), RunError> {
     let branch = head.record.header().branch.clone();
@@ -159,57 +161,36 @@ async fn take_up_one<P: Program>(
     // left only of an earlier fan-out when all seem to have ended.
     let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
-    let lost = head.next - 1 - head.record.header().seq;
-    if !found.retries {
-        let questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
-        found.questions.extend(questions);
-    }
+    // What the session before this one did not ask about, it was told.
+    let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };
+    let mut questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
     let moved = found.stand.moves.remove(&branch);
     let Some(id) = go_on(session, lease, opener, head, moved).await? else { return Ok(()) };
+    let line = session.lines.get_mut(id);
+    questions.extend(questions_of_cut(line));
+    let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
+    if is_told {
+        decide_as_told(line, questions, found.on_doubt)?;
+    } else {
+        found.questions.extend(questions);
+    }
     if let Some(step) = found.stand.doubts.remove(&branch) {
-        session.lines.get_mut(id).doubt(&step);
+        line.doubt(&step);
+    }
+    if !line.drafts.is_empty() {
         session.mark_dirty(id);
     }
     found.lines.insert(branch, id);
-    found.questions.extend(cut_on(session, id, found.retries));
     open_fans(session, found, id).await
-}
-
-/// Asks about steps of a child that were cut and must not be repeated blindly, or, if a person has said so, readies them
-/// to run again.
-fn cut_on<P: Program>(session: &mut Session<'_, P>, id: LineId, retries: bool) -> Vec<Decision> {
-    let line = session.lines.get(id);
-    // Before it was reopened it stood as started: nothing else has an attempt and no end.
-    let is_in_doubt = |entry: &&FrontierEntry| {
-        let step = line.shape.step(entry.step.as_str());
-        line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent)
-    };
-    let ask = |entry: &FrontierEntry| Decision {
-        branch: line.branch().clone(),
-        step: entry.step.clone(),
-        action: Action::Ask,
-        cause: Cause::InDoubt(entry.at.clone()),
-    };
-    let questions: Vec<Decision> = line.position.frontier.iter().filter(is_in_doubt).map(ask).collect();
-    if !retries || questions.is_empty() {
-        return questions;
-    }
-    let line = session.lines.get_mut(id);
-    for Decision { step, .. } in questions {
-        let place = line.shape.place(step.as_str()).expect("it was just found there");
-        line.redo_as_told(place);
-    }
-    session.mark_dirty(id);
-    Vec::new()
 }
 
 /// Takes up again children that have ended and have something to do again, parents before their children.
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found,
+    found: &mut Found<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut branches: Vec<BranchPath> = found.stand.moves.keys().cloned().collect();
     branches.sort_by_key(BranchPath::depth);

@@ -10,7 +10,7 @@ use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::chain::Draft;
 use super::fan::Queued;
-use super::line::{LineId, MAIN};
+use super::line::{Line, LineId, MAIN};
 use super::session::Session;
 use super::{OnLostCheckpoint, Program, RunError};
 
@@ -59,14 +59,20 @@ impl<P: Program> Session<'_, P> {
             let level = line.shape.level();
             let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
             let body = Body::with(&line.position, program.schema(level), encode);
-            let sealed = body.and_then(|body| {
-                if let Some(warning) = line.warn_of_size(body.state_bytes()) {
-                    self.engine.observer.warned(&warning);
-                }
-                line.chain.seal(&line.drafts, body, now, &mut records)
-            });
-            let (run, step) = (&line.chain.run, line.drafts.last().and_then(|draft| draft.step.clone()));
-            sealed.map_err(|source| RunError::Serialize { run: run.clone(), step, source })?;
+            let who = |line: &Line<'_, P::State>| {
+                (line.chain.run.clone(), line.drafts.last().and_then(|draft| draft.step.clone()))
+            };
+            let body = body.map_err(|source| {
+                let (run, step) = who(line);
+                RunError::Serialize { run, step, source }
+            })?;
+            if let Some(warning) = line.warn_of_size(body.state_bytes()) {
+                self.engine.observer.warned(&warning);
+            }
+            line.chain.seal(&line.drafts, body, now, &mut records).map_err(|source| {
+                let (run, step) = who(line);
+                RunError::Record { run, step, source }
+            })?;
         }
         // A batch that failed may be there all the same; what is sent instead of it must not be taken for it.
         self.batches += 1;

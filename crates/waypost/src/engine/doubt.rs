@@ -2,11 +2,11 @@
 
 use crate::id::BranchPath;
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::Position;
+use crate::record::{FrontierEntry, Position};
 use crate::shape::Shape;
 
 use super::line::Line;
-use super::{Follow, OnDoubt, RunError};
+use super::{Doubtful, Follow, OnDoubt, RunError, TreatAs};
 
 /// Asks about steps of a branch that may have been started in records that are lost.
 pub(super) fn questions_of_lost(
@@ -24,50 +24,83 @@ pub(super) fn questions_of_lost(
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
 }
 
-/// Carries out what a person says about steps in doubt.
+/// Asks about steps of a branch that was reopened: those that were cut and must not be repeated blindly.
+pub(super) fn questions_of_cut<S>(line: &Line<'_, S>) -> Vec<Decision> {
+    let is_in_doubt = |entry: &&FrontierEntry| {
+        let step = line.shape.step(entry.step.as_str());
+        line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent)
+    };
+    let ask = |entry: &FrontierEntry| Decision {
+        branch: line.branch().clone(),
+        step: entry.step.clone(),
+        action: Action::Ask,
+        cause: Cause::InDoubt(entry.at.clone()),
+    };
+    line.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
+}
+
+/// Carries out what a person says about the steps of a branch that are in doubt. It has something to write then, unless
+/// all of them come later anyway.
+///
+/// # Errors
+/// - [`RunError::InDoubt`]: nothing was said, or something else is in question.
+/// - [`RunError::NotSettled`]: a step cannot be settled so.
 pub(super) fn decide_as_told<S>(
-    main: &mut Line<'_, S>,
+    line: &mut Line<'_, S>,
     questions: Vec<Decision>,
     on_doubt: &OnDoubt<S>,
 ) -> Result<(), RunError> {
-    let run = main.chain.run.clone();
-    let is_cut = |decision: &Decision| {
-        decision.branch.is_main() && matches!(decision.cause, Cause::InDoubt(_) | Cause::InLost(_))
+    let run = line.chain.run.clone();
+    let is_ours = |decision: &Decision| {
+        decision.branch == *line.branch() && matches!(decision.cause, Cause::InDoubt(_) | Cause::InLost(_))
     };
-    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_cut) {
+    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {
         return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
     }
-    for Decision { step, cause, .. } in questions {
-        let standing = main.position.frontier.iter().any(|entry| entry.step == step);
+    for Decision { branch, step, cause, .. } in questions {
+        let doubtful = Doubtful { branch, step };
+        let step = &doubtful.step;
+        let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
             // It runs when its turn comes, as it would have.
-            if !matches!(on_doubt, OnDoubt::Done(_)) {
-                continue;
+            if matches!(on_doubt, OnDoubt::Settle(_)) {
+                return Err(not_settled(line, &doubtful, "what comes before it is not finished"));
             }
-            let why = "what comes before it is not finished".to_owned();
-            return Err(RunError::NotSettled { run, step, why });
+            continue;
         }
-        let Some(place) = main.shape.place(step.as_str()).filter(|_| standing) else {
+        let Some(place) = line.shape.place(step.as_str()).filter(|_| standing) else {
             let why = format!("step `{step}` is in doubt, and does not come next any more");
             return Err(RunError::Changed { run, why });
         };
-        match on_doubt {
-            OnDoubt::Done(settle) => {
-                let Some(follow) = next_of(main.shape, place) else {
-                    let why = "only its own run decides which step comes next".to_owned();
-                    return Err(RunError::NotSettled { run, step, why });
-                };
-                (settle.0)(&mut main.state, &step).map_err(|why| RunError::NotSettled {
-                    run: run.clone(),
-                    step,
-                    why,
-                })?;
-                main.settle_as_told(place, follow);
-            }
-            OnDoubt::Retry | OnDoubt::Ask => main.redo_as_told(place),
+        match settled(line, place, &doubtful, on_doubt)? {
+            Some(follow) => line.settle_as_told(place, follow),
+            None => line.redo_as_told(place),
         }
     }
     Ok(())
+}
+
+/// Puts into the state of a branch that a step is done, if that is what a person says; returns what comes after it.
+fn settled<S>(
+    line: &mut Line<'_, S>,
+    place: usize,
+    doubtful: &Doubtful,
+    on_doubt: &OnDoubt<S>,
+) -> Result<Option<Follow>, RunError> {
+    let OnDoubt::Settle(settle) = on_doubt else { return Ok(None) };
+    match (settle.0)(&mut line.state, doubtful) {
+        Ok(TreatAs::Retry) => Ok(None),
+        Ok(TreatAs::Done) => {
+            let undecided = || not_settled(line, doubtful, "only its own run decides which step comes next");
+            next_of(line.shape, place).ok_or_else(undecided).map(Some)
+        }
+        Err(why) => Err(not_settled(line, doubtful, &why)),
+    }
+}
+
+fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {
+    let Doubtful { branch, step } = doubtful.clone();
+    RunError::NotSettled { run: line.chain.run.clone(), branch, step, why: why.to_owned() }
 }
 
 /// Returns what comes after a step, where there is no choice.

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
-use crate::record::{End, Failure, Flaw, FrozenItems, Phase, Record};
+use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Phase, Record};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
@@ -399,4 +399,15 @@ impl Outcomes {
         let end = record.header().end.unwrap_or(End::Cancelled);
         Ok(Some(ChildEnd { item, end, record }))
     }
+}
+
+/// The failure of a join that cannot read what it joins.
+pub(super) fn unread(error: &StoreError) -> Failure {
+    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        chain.push(cause.to_string());
+        source = cause.source();
+    }
+    Failure::new(FailureKind::Error, chain)
 }

@@ -62,8 +62,6 @@ pub(super) struct Line<'a, S> {
     pub(super) alone: Vec<usize>,
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
-    /// Steps that a resume lets pass although the run is held before them.
-    pub(super) passed: Vec<usize>,
     /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
     pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
@@ -110,7 +108,6 @@ impl<'a, S> Line<'a, S> {
             alone: Vec::new(),
             flights: Vec::new(),
             fans: Vec::new(),
-            passed: Vec::new(),
             reopens: false,
             cut: Vec::new(),
             cancel: StopHandle::default(),
@@ -354,8 +351,10 @@ impl<'a, S> Line<'a, S> {
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
         let epoch = newest.max(self.position.epoch) + 1;
         let entry = self.entry_mut(place);
-        *entry = FrontierEntry::ready(entry.step.clone());
-        entry.at.epoch = epoch;
+        let at = Try { attempt: 0, epoch, iteration: std::mem::take(&mut entry.at.iteration) };
+        // A join joins the same branches again. Whoever says so has looked at it: it is not held once more.
+        let (fan, passed) = (entry.fan.take(), true);
+        *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 

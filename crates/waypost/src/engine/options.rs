@@ -1,11 +1,12 @@
 //! What can be said before a session begins.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::StopHandle;
-use crate::id::StepId;
+use super::{RunError, StopHandle};
+use crate::id::{BranchPath, StepId};
 use crate::record::Definition;
 use crate::shape::Shape;
 
@@ -35,6 +36,18 @@ pub struct SessionOptions {
     /// How many steps a branch may start in all, crashes and resumes included; the step beyond fails. A guard against
     /// loops that do not end.
     pub step_limit: Option<u64>,
+    /// How often a step that runs long writes a checkpoint meanwhile; never if not said.
+    pub interval: Option<Duration>,
+}
+
+impl SessionOptions {
+    /// Makes sure that the graph has the steps that are named here.
+    pub(super) fn check_steps(&self, shape: &Shape) -> Result<(), RunError> {
+        let held = self.interrupts.before.iter().chain(&self.interrupts.after);
+        let mut held = held.filter(|step| !shape.has_anywhere(step));
+        let until = self.until.iter().find(|step| shape.place(step.as_str()).is_none());
+        held.next().or(until).map_or(Ok(()), |step| Err(RunError::InvalidStep(step.clone())))
+    }
 }
 
 /// Steps before or after which a run is held: it is checkpointed, its session ends, and a resume goes on.
@@ -97,9 +110,11 @@ impl<S> Default for ResumeOptions<S> {
 /// Where a resume goes on from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeFrom {
-    /// This checkpoint of the main branch.
+    /// This checkpoint of the main branch. Branches that were not joined by then are opened anew, unless they are under
+    /// way at the newest checkpoint too, the state is not edited, and the run is to go on.
     Checkpoint(u64),
-    /// Where this step was last about to run: it runs again, with the state of then.
+    /// Where this step was last about to run: it runs again, with the state of then. One whose branches are named after
+    /// itself opens them again.
     Step(StepId),
     /// The end: no step runs, and the run counts as completed.
     End,
@@ -119,40 +134,46 @@ pub enum OnDamage<S> {
     Restart(S),
 }
 
-/// What to do about a step that was cut and must not be repeated blindly.
+/// What to do about a step that was cut and must not be repeated blindly, on whatever branch.
 #[derive(Debug, Default)]
 pub enum OnDoubt<S> {
     /// Stop, and ask.
     #[default]
     Ask,
+    /// Each is treated as a function says that has the state of its branch.
+    Settle(Settle<S>),
+    /// It did not take effect, or may again: it runs again in a new epoch, so with another idempotency key.
+    Retry,
+}
+
+/// A step in doubt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Doubtful {
+    /// The branch that it stands on.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+}
+
+/// What a person says became of a step in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TreatAs {
     /// It took effect: it is settled as completed, without outputs. Recorded as a person's decision.
-    Done(SettleAsDone<S>),
+    Done,
     /// It did not, or may again: it runs again in a new epoch, so with another idempotency key.
     Retry,
 }
 
-impl<S: 'static> OnDoubt<S> {
-    /// Makes it one about a state that holds this one.
-    pub(crate) fn within<T: 'static>(self, get: fn(&mut T) -> &mut S) -> OnDoubt<T> {
-        match self {
-            Self::Ask => OnDoubt::Ask,
-            Self::Retry => OnDoubt::Retry,
-            Self::Done(settle) => {
-                OnDoubt::Done(SettleAsDone(Box::new(move |state, step| (settle.0)(get(state), step))))
-            }
-        }
-    }
-}
+/// Says what became of a step in doubt: puts into the state of its branch what the step would have, or says that it runs
+/// again, or refuses with a reason.
+pub struct Settle<S>(pub SettleFn<S>);
 
-/// Puts into a state that a step is done, or refuses with a reason.
-pub struct SettleAsDone<S>(pub SettleAsDoneFn<S>);
+/// What is in a [`Settle`].
+pub type SettleFn<S> = Box<dyn Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync>;
 
-/// What is in a [`SettleAsDone`].
-pub type SettleAsDoneFn<S> = Box<dyn Fn(&mut S, &StepId) -> Result<(), String> + Send>;
-
-impl<S> Debug for SettleAsDone<S> {
+impl<S> Debug for Settle<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SettleAsDone")
+        f.write_str("Settle")
     }
 }
 

@@ -103,6 +103,16 @@ pub enum RunError {
         /// Why.
         source: Flaw,
     },
+    /// What happened cannot be written down: not the state, but what is said beside it. What was committed before stands.
+    #[error("cannot write what happened in run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
+    Record {
+        /// The run.
+        run: RunId,
+        /// The step that it is about, if it is about one.
+        step: Option<StepId>,
+        /// Why.
+        source: Flaw,
+    },
     /// The state cannot be read by this program.
     #[error("cannot read the state of {at}: {why}")]
     Deserialize {
@@ -130,10 +140,12 @@ pub enum RunError {
         why: String,
     },
     /// A step in doubt cannot be settled as done. Nothing changed.
-    #[error("step `{step}` of run {run} cannot be settled as done: {why}")]
+    #[error("{} of run {run} cannot be settled as done: {why}", place_of(branch, step))]
     NotSettled {
         /// The run.
         run: RunId,
+        /// The branch.
+        branch: BranchPath,
         /// The step.
         step: StepId,
         /// Why.
@@ -158,7 +170,7 @@ pub enum RunError {
         why: String,
     },
     /// A person must decide before anything goes on.
-    #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("step `{}`: {}", d.step, d.cause)).collect::<Vec<_>>().join("; "))]
+    #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("{}: {}", place_of(&d.branch, &d.step), d.cause)).collect::<Vec<_>>().join("; "))]
     InDoubt {
         /// The run.
         run: RunId,
@@ -206,6 +218,14 @@ pub enum RunError {
     /// No step can run.
     #[error(transparent)]
     Begin(#[from] BeginError),
+}
+
+/// Names a step, and its branch where that is not the main one.
+fn place_of(branch: &BranchPath, step: &StepId) -> String {
+    match branch.is_main() {
+        true => format!("step `{step}`"),
+        false => format!("step `{step}` of branch `{branch}`"),
+    }
 }
 
 /// Lists waits at the end of a sentence.

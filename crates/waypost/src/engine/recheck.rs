@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::evidence::Site;
+use crate::evidence::{Site, other_names};
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
 use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
@@ -103,6 +103,9 @@ pub(super) async fn judge<P: Program>(
         found.in_flux.extend(in_flux(program, known));
         effective.push(found);
     }
+    if trust != Trust::Blind {
+        forget_other_names(engine, run, &mut effective).await;
+    }
     let (verdicts, found) = match trust {
         Trust::Checked(on_unknown) => verify(engine, shape, run, &effective, on_unknown).await?,
         Trust::Blind => (believed(shape, &effective), HashMap::new()),
@@ -111,13 +114,28 @@ pub(super) async fn judge<P: Program>(
     // Of steps that were cut on other branches, who takes those up speaks.
     let ours =
         |decision: &&Decision| decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_));
-    let questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    questions.iter_mut().for_each(|question| say_why(question, &found));
     let may_run = |broken: &Broken| {
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent)
     };
     let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
     Ok(Judged { questions, broken, held, found })
+}
+
+/// Adds to a question about claims that could not be checked why that is.
+fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim>>) {
+    let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
+    let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
+    let unknown = |claim: &&Claim| claim.verdict == Verdict::Unknown;
+    let claims: Vec<&Claim> = ours.flat_map(|(_, claims)| claims.iter().filter(unknown)).collect();
+    for name in names {
+        let claim = claims.iter().find(|claim| claim.title() == *name);
+        if let Some(why) = claim.and_then(|claim| claim.error.as_ref()) {
+            name.push_str(&format!(" ({why})"));
+        }
+    }
 }
 
 /// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold
@@ -158,6 +176,27 @@ pub(super) async fn doubted(
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
     let asked = |decision| Decision { action: Action::Ask, ..decision };
     planned.decisions.into_iter().filter(doubted).map(asked).collect()
+}
+
+/// Takes claims at their subject's word where that does not lead any more to the file that it led to when the claim was
+/// made: a link that somebody has put in the place of a file does not make it another's.
+async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
+    let packs = effective.iter_mut().flat_map(|branch| {
+        let earlier = branch.passes.values_mut().flatten().map(|(_, pack)| pack);
+        branch.evidence.values_mut().chain(earlier)
+    });
+    let claims = packs.flat_map(|pack| &mut pack.claims);
+    let named: Vec<&mut Claim> = claims.filter(|claim| claim.file.is_some()).collect();
+    if named.is_empty() {
+        return;
+    }
+    let subjects = named.iter().map(|claim| claim.subject.clone()).collect();
+    let names = other_names(subjects, &engine.site(run), engine.verifier.deadline()).await;
+    for (claim, name) in named.into_iter().zip(names) {
+        if claim.file != name {
+            claim.file = None;
+        }
+    }
 }
 
 /// Asks the program what the steps under way of a branch are about to write.
@@ -255,6 +294,12 @@ impl Judged {
             cause: Cause::EvidenceFailed(broken.claims),
         });
         self.questions.extend(asked);
+    }
+
+    /// Lets steps run again whose evidence does not hold and that must not be repeated blindly, as a person says.
+    pub(super) fn release(&mut self) {
+        self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
+        self.broken.append(&mut self.held);
     }
 
     /// Returns the claims of a record as they were found, as a pack that decides nothing.

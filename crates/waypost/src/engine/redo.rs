@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
@@ -29,6 +29,9 @@ use super::recheck::{Branches, Judged, Known};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
+
+/// The event that says for which claims a branch goes back to a step.
+const EVIDENCE_FAILED: &str = "evidence_failed";
 
 /// Where a branch is gone on with, if not where it stands.
 #[derive(Debug)]
@@ -58,9 +61,10 @@ pub(super) async fn pace<P: Program>(
     (record, position): (&Record, &Position),
 ) -> Result<Pace, RunError> {
     let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
-    let header = record.header();
-    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
     let store = engine.store.as_ref();
+    let ended = before_acceptance(store, record).await?;
+    let header = ended.header();
+    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
     let pass = (step, header.at.iteration.as_slice());
     let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
         return Ok(Pace::Behind);
@@ -82,6 +86,15 @@ pub(super) async fn pace<P: Program>(
         Some(stood) => Ok(Pace::Level(Box::new(stood))),
         None => Ok(Pace::Behind),
     }
+}
+
+/// Returns the newest record that is not about evidence that a person has accepted: that changes nothing else.
+async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
+    let mut record = newest.clone();
+    while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
+        record = store.load(&record.header().run, &record.header().branch, before).await?;
+    }
+    Ok(record)
 }
 
 /// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
@@ -146,12 +159,12 @@ pub(super) async fn done_before(
     }
 }
 
-/// Says whether two packs expect the same of the same things.
+/// Says whether two packs expect the same of the same things, of one machine where they are of any.
 fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
-    let expected = |pack: Option<&Pack>| -> Vec<_> {
+    fn expected(pack: Option<&Pack>) -> Vec<(&String, &String, &Value, &Option<String>)> {
         let claims = pack.into_iter().flat_map(|pack| &pack.claims);
-        claims.map(|claim| (claim.kind.clone(), claim.subject.clone(), claim.expect.clone())).collect()
-    };
+        claims.map(|claim| (&claim.kind, &claim.subject, &claim.expect, &claim.host)).collect()
+    }
     expected(one) == expected(other)
 }
 
@@ -292,6 +305,7 @@ pub(super) async fn back_to(
             entry.fan = None;
         }
         (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
+        entry.passed = false;
         entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
         entry.waits.clear();
     }
@@ -305,9 +319,19 @@ pub(super) async fn back_to(
     if let Some(claims) = &target.claims {
         let data =
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
-        draft.told.notes.push(Note::Event { name: "evidence_failed".to_owned(), data });
+        draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     Ok(Move { record, position, draft: Some(draft) })
+}
+
+/// Returns the claims for which a record takes its branch back to a step, if it does.
+pub(super) fn broken_by(header: &Header) -> Option<Vec<String>> {
+    let data = header.notes.iter().find_map(|note| match note {
+        Note::Event { name, data } if name == EVIDENCE_FAILED => Some(data),
+        _ => None,
+    })?;
+    let claims = data["claims"].as_array()?.iter();
+    Some(claims.filter_map(|claim| Some(claim.as_str()?.to_owned())).collect())
 }
 
 /// Takes a branch forward to where it stood before it went back.

@@ -34,6 +34,8 @@ pub(super) enum Asked {
         /// Answered after the commit.
         kept: oneshot::Sender<()>,
     },
+    /// To commit how far the step is, for people: it is not read back.
+    Tell { value: Value, told: Told },
     /// To let the step go until something happened.
     Wait(Wait),
 }

@@ -155,12 +155,8 @@ impl<'a, P: Program> Session<'a, P> {
         // begins by opening them.
         let joins = line.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
         let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_some() == joins;
-        if !new {
-            return false;
-        }
-        if let Some(passed) = line.passed.iter().position(|passed| *passed == place) {
-            // Once: the next pass of a loop is held again.
-            line.passed.swap_remove(passed);
+        // The next pass of a loop has an entry of its own, and is held again.
+        if !new || entry.passed {
             return false;
         }
         let (step, at) = (entry.step.clone(), entry.at.clone());

@@ -21,12 +21,12 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, FailureKind, Phase, Reason, RunStatus, SealedRun, Try};
+use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun, Try};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
-use super::attempt::Memos;
+use super::attempt::{Memos, RUNNING_KEY};
 use super::chain::Draft;
-use super::fan::Joined;
+use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
@@ -95,6 +95,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
     pub(super) is_again: bool,
+    /// How the run stood before; none for a new one.
+    pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
 }
@@ -105,6 +107,14 @@ pub(super) enum Worked<S> {
     Done(Box<Outcome<S>>),
     /// Another session goes on under the same lease, from wherever it finds the run.
     Again(Carried),
+}
+
+/// How a resume begins.
+enum Taken {
+    /// It has written its first record; with how the run stands if nothing goes on by itself.
+    Up(Option<RunStatus>),
+    /// Nothing that is wanted is left to do: it has written nothing, and the run stands as it stood.
+    Nothing(RunStatus),
 }
 
 /// What the next session under the same lease must know.
@@ -121,6 +131,7 @@ impl<'a, P: Program> Session<'a, P> {
         mut main: Line<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
+        options.check_steps(main.shape)?;
         let wanted = match &options.until {
             Some(step) => {
                 let place = main.shape.place(step.as_str());
@@ -129,11 +140,6 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
-        for step in options.interrupts.before.iter().chain(&options.interrupts.after) {
-            if !main.shape.has_anywhere(step) {
-                return Err(RunError::InvalidStep(step.clone()));
-            }
-        }
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
@@ -167,6 +173,7 @@ impl<'a, P: Program> Session<'a, P> {
             repaired: Vec::new(),
             lost: 0,
             is_again: false,
+            stood: None,
             is_pausing: false,
         })
     }
@@ -215,7 +222,11 @@ impl<'a, P: Program> Session<'a, P> {
             main.drafts.push(draft);
         }
         match self.take_up().await {
-            Ok(status) => self.work_on(status).await,
+            Ok(Taken::Up(status)) => self.work_on(status).await,
+            Ok(Taken::Nothing(stood)) => {
+                self.engine.store.release(lease, None).await?;
+                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
+            }
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
@@ -223,21 +234,33 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Writes the first record of a resume.
-    async fn take_up(&mut self) -> Result<Option<RunStatus>, RunError> {
+    /// Writes the first record of a resume, unless nothing comes of it.
+    async fn take_up(&mut self) -> Result<Taken, RunError> {
         self.deliver_all().await?;
         // What slept while nobody was there may be due; no timer of this session knows of it.
         let now = self.engine.clock.now();
         self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
         self.schedule().await?;
         let status = self.standstill();
+        if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
+            return Ok(Taken::Nothing(stood));
+        }
         // What needs a start of its own brings its own record; everything else begins with this one, even if all of it
         // is delayed.
         let begins = !self.lines.iter().any(|(_, line)| !line.alone.is_empty());
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
         }
-        Ok(status)
+        Ok(Taken::Up(status))
+    }
+
+    /// Says whether all that is wanted is done, and nothing else was touched.
+    fn is_idle(&self, status: Option<RunStatus>) -> bool {
+        let Some(wanted) = &self.wanted else { return false };
+        let main = self.main();
+        let mut left =
+            main.position.frontier.iter().filter_map(|entry| main.shape.place(entry.step.as_str()));
+        status.is_some() && self.dirty.is_empty() && !self.is_again && !left.any(|place| wanted[place])
     }
 
     /// Writes the record of a resume that runs nothing, and gives the lease back.
@@ -396,6 +419,12 @@ impl<'a, P: Program> Session<'a, P> {
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
+            Asked::Tell { value, told } => {
+                let place = flight.place;
+                let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
+                line.draft_of(place, phase, Reason::Interval).told = told;
+                self.mark_dirty(id);
+            }
             Asked::Wait(wait) => {
                 flight.waits = Some(wait);
                 flight.abort.abort();
@@ -447,6 +476,7 @@ impl<'a, P: Program> Session<'a, P> {
             at: entry.at.clone(),
             lease,
             timeout: line.shape.steps()[place].timeout,
+            interval: self.options.interval,
             stop: self.options.stop.clone(),
             cancel: line.cancel.clone(),
             line: id,
@@ -540,17 +570,6 @@ impl<'a, P: Program> Session<'a, P> {
             lost: self.lost,
         }
     }
-}
-
-/// The failure of a join that cannot read what it joins.
-fn unread(error: &StoreError) -> Failure {
-    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        chain.push(cause.to_string());
-        source = cause.source();
-    }
-    Failure::new(FailureKind::Error, chain)
 }
 
 async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {

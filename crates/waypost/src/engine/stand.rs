@@ -6,15 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::id::{BranchPath, StepId};
-use crate::plan::{Broken, Decision};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::{Action, Broken, Cause, Decision};
 use crate::record::{End, FrontierEntry, Position, Record, Status, Try};
 use crate::shape::Shape;
-use crate::store::{StoreError, StoreExt as _};
+use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, wanted_origin};
-use super::redo::{Move, Pace, back_to, done_before, forward, opener_of, pace, standing_at, targets};
+use super::redo::{
+    Move, Pace, Target, back_to, broken_by, done_before, forward, opener_of, pace, standing_at, targets,
+};
 use super::snapshot::position_of;
 use super::{Engine, Program, RunError};
 
@@ -46,6 +48,10 @@ pub(super) struct Asked {
     pub(super) by_hand: bool,
     /// Nothing is to run: only what is in doubt is asked for.
     pub(super) still: bool,
+    /// Of the lease under which all of it happens.
+    pub(super) token: u64,
+    /// A person says that steps run again that must not be repeated blindly.
+    pub(super) retries: bool,
 }
 
 /// Finds out where a resume begins.
@@ -75,13 +81,23 @@ pub(super) async fn stand<P: Program>(
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
         }
+        if asked.retries && shape.is_routed() {
+            judged.release();
+        }
         if asked.by_hand || !judged.questions.is_empty() || !shape.is_routed() {
             judged.ask();
         }
         if !judged.questions.is_empty() {
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
         }
-        for (branch, target) in targets(shape, &branches, &judged.broken) {
+        let targets = targets(shape, &branches, &judged.broken);
+        if asked.again {
+            let questions = scout.undone(&run.run, &targets, asked.token).await?;
+            if !questions.is_empty() {
+                return Ok(Stand { questions, ..Stand::default() });
+            }
+        }
+        for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
         }
@@ -132,7 +148,7 @@ impl<P: Program> Scout<'_, P> {
 
     async fn meet_children(
         &self,
-        run: &crate::id::RunId,
+        run: &RunId,
         branches: &mut Branches,
         moves: &mut BTreeMap<BranchPath, Move>,
     ) -> Result<(), RunError> {
@@ -295,6 +311,35 @@ impl<P: Program> Scout<'_, P> {
         Ok(gave_up)
     }
 
+    /// Asks about steps that were done again for their evidence under this lease, and would be once more: what others
+    /// did again since has undone it. Without this, two such steps would take turns for ever.
+    async fn undone(
+        &self,
+        run: &RunId,
+        targets: &BTreeMap<BranchPath, Target>,
+        token: u64,
+    ) -> Result<Vec<Decision>, RunError> {
+        let done = done_again(self.engine.store.as_ref(), run, token).await?;
+        let mut questions = Vec::new();
+        for (branch, Target { seq, step, claims }) in targets {
+            let Some(claims) = claims else { continue };
+            let made = self.engine.store.load(run, branch, *seq).await?;
+            let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());
+            if done.contains_key(&pass) {
+                let others = done.iter().filter(|(other, _)| **other != pass);
+                let others = others.map(|((_, step, _), claims)| (step.clone(), claims.clone())).collect();
+                let cause = Cause::EvidenceUndone { claims: claims.clone(), others };
+                questions.push(Decision {
+                    branch: branch.clone(),
+                    step: step.clone(),
+                    action: Action::Ask,
+                    cause,
+                });
+            }
+        }
+        Ok(questions)
+    }
+
     /// Finds steps that come next on branches that went back, were finished before, and must not be repeated blindly.
     async fn doubts(
         &self,
@@ -324,6 +369,28 @@ impl<P: Program> Scout<'_, P> {
             }
         }
         Ok(doubts)
+    }
+}
+
+/// Finds what was done again under a lease for its evidence: branch, step and pass, and the claims that did not hold.
+async fn done_again(
+    store: &dyn Store,
+    run: &RunId,
+    token: u64,
+) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
+    let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
+    let mut done = BTreeMap::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        for header in page.records.iter().map(Record::header).filter(|header| header.token == token) {
+            if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+                done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(done),
+        }
     }
 }
 

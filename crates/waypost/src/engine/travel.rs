@@ -204,7 +204,7 @@ impl Engine {
     ) -> Result<Outcome<P::State>, RunError> {
         let Origin { checkpoint, position, definition, mut settled } = origin;
         let header = checkpoint.header();
-        let fits = super::begin::check_fit(program.shape(), &position, &definition, start.on_change);
+        let fits = super::fit::check_fit(program.shape(), &position, &definition, start.on_change);
         fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         if start.evidence == OriginEvidence::Checked {
@@ -362,6 +362,7 @@ fn begun_anew(mut position: Position) -> Position {
         entry.since = 0;
         entry.wake_at = None;
         entry.memos = 0;
+        entry.passed = false;
         entry.waits.clear();
         entry.fan = None;
         entry.exited = None;

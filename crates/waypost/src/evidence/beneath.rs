@@ -9,12 +9,13 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::Site;
+use crate::plan::resolved;
 
 /// Most links on one way, as in the kernel (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
@@ -52,15 +53,18 @@ pub(super) enum LastLink {
 pub(super) struct Place {
     folder: OwnedFd,
     name: OsString,
+    /// The way to it without links: beneath the base, or absolute where the subject is.
+    path: PathBuf,
 }
 
 impl Place {
     /// Walks to `subject` beneath the base of `site`, or beneath a folder that it allows.
     pub(super) fn find(site: &Site, subject: &str, last: LastLink) -> Result<Self, Lost> {
         let (base, rest) = begin(site, subject)?;
+        let path = if Path::new(subject).is_absolute() { base.to_owned() } else { PathBuf::new() };
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())
             .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
-        Walk { folders: vec![folder], ahead: components(rest)?, links: 0, steps: 0 }.go(last)
+        Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 }.go(last)
     }
 
     /// Looks at what is there, without following a link.
@@ -78,6 +82,19 @@ impl Place {
         regular(&stat)?;
         Ok((File::from(file), stat))
     }
+}
+
+/// Returns by which name the file is known that a subject leads to, where that is not what the subject says: its path
+/// behind the links on the way, or the number of a file that has several names. Two subjects with one such name are one
+/// file. Nothing is returned where there is nothing, or nothing that can be looked at.
+pub(super) fn other_name(site: &Site, subject: &str) -> Option<String> {
+    let place = Place::find(site, subject, LastLink::Follow).ok()?;
+    let stat = place.stat().ok()?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink > 1 {
+        return Some(format!("inode {}:{}", stat.st_dev, stat.st_ino));
+    }
+    let path = place.path.to_string_lossy().into_owned();
+    (path != resolved(subject)).then_some(path)
 }
 
 fn regular(stat: &Stat) -> Result<(), Lost> {
@@ -98,8 +115,7 @@ fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), L
         return Err(Lost::Refused("a path may not go up by `..`".to_owned()));
     }
     if path.is_absolute() {
-        let inside =
-            |folder: &'a std::path::PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
+        let inside = |folder: &'a PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
         let refused = || Lost::Refused("it is absolute: name it relative to the base folder".to_owned());
         return site.allowed().iter().find_map(inside).ok_or_else(refused);
     }
@@ -125,6 +141,8 @@ fn components(path: &Path) -> Result<VecDeque<OsString>, Lost> {
 struct Walk {
     /// The base, and each folder that was entered since.
     folders: Vec<OwnedFd>,
+    /// The way to the last of them.
+    path: PathBuf,
     ahead: VecDeque<OsString>,
     links: usize,
     steps: usize,
@@ -152,6 +170,7 @@ impl Walk {
                     let entered =
                         rustix::fs::openat(folder, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty());
                     self.folders.push(entered.map_err(swapped)?);
+                    self.path.push(name);
                 }
                 _ => return Err(Lost::Missing),
             }
@@ -161,7 +180,8 @@ impl Walk {
     }
 
     fn end(mut self, name: OsString) -> Place {
-        Place { folder: self.folders.pop().expect("the base is never left"), name }
+        let path = if name == "." { self.path } else { self.path.join(&name) };
+        Place { folder: self.folders.pop().expect("the base is never left"), name, path }
     }
 
     fn back(&mut self) -> Result<(), Lost> {
@@ -169,6 +189,7 @@ impl Walk {
             return Err(Lost::Refused("a link on the way leads out of the base folder".to_owned()));
         }
         self.folders.pop();
+        self.path.pop();
         Ok(())
     }
 

@@ -26,6 +26,10 @@ impl Probe for ExitProbe {
         false
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let wanted = match codes(&claim.expect) {
             Ok(wanted) => wanted,

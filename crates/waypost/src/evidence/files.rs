@@ -129,6 +129,10 @@ impl Probe for ExistsProbe {
         false
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let wanted = match Wanted::read(&claim.expect) {
             Ok(wanted) => wanted,
@@ -229,6 +233,10 @@ impl Probe for Sha256Probe {
 
     fn is_live(&self) -> bool {
         false
+    }
+
+    fn is_local(&self) -> bool {
+        true
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {

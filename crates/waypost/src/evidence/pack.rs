@@ -151,6 +151,8 @@ impl Claim {
             expect: Value::Null,
             pinned: false,
             live: false,
+            host: None,
+            file: None,
             verdict: Verdict::Skipped,
             found: Value::Null,
             error: None,

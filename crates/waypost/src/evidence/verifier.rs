@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::clock::{Clock, SystemClock};
 use crate::record::{Claim, Pack, Verdict};
 
-use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site};
+use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, other_names};
 
 /// Most attempts at one check: with doubling pauses the last comes after three quarters of a second, and what has not
 /// come to rest by then is for the caller's next try.
@@ -143,11 +143,26 @@ impl Verifier {
         checked
     }
 
+    /// Returns when all that is checked before a resume must be done, if that begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.limits.all
+    }
+
     async fn pin_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
         let mut pinned = pack.clone();
         for claim in &mut pinned.claims {
-            claim.live = self.probes.get(&claim.kind).is_some_and(|probe| probe.is_live());
+            let probe = self.probes.get(&claim.kind);
+            claim.live = probe.is_some_and(|probe| probe.is_live());
+            claim.file = None;
+            claim.host = probe.filter(|probe| probe.is_local()).map(|_| site.host().to_owned());
             clear(claim);
+        }
+        let local: Vec<usize> =
+            (0..pack.claims.len()).filter(|place| pinned.claims[*place].host.is_some()).collect();
+        let subjects = local.iter().map(|place| pack.claims[*place].subject.clone()).collect();
+        let names = other_names(subjects, site, deadline).await;
+        for (place, name) in local.into_iter().zip(names) {
+            pinned.claims[place].file = name;
         }
         let wanted: Vec<usize> =
             (0..pack.claims.len()).filter(|place| is_open_pin(&pack.claims[*place])).collect();
@@ -205,6 +220,9 @@ impl Verifier {
     async fn look(&self, claim: &Claim, aim: Aim, site: &Site, deadline: Instant) -> Finding {
         if aim == Aim::Check && is_open_pin(claim) {
             return Finding::failed("nothing was pinned when the step committed");
+        }
+        if let (Aim::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
+            return Finding::unknown(format!("it was made on `{host}`, and this is `{}`", site.host()));
         }
         let Some(probe) = self.probes.get(&claim.kind) else {
             return Finding::unknown(format!("nothing here checks claims of kind `{}`", claim.kind));

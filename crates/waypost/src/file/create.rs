@@ -199,7 +199,7 @@ impl FileStore {
         disk.rename(&root, &temp).map_err(failed)?;
         disk.sync_dir(&runs).map_err(failed)?;
         remove_folder(disk, &temp).map_err(failed)?;
-        locked(&self.journals).remove(run);
+        self.remembered.forget(run);
         *seat = super::lease::Seat::default();
         if let Some(lock) = lock {
             let path = lock.path().display().to_string();

@@ -7,9 +7,9 @@ use std::io;
 
 use crate::disk::Disk;
 use crate::folder::create_temp;
-use crate::id::RunId;
+use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, SealedRun};
-use crate::store::StoreError;
+use crate::store::{Damage, StoreError};
 
 use super::format::{self, FILE_BYTES_MAX};
 use super::paths::{RUN_COPY_FILE, RUN_FILE, RunPaths};
@@ -28,11 +28,14 @@ pub(super) fn read_run(
 ) -> Result<Option<FoundRun>, StoreError> {
     let flaw = match read(disk, run, paths, RUN_FILE)? {
         Some(Ok((ordinal, sealed))) => return Ok(Some((ordinal, Ok(sealed)))),
+        // Not damaged: a newer program made it, and what an older copy says does not hold any more.
+        Some(Err(flaw @ Flaw::Newer { .. })) => return Ok(Some((0, Err(flaw)))),
         Some(Err(flaw)) => Some(flaw),
         None => None,
     };
     Ok(match (read(disk, run, paths, RUN_COPY_FILE)?, flaw) {
         (Some(Ok((ordinal, sealed))), _) => Some((ordinal, Ok(sealed))),
+        (Some(Err(flaw @ Flaw::Newer { .. })), _) => Some((0, Err(flaw))),
         (_, Some(flaw)) => Some((0, Err(flaw))),
         (Some(Err(_)), None) => Some((0, Err(Flaw::Missing))),
         (None, None) => None,
@@ -50,17 +53,35 @@ pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result
 }
 
 /// The name of the file that is not sound, why, and the text of the other.
+/// Refuses a run that a newer program made or has taken up.
+///
+/// # Errors
+/// [`StoreError::Version`].
+pub(super) fn refuse_newer(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<(), StoreError> {
+    flawed(disk, run, paths).map(drop)
+}
+
 type Flawed = (&'static str, Flaw, Vec<u8>);
 
 /// Returns the one of the two files that is not sound.
+///
+/// # Errors
+/// [`StoreError::Version`]: one is of a newer format, which is neither damage nor to be written over.
 fn flawed(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Option<Flawed>, StoreError> {
     let found = |name| read(disk, run, paths, name).map(|found| found.unwrap_or(Err(Flaw::Missing)));
     let text = |(ordinal, sealed): &(u64, SealedRun)| format::seal_run(sealed, *ordinal);
     Ok(match (found(RUN_FILE)?, found(RUN_COPY_FILE)?) {
+        (Err(flaw @ Flaw::Newer { .. }), _) => return Err(of_flaw(run, RUN_FILE, flaw)),
+        (_, Err(flaw @ Flaw::Newer { .. })) => return Err(of_flaw(run, RUN_COPY_FILE, flaw)),
         (Err(flaw), Ok(sound)) => Some((RUN_FILE, flaw, text(&sound))),
         (Ok(sound), Err(flaw)) => Some((RUN_COPY_FILE, flaw, text(&sound))),
         _ => None,
     })
+}
+
+fn of_flaw(run: &RunId, name: &str, flaw: Flaw) -> StoreError {
+    let (run, branch, place) = (run.clone(), BranchPath::main(), name.to_owned());
+    StoreError::of_damage(Damage { run, branch, seq: 0, place, flaw }, None)
 }
 
 type Read = Result<(u64, SealedRun), Flaw>;

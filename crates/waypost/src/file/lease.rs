@@ -16,8 +16,10 @@ use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
+use super::frozen;
+use super::near::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{IndexSource, Walk, read_error};
+use super::read::{Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
 
@@ -131,6 +133,8 @@ impl FileStore {
         let lock = self.lock_run(run, &seat, holder)?;
         // It may have been deleted before the lock was ours.
         self.check_there(run)?;
+        // Before anything is written.
+        frozen::refuse_newer(self.disk.as_ref(), run, &paths)?;
         let mut writer = Writer::new(self.disk.clone(), run.clone(), paths, 0);
         writer.take_over(self.retention, &self.index())?;
         Ok(Self::seat_writer(&mut seat, writer, lock, holder))
@@ -254,7 +258,7 @@ impl Writer {
         self.write_lease(wake_at)?;
         self.plan_rotation();
         self.mend_run_record()?;
-        if let Some((_, Ok(record))) = super::frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
+        if let Some((_, Ok(record))) = frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
             self.heal(index)?;
         }

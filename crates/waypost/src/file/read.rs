@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
 
 use crate::disk::Disk;
 use crate::id::{BranchPath, Digest, RunId};
@@ -13,7 +12,8 @@ use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
-use super::journal::{self, Index, Line};
+use super::journal::{self, Line};
+use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
 use super::witness::Listed;
 
@@ -98,7 +98,7 @@ impl End {
 }
 
 /// A record that is known to be or to have been.
-enum Slot {
+pub(super) enum Slot {
     /// In a commit file.
     Record(Box<Record>),
     /// In `checkpoint.json` alone, although its own file should have it.
@@ -109,7 +109,7 @@ enum Slot {
     Damaged(Damage),
 }
 
-type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
+pub(super) type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
 
 /// Why a read could not be finished.
 #[derive(Debug)]
@@ -300,44 +300,6 @@ impl<'a> RunReader<'a> {
         Ok(Heads { heads, next: None })
     }
 
-    pub(super) fn load(
-        &self,
-        branch: &BranchPath,
-        seq: u64,
-        index: &IndexSource<'_>,
-    ) -> Result<Record, StoreError> {
-        if let Some(record) = self.load_near(branch, seq) {
-            return Ok(record);
-        }
-        let is_it = |record: &Record| record.header().branch == *branch && record.header().seq == seq;
-        let below = |record: &Record| record.header().branch == *branch && record.header().seq < seq;
-        let reached =
-            |commit: &Commit| commit.records.iter().any(|(_, record)| is_it(record) || below(record));
-        let found = |found: &mut Option<Record>, commit: &Commit| {
-            *found = commit.records.iter().map(|(_, record)| record).find(|record| is_it(record)).cloned();
-            reached(commit)
-        };
-        if let (_, Some(record)) = self.walk(Bodies::Drop, found)? {
-            return Ok(record);
-        }
-        let (mut slots, _) = self.slots(index)?;
-        let (_, slots) = slots
-            .iter_mut()
-            .find(|((_, name), _)| name == branch)
-            .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
-        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
-        let damage = match self.open_slot(branch, seq, slot)? {
-            Ok(record) => return Ok(record),
-            Err(damage) => damage,
-        };
-        while let Some((older, slot)) = slots.pop_last() {
-            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
-                return Err(StoreError::of_damage(damage, Some(older)));
-            }
-        }
-        Err(StoreError::of_damage(damage, None))
-    }
-
     pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
         let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
         let after = scan.cursor.as_deref().map(position).transpose()?;
@@ -413,7 +375,7 @@ impl<'a> RunReader<'a> {
         Ok(Some(Scanned { records, damaged: Vec::new(), next }))
     }
 
-    fn open_slot(
+    pub(super) fn open_slot(
         &self,
         branch: &BranchPath,
         seq: u64,
@@ -436,11 +398,12 @@ impl<'a> RunReader<'a> {
 
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
     /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
-    fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
+    pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
         let gone = self.gone()?;
+        index.remember(self.run, &walk);
         let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
         let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
         for commit in walk.sound {
@@ -568,25 +531,6 @@ impl End {
     /// A branch of which no sound record was seen.
     fn unknown() -> Self {
         Self { opened: u64::MAX, newest: None, next: 1, damaged: Vec::new() }
-    }
-}
-
-/// Where the index of a journal is kept between calls.
-#[derive(Debug)]
-pub(super) struct IndexSource<'a>(pub(super) &'a std::sync::Mutex<BTreeMap<RunId, Arc<Index>>>);
-
-impl IndexSource<'_> {
-    pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
-        let known = self.lock().get(reader.run).cloned().unwrap_or_default();
-        let path = reader.paths.journal();
-        let index =
-            known.update(reader.disk, &path, reader.run).map_err(|source| read_error(&path, source))?;
-        self.lock().insert(reader.run.clone(), index.clone());
-        Ok(index)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<RunId, Arc<Index>>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,8 @@ use crate::record::Record;
 use crate::store::StoreError;
 
 use super::journal::{self, Line};
-use super::read::{Found, IndexSource, RunReader, Stop, read_error};
+use super::near::IndexSource;
+use super::read::{Found, RunReader, Stop, read_error};
 
 /// Gives the sound records of a run, without bodies, newest first: those of the commit files, then those of the
 /// journal. For the holder of the lease, so nothing is taken away meanwhile.

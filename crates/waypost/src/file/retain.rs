@@ -10,8 +10,9 @@ use crate::store::{Damage, StoreError, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
 use super::journal;
+use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_name, commit_number};
-use super::read::{Bodies, IndexSource, RunReader, read_error};
+use super::read::{Bodies, RunReader, read_error};
 use super::signals;
 use super::write::{Writer, no_links, seal, write_sidecar};
 

@@ -95,6 +95,10 @@ impl RunReader<'_> {
 
     /// Reads a commit from `checkpoint.json`, if that is this one and sound.
     pub(super) fn copy(&self, number: u64) -> Option<Commit> {
+        // Usually it is another one, and its state may be large.
+        if self.number_of_copy() != number {
+            return None;
+        }
         let text = self.disk.read(&self.paths.root.join(NEWEST_FILE), FILE_BYTES_MAX).ok()?;
         Commit::open(self.run, number, &text).ok()
     }

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile, write_whole};
 use crate::folder::{RunFolder, create_temp};
@@ -23,8 +23,9 @@ use crate::record::{Durability, Header, Reason, RunRecord};
 use crate::store::{Batch, BatchId, StoreError, Summary};
 
 use super::format::{Commit, FILE_BYTES_MAX};
+use super::near::{IndexSource, Remembered};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
-use super::read::{End, IndexSource, RunReader};
+use super::read::{End, RunReader};
 use super::replay::NewestFirst;
 use super::signals;
 
@@ -207,8 +208,8 @@ impl Writer {
         if tail.link.is_some_and(|(_, digest)| digest == prev) {
             return Ok(None);
         }
-        let journals = Mutex::default();
-        let index = IndexSource(&journals);
+        let remembered = Remembered::default();
+        let index = IndexSource(&remembered);
         for record in NewestFirst::new(self.reader(), &index) {
             let record = record?;
             if record.header().branch == header.branch && record.digest() == prev {

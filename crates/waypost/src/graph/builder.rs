@@ -1,6 +1,6 @@
 //! Puts a graph together, and checks it once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use super::level::{
     Action, ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn,
     State, StepFn, Typed, to_value,
 };
+use super::way::{Way, targets_of, told_edge, told_fork, told_route};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -28,28 +29,6 @@ pub const PARALLEL_DEFAULT: usize = 8;
 
 /// The step inside each branch of [`Builder::each`].
 pub const ITEM_STEP: &str = "item";
-
-/// The way on from a step, by name.
-enum Way<S> {
-    Edge(StepId),
-    Route { targets: Vec<StepId>, choose: RouteFn<S> },
-}
-
-impl<S> Way<S> {
-    fn targets(&self) -> Vec<&StepId> {
-        match self {
-            Self::Edge(target) => vec![target],
-            Self::Route { targets, .. } => targets.iter().collect(),
-        }
-    }
-
-    fn told(&self, from: &StepId) -> String {
-        match self {
-            Self::Edge(target) => format!("the edge from `{from}` to `{target}`"),
-            Self::Route { .. } => format!("the route after `{from}`"),
-        }
-    }
-}
 
 /// How a step opens branches.
 pub(super) enum Fan<S> {
@@ -87,6 +66,8 @@ pub struct Builder<S> {
     /// Where each step is in `steps`.
     places: HashMap<StepId, usize>,
     ways: HashMap<StepId, Way<S>>,
+    /// The steps that have a way, in the order in which the ways were written.
+    written: Vec<StepId>,
     start: Option<StepId>,
     keeping: Keeping<S>,
     /// How joins read the states of their branches: known when the graph is built.
@@ -114,6 +95,7 @@ impl<S: State> Builder<S> {
             steps: Vec::new(),
             places: HashMap::new(),
             ways: HashMap::new(),
+            written: Vec::new(),
             start: None,
             keeping: keeping(Migrations::default()),
             decode: Arc::default(),
@@ -194,7 +176,8 @@ impl<S: State> Builder<S> {
         self.last("retry_when", |step| step.retry_when = Some(Arc::new(when)))
     }
 
-    /// Fails an attempt that takes longer; its future is dropped.
+    /// Fails an attempt that takes longer; its future is dropped, at the next place where it awaits. A step that is done
+    /// when its time is looked at has completed: work that blocks its thread is not interrupted.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.last("timeout", |step| step.timeout = Some(timeout))
@@ -243,7 +226,7 @@ impl<S: State> Builder<S> {
     pub fn start(mut self, id: &str) -> Self {
         match StepId::new(id) {
             Ok(id) => self.start = Some(id),
-            Err(error) => return self.wrong(error.into()),
+            Err(why) => return self.wrong(GraphError::BadName { edge: "the start".to_owned(), why }),
         }
         self
     }
@@ -253,7 +236,7 @@ impl<S: State> Builder<S> {
     pub fn edge(self, from: &str, to: &str) -> Self {
         match StepId::new(to) {
             Ok(target) => self.way(from, Way::Edge(target)),
-            Err(error) => self.wrong(error.into()),
+            Err(why) => self.wrong(GraphError::BadName { edge: told_edge(from, to), why }),
         }
     }
 
@@ -268,28 +251,34 @@ impl<S: State> Builder<S> {
         targets: impl IntoIterator<Item = T>,
         choose: impl Fn(&S) -> R + Send + Sync + 'static,
     ) -> Self {
-        let targets: Result<Vec<_>, _> = targets.into_iter().map(|id| StepId::new(id.as_ref())).collect();
-        match targets {
-            Ok(targets) if targets.is_empty() => {
-                self.wrong(GraphError::NoTargets(format!("the route after `{from}`")))
-            }
+        match targets_of(targets, || told_route(from)) {
             Ok(targets) => {
                 let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
                 self.way(from, Way::Route { targets, choose })
             }
-            Err(error) => self.wrong(error.into()),
+            Err(problem) => self.wrong(problem),
+        }
+    }
+
+    /// Leads from a fork to its join.
+    pub(super) fn fork_way(self, after: &str, join: &str) -> Self {
+        match StepId::new(join) {
+            Ok(join) => self.way(after, Way::Fork(join)),
+            // That was told when the join was added.
+            Err(_) => self,
         }
     }
 
     fn way(mut self, from: &str, way: Way<S>) -> Self {
         let from = match StepId::new(from) {
             Ok(from) => from,
-            Err(error) => return self.wrong(error.into()),
+            Err(why) => return self.wrong(GraphError::BadName { edge: way.told(from), why }),
         };
         if let Some(before) = self.ways.get(&from) {
-            let (one, other) = (before.told(&from), way.told(&from));
+            let (one, other) = (before.told(from.as_str()), way.told(from.as_str()));
             return self.wrong(GraphError::TwoWays { step: from, one, other });
         }
+        self.written.push(from.clone());
         self.ways.insert(from, way);
         self
     }
@@ -412,20 +401,19 @@ impl<S: State> Builder<S> {
         if !has(start) {
             return unknown("the start".to_owned(), start);
         }
-        for (from, way) in &self.ways {
+        // In the order in which they were written, so that of two mistakes the same one is told each time.
+        for (from, way) in self.written.iter().map(|from| (from, &self.ways[from])) {
             if !has(from) {
-                return unknown(way.told(from), from);
+                return unknown(way.told(from.as_str()), from);
             }
             if let Some(missing) = way.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
-                return unknown(way.told(from), missing);
+                return unknown(way.told(from.as_str()), missing);
             }
         }
         for step in &self.steps {
-            if let Some(Fan::Fork { after, starts }) = &step.fan {
-                let told = || format!("the fork after `{after}`");
-                if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
-                    return unknown(told(), missing);
-                }
+            let Some(Fan::Fork { after, starts }) = &step.fan else { continue };
+            if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
+                return unknown(told_fork(after.as_str()), missing);
             }
         }
         Ok(())
@@ -479,10 +467,7 @@ impl<S: State> Assembly<S> {
         let ways: Vec<Option<Way<S>>> = ids.iter().map(|id| self.ways.remove(id)).collect();
         for ((place, id), way) in places.iter().zip(&ids).zip(ways) {
             let draft = drafts[*place].take().expect("a step has one home");
-            // Where it leads belongs to what it does: nothing else tells a graph with other edges apart.
-            let mut ways_out: Vec<Vec<u8>> =
-                way.iter().flat_map(Way::targets).map(|id| id.as_str().into()).collect();
-            ways_out.sort();
+            let ways_out = way.as_ref().map(|way| way.print(&find)).unwrap_or_default();
             let (next, routes) = self.next(way, &find);
             let mut step = Step::new(id.clone(), Vec::new(), Digest::of_parts([]));
             step.routes = routes;
@@ -501,6 +486,7 @@ impl<S: State> Assembly<S> {
                     let shape = self.level(drafts, below, &starts[0], *place + 1)?;
                     let named = starts.iter().map(|id| (id.to_string(), Some(id.clone()))).collect();
                     prints.extend(prints_of(&shape));
+                    prints.extend(print_of_starts(&shape, &starts));
                     let shape = Box::new(shape);
                     step.children = Some(Children { name: after, shape, named, parallel_max, on_failure });
                     let child: ChildFn<S> = Arc::new(|state: &S, _| Ok(Box::new(state.clone()) as Held));
@@ -530,7 +516,7 @@ impl<S: State> Assembly<S> {
     fn next(&self, way: Option<Way<S>>, find: &impl Fn(&StepId) -> Option<usize>) -> (Next<S>, Vec<StepId>) {
         match way {
             None => (Next::End, Vec::new()),
-            Some(Way::Edge(target)) => match find(&target) {
+            Some(Way::Edge(target) | Way::Fork(target)) => match find(&target) {
                 Some(place) => (Next::To(place), vec![target]),
                 None => (Next::End, Vec::new()),
             },
@@ -543,6 +529,19 @@ impl<S: State> Assembly<S> {
     }
 }
 
+/// The branches of a fork in its fingerprint: they are known by their place. Nothing is said of the plain case, one for
+/// each step that none leads to, in the order of their names.
+fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> {
+    let led_to: HashSet<&StepId> = shape.steps().iter().flat_map(|step| &step.routes).collect();
+    let mut plain: Vec<&StepId> = shape.steps().iter().map(|step| &step.id).collect();
+    plain.retain(|id| !led_to.contains(id));
+    plain.sort();
+    if plain.into_iter().eq(starts) {
+        return Vec::new();
+    }
+    starts.iter().map(|id| id.as_str().into()).collect()
+}
+
 fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
     drafts[place].as_ref().expect("a step has one home").id.clone()
 }
@@ -550,5 +549,8 @@ fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
 fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
     let print =
         |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
-    shape.steps().iter().map(print).collect()
+    let mut prints: Vec<Vec<u8>> = shape.steps().iter().map(print).collect();
+    // The order in which steps were added means nothing.
+    prints.sort();
+    prints
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,12 +12,17 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::error::StepError;
-use crate::engine::{Attempt, Told};
+use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, Told};
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Note, Usage, WaitKind};
+use crate::path::FieldPath;
+use crate::record::{Flaw, Note, Usage, WaitKind, encode};
 
 /// Sleeps up to this long are slept in memory; longer ones give the lease back, and the run is due again at their end.
 pub const SLEEP_IN_MEMORY_MAX: Duration = Duration::from_secs(30);
+
+/// Most bytes of events and report text that a step may say for one checkpoint: they stand in its header, beside what the
+/// engine writes there.
+pub const SAID_BYTES_MAX: usize = 1 << 20;
 
 /// A step's view of its run: who it is, what it kept, and what it has to say. Clones are one.
 ///
@@ -37,13 +42,23 @@ struct Inner {
     kept: Mutex<HashMap<String, Value>>,
     heeds_stop: AtomicBool,
     exit_code: Mutex<Option<i32>>,
+    /// Of events and report text that are not written yet.
+    said_bytes: AtomicUsize,
+    refused: Mutex<Option<String>>,
 }
 
 impl Context {
     pub(super) fn new(attempt: Attempt) -> Self {
-        let (told, kept, exit_code) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let heeds_stop = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { attempt, told, kept, heeds_stop, exit_code }) }
+        let inner = Inner {
+            attempt,
+            told: Mutex::default(),
+            kept: Mutex::default(),
+            heeds_stop: AtomicBool::new(false),
+            exit_code: Mutex::default(),
+            said_bytes: AtomicUsize::new(0),
+            refused: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Returns the run.
@@ -93,7 +108,10 @@ impl Context {
     ///
     /// # Errors
     /// - That of `work`; nothing is kept.
-    /// - What cannot be kept: not JSON, more than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), more results than
+    /// - What cannot be kept, as it would not come back as it is: NaN, `Some(None)`, and what else
+    ///   [`encode`](crate::record::encode) refuses, by field; or its type does not read what it has written. `work` has
+    ///   had its effect by then, and the step fails for good: such a type is found out by the first run.
+    /// - More than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), more results than
     ///   [`MEMOS_MAX`](crate::engine::MEMOS_MAX).
     pub async fn once<T, E>(
         &self,
@@ -109,9 +127,11 @@ impl Context {
             return decode(&key, value);
         }
         let done = work.await.map_err(Into::into)?;
-        let value = serde_json::to_value(&done).map_err(StepError::fatal)?;
+        let value = keepable(&key, &done)?;
+        // Now as after a crash: what does not come back as it went in is seen at once, and not only then.
+        let back = decode(&key, value.clone())?;
         self.keep(&key, value).await?;
-        Ok(done)
+        Ok(back)
     }
 
     /// Sleeps for `time`, crashes and stops included: the end is set when this is first called with `key`.
@@ -143,23 +163,25 @@ impl Context {
     /// Asks a person, and returns the answer once there is one.
     ///
     /// The step is let go meanwhile and starts again from its top; this call then returns at once. `question` is shown
-    /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer).
+    /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer). An answer that is no `T` is not
+    /// taken: the question is asked again, as another one.
     ///
     /// # Errors
-    /// The answer is no `T`.
+    /// What cannot be kept, as for [`once`](Self::once).
     pub async fn interrupt<T: DeserializeOwned>(
         &self,
         key: &str,
         question: impl Serialize,
     ) -> Result<T, StepError> {
-        let question = serde_json::to_value(question).map_err(StepError::fatal)?;
+        let question = keepable(key, &question)?;
         self.await_answer(key, WaitKind::Answer, Some(question).filter(|question| !question.is_null())).await
     }
 
-    /// Waits for the next signal `name` to this run that nobody has taken, and returns its value.
+    /// Waits for the next signal `name` to this run that nobody has taken, and returns its value. One whose value is no
+    /// `T` is passed over, and the next one waited for.
     ///
     /// # Errors
-    /// The value is no `T`.
+    /// What was kept cannot be read.
     pub async fn signal<T: DeserializeOwned>(&self, key: &str, name: &str) -> Result<T, StepError> {
         // Its keys are not those of questions.
         self.await_answer(&format!("signal/{key}"), WaitKind::Signal(name.to_owned()), None).await
@@ -171,16 +193,29 @@ impl Context {
         on: WaitKind,
         question: Option<Value>,
     ) -> Result<T, StepError> {
-        match self.inner.attempt.answered(key).await? {
-            Some(value) => decode(key, value),
-            None => match self.inner.attempt.wait(key, on, question).await {},
+        let mut asked = 1;
+        let mut asked_as = key.to_owned();
+        while let Some(value) = self.inner.attempt.answered(&asked_as).await? {
+            match decode(&asked_as, value) {
+                Ok(answer) => return Ok(answer),
+                // It was given and has been taken in: only another question can have another answer.
+                Err(_) => {
+                    asked += 1;
+                    asked_as = format!("{key} (asked {asked} times)");
+                }
+            }
         }
+        match self.inner.attempt.wait(&asked_as, on, question).await {}
     }
 
-    /// Counts tokens and cost. Several calls add up; the model named last is kept.
+    /// Counts tokens and cost. Several calls add up; the model named last is kept. A cost that is no finite number fails
+    /// the step when it ends.
     pub fn usage(&self, usage: &Usage) {
         let mut told = self.told();
         let sum = told.usage.get_or_insert_with(Usage::default);
+        if !(sum.cost + usage.cost).is_finite() {
+            return self.refuse(format!("a cost of {} cannot be added", usage.cost));
+        }
         sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
         sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
         sum.cost += usage.cost;
@@ -189,9 +224,38 @@ impl Context {
         }
     }
 
-    /// Adds an event of the step's own to the audit log.
+    /// Adds an event of the step's own to the audit log. More than [`SAID_BYTES_MAX`] of events and report text for one
+    /// checkpoint fails the step when it ends, and so does data that comes back from JSON as something else.
+    ///
+    /// A `Value` has no NaN: a float that is none is `null` before it gets here. `json!` and `Value::from` do that.
     pub fn emit(&self, name: &str, data: impl Into<Value>) {
-        self.told().notes.push(Note::Event { name: name.to_owned(), data: data.into() });
+        let data = data.into();
+        let bytes = match keepable(name, &data) {
+            Ok(_) => name.len() + data.to_string().len(),
+            Err(error) => return self.refuse(format!("an event cannot be written: {error}")),
+        };
+        self.say(bytes, Note::Event { name: name.to_owned(), data });
+    }
+
+    fn say(&self, bytes: usize, note: Note) {
+        let said = self.inner.said_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if said > SAID_BYTES_MAX {
+            return self.refuse(format!(
+                "it has said {said} bytes since its last checkpoint, {SAID_BYTES_MAX} are allowed"
+            ));
+        }
+        self.told().notes.push(note);
+    }
+
+    /// Notes that something cannot be written: the step fails for that when it ends, or when it next keeps something.
+    fn refuse(&self, why: String) {
+        let mut refused = self.inner.refused.lock().expect("no code panics while it holds this lock");
+        refused.get_or_insert(why);
+    }
+
+    /// Returns what the step said that cannot be written, if there is such.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.inner.refused.lock().expect("no code panics while it holds this lock").clone()
     }
 
     /// Records the exit code of the command that the step ran: for people, and for evidence that asks for it
@@ -207,7 +271,8 @@ impl Context {
 
     /// Adds Markdown to the section of this step in the report, which is written when the step ends.
     pub fn report(&self, markdown: &str) {
-        self.told().notes.push(Note::Report(markdown.to_owned()));
+        let as_json = serde_json::to_string(markdown).map_or(usize::MAX, |text| text.len());
+        self.say(as_json, Note::Report(markdown.to_owned()));
     }
 
     /// Makes durable now what was said so far: usage and events. Report text is written when the step ends.
@@ -239,10 +304,13 @@ impl Context {
 
     /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
     /// again says it again, and its section in the report is that of its end.
-    fn take_said_now(&self) -> Told {
+    pub(super) fn take_said_now(&self) -> Told {
         let mut told = self.told();
         let notes = std::mem::take(&mut told.notes);
-        let (report, now) = notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
+        let (report, now): (Vec<_>, Vec<_>) =
+            notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
+        let bytes = |note: &Note| if let Note::Report(text) = note { text.len() } else { 0 };
+        self.inner.said_bytes.store(report.iter().map(bytes).sum(), Ordering::Relaxed);
         told.notes = report;
         Told { notes: now, usage: told.usage.take(), evidence: None }
     }
@@ -265,6 +333,9 @@ impl Context {
     }
 
     async fn keep(&self, key: &str, value: Value) -> Result<(), StepError> {
+        if let Some(why) = self.refused() {
+            return Err(StepError::fatal(why));
+        }
         let told = self.take_said_now();
         self.inner.attempt.keep(key, value.clone(), told).await.map_err(StepError::fatal)?;
         self.inner
@@ -274,6 +345,23 @@ impl Context {
             .insert(key.to_owned(), value);
         Ok(())
     }
+}
+
+/// Makes JSON of what comes back as it went in, and is not too large to be kept under `key`.
+fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepError> {
+    let mut bytes = Vec::new();
+    encode(value, &mut bytes).map_err(|flaw| {
+        let why = match flaw {
+            Flaw::Unkept { path, why } if path == FieldPath::default() => why,
+            flaw => flaw.to_string(),
+        };
+        StepError::fatal(format!("`{key}` cannot be kept: {why}"))
+    })?;
+    if bytes.len() > MEMO_BYTES_MAX {
+        return Err(StepError::fatal(MemoError::Large { key: key.to_owned(), bytes: bytes.len() }));
+    }
+    // What was written just now can be read again, but for what a `RawValue` brought along.
+    serde_json::from_slice(&bytes).map_err(StepError::fatal)
 }
 
 fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {

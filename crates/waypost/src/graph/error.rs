@@ -93,6 +93,14 @@ pub enum GraphError {
     /// A name that no step can have.
     #[error(transparent)]
     Name(#[from] InvalidName),
+    /// An edge, a route or a fork with a name that no step can have.
+    #[error("{edge} cannot be: {why}")]
+    BadName {
+        /// The edge, as it was written.
+        edge: String,
+        /// What is wrong with the name.
+        why: InvalidName,
+    },
     /// A step named like the end.
     #[error("`{END}` names the end of a graph and cannot be a step", END = super::END)]
     Reserved,
@@ -108,9 +116,7 @@ pub enum GraphError {
         missing: StepId,
     },
     /// Two ways on from one step.
-    #[error(
-        "step `{step}` has two ways on, {one} and {other}: only a route or a fork leads to several steps"
-    )]
+    #[error("step `{step}` has two ways on, {one} and {other}: a step has one edge, one route or one fork")]
     TwoWays {
         /// The step.
         step: StepId,
@@ -118,6 +124,26 @@ pub enum GraphError {
         one: String,
         /// The other.
         other: String,
+    },
+    /// A route or a fork that names a step more than once.
+    #[error("{edge} names `{step}` twice")]
+    NamedTwice {
+        /// The route or the fork.
+        edge: String,
+        /// The step.
+        step: StepId,
+    },
+    /// A way to a join that does not come from what it joins.
+    #[error(
+        "{from} leads to `{join}`, which joins the fork after `{after}`: only that fork and its branches lead there"
+    )]
+    IntoJoin {
+        /// Where the way comes from.
+        from: String,
+        /// The join.
+        join: StepId,
+        /// The step before the fork.
+        after: StepId,
     },
     /// No way leads there.
     #[error("step `{0}` cannot be reached")]

@@ -1,6 +1,5 @@
 //! Forks and fan-outs on their way to a join.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use super::context::Context;
 use super::error::{GraphError, StepError};
 use super::join::{BranchEnd, Branches, Child, ItemEnds};
 use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_value};
+use super::way::{targets_of, told_fork};
 use crate::engine::Joined;
 use crate::id::StepId;
 use crate::record::Pack;
@@ -52,18 +52,14 @@ impl<S: State> Fork<S> {
         E: Into<StepError>,
     {
         let Self { builder, after, starts, on_failure, parallel_max } = self;
-        let starts: Result<Vec<_>, _> = starts.iter().map(|start| StepId::new(start)).collect();
-        let (after_id, starts) = match (StepId::new(&after), starts) {
-            (Ok(after), Ok(starts)) => (after, starts),
-            (Err(error), _) | (_, Err(error)) => return builder.wrong(error.into()),
+        let after_id = match StepId::new(&after) {
+            Ok(id) => id,
+            Err(why) => return builder.wrong(GraphError::BadName { edge: told_fork(&after), why }),
         };
-        if starts.is_empty() {
-            return builder.wrong(GraphError::NoTargets(format!("the fork after `{after}`")));
-        }
-        let mut known = HashSet::with_capacity(starts.len());
-        if let Some(twice) = starts.iter().find(|start| !known.insert(*start)) {
-            return builder.wrong(GraphError::Twice(twice.clone()));
-        }
+        let starts = match targets_of(&starts, || told_fork(&after)) {
+            Ok(starts) => starts,
+            Err(problem) => return builder.wrong(problem),
+        };
         let decode = Arc::clone(&builder.decode);
         let join = Arc::new(join);
         let action: JoinFn<S> = Arc::new(move |state, joined: Joined, context| {
@@ -81,7 +77,7 @@ impl<S: State> Fork<S> {
             .boxed()
         });
         let fan = Fan::Fork { after: after_id, starts };
-        let mut builder = builder.add(id, Action::Join(action), Some(fan)).edge(&after, id);
+        let mut builder = builder.add(id, Action::Join(action), Some(fan)).fork_way(&after, id);
         if let Some(step) = builder.steps.last_mut() {
             (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
         }
@@ -132,7 +128,7 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
         self
     }
 
-    /// Fails an attempt on an item that takes longer.
+    /// Fails an attempt on an item that takes longer, as [`Builder::timeout`] does for a step.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.inner = self.inner.timeout(timeout);
         self

@@ -1,7 +1,8 @@
 //! Finds out which branch each step belongs to, and that every step can be reached and left.
 
 use super::error::GraphError;
-use crate::id::StepId;
+use crate::id::{BRANCH_DEPTH_MAX, StepId};
+use crate::shape::ShapeError;
 
 /// Steps and ways by number.
 pub(super) struct Outline {
@@ -16,13 +17,14 @@ pub(super) struct Outline {
 pub(super) fn find(outline: &Outline, start: &StepId) -> Result<Vec<Option<usize>>, GraphError> {
     let start = outline.ids.iter().position(|id| id == start).unwrap_or(0);
     let mut homes: Vec<Option<Option<usize>>> = vec![None; outline.ids.len()];
-    walk(outline, &[start], None, &mut homes)?;
+    walk(outline, &[start], (None, 0), &mut homes)?;
     for (place, home) in homes.iter().enumerate() {
         if home.is_none() {
             return Err(GraphError::Unreachable(outline.ids[place].clone()));
         }
     }
     let homes: Vec<Option<usize>> = homes.into_iter().flatten().collect();
+    check_joins(outline, start, &homes)?;
     check_ends(outline, &homes)?;
     Ok(homes)
 }
@@ -31,7 +33,7 @@ pub(super) fn find(outline: &Outline, start: &StepId) -> Result<Vec<Option<usize
 fn walk(
     outline: &Outline,
     starts: &[usize],
-    home: Option<usize>,
+    (home, depth): (Option<usize>, usize),
     homes: &mut Vec<Option<Option<usize>>>,
 ) -> Result<(), GraphError> {
     let mut forks = Vec::new();
@@ -49,7 +51,10 @@ fn walk(
         rest.extend(outline.ways[place].iter().flatten().filter(|next| Some(**next) != home));
     }
     for (join, starts) in forks {
-        walk(outline, &starts, Some(join), homes)?;
+        if depth == BRANCH_DEPTH_MAX {
+            return Err(ShapeError::TooDeep(outline.ids[join].clone()).into());
+        }
+        walk(outline, &starts, (Some(join), depth + 1), homes)?;
     }
     Ok(())
 }
@@ -60,6 +65,30 @@ fn shared(outline: &Outline, place: usize, one: Option<usize>, other: Option<usi
         None => "the main branch".to_owned(),
     };
     GraphError::Shared { step: outline.ids[place].clone(), one: told(one), other: told(other) }
+}
+
+/// Makes sure that only a fork and its branches lead to its join: who came there from elsewhere would run the fork
+/// without the step before it.
+fn check_joins(outline: &Outline, start: usize, homes: &[Option<usize>]) -> Result<(), GraphError> {
+    let told = |place: usize| format!("step `{}`", outline.ids[place]);
+    let first = |target: usize| (target, usize::MAX, "the start".to_owned());
+    let mut ways = vec![first(start)];
+    for (place, targets) in outline.ways.iter().enumerate() {
+        ways.extend(targets.iter().flatten().map(|target| (*target, place, told(place))));
+    }
+    for (after, starts) in outline.forks.iter().flatten() {
+        // The first step of a branch is reached from none: also not from the step before, whose own fork it may join.
+        ways.extend(starts.iter().map(|target| (*target, usize::MAX, told(*after))));
+    }
+    for (target, from, told) in ways {
+        let Some((after, _)) = &outline.forks[target] else { continue };
+        let is_branch = homes.get(from).is_some_and(|home| *home == Some(target));
+        if from != *after && !is_branch {
+            let (join, after) = (outline.ids[target].clone(), outline.ids[*after].clone());
+            return Err(GraphError::IntoJoin { from: told, join, after });
+        }
+    }
+    Ok(())
 }
 
 /// Makes sure that every step can come to the end of its branch.

@@ -25,7 +25,8 @@ impl<S> BranchEnd<S> {
     ) -> Result<Self, StepError> {
         let result = match failure_of(end) {
             Some(failure) => Err(failure),
-            None => Ok(decode(bytes_of(&end.record)?, schema_of(&end.record))?),
+            None => Ok(decode(bytes_of(&end.record)?, schema_of(&end.record))
+                .map_err(|error| unread(&end.record, &error))?),
         };
         Ok(Self { key: end.item.key.clone(), result })
     }
@@ -102,7 +103,8 @@ impl<T: State, R: State> ItemEnds<T, R> {
     /// The record of its branch is damaged or cannot be read.
     pub async fn next(&mut self) -> Result<Option<ItemEnd<T, R>>, StepError> {
         let Some(end) = self.outcomes.next().await? else { return Ok(None) };
-        let child: Child<T, R> = serde_json::from_slice(bytes_of(&end.record)?)?;
+        let child: Child<T, R> =
+            crate::schema::decode(bytes_of(&end.record)?).map_err(|error| unread(&end.record, &error))?;
         let result = match (failure_of(&end), child.result) {
             (Some(failure), _) => Err(failure),
             (None, Some(result)) => Ok(result),
@@ -132,11 +134,15 @@ fn bytes_of(record: &Record) -> Result<&[u8], StepError> {
     record.state_bytes().ok_or_else(gone)
 }
 
+fn unread(record: &Record, why: &dyn std::error::Error) -> StepError {
+    StepError::fatal(format!("cannot read the state of {}: {why}", record.header().reference()))
+}
+
 fn schema_of(record: &Record) -> u32 {
     record.header().body.as_ref().map_or(0, |body| body.schema)
 }
 
 /// Reads the state of a branch as its level understands it.
 pub(super) fn state_of(level: &dyn Level, record: &Record) -> Result<Held, StepError> {
-    Ok(level.decode(bytes_of(record)?, schema_of(record))?)
+    level.decode(bytes_of(record)?, schema_of(record)).map_err(|error| unread(record, &error))
 }

@@ -75,6 +75,8 @@ pub(super) trait Level: Send + Sync {
     fn schema(&self) -> u32;
     fn encode(&self, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw>;
     fn decode(&self, bytes: &[u8], schema: u32) -> Result<Held, StateError>;
+    /// Makes sure that a state comes back as it was written.
+    fn check(&self, bytes: &[u8]) -> Result<(), Flaw>;
     fn copy(&self, state: &Held) -> Held;
     fn open(&self, place: usize, state: &Held) -> Result<Vec<Item>, Failure>;
     fn child(&self, place: usize, state: &Held, item: &Item) -> Result<Held, Failure>;
@@ -122,6 +124,10 @@ impl<S: State> Level for Typed<S> {
 
     fn decode(&self, bytes: &[u8], schema: u32) -> Result<Held, StateError> {
         (self.keeping.decode)(bytes, schema).map(|state| Box::new(state) as Held)
+    }
+
+    fn check(&self, bytes: &[u8]) -> Result<(), Flaw> {
+        crate::record::check_written::<S>(bytes)
     }
 
     fn copy(&self, state: &Held) -> Held {
@@ -193,14 +199,14 @@ impl<S: State> Level for Typed<S> {
 /// Reads a value of an item as what it was made of.
 pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure> {
     T::deserialize(&item.value).map_err(|error| {
-        let text = format!("item `{}` is not what it was when it was frozen: {error}", item.key);
+        let text = format!("item `{}` cannot be read as it was frozen: {error}", item.key);
         Failure::new(FailureKind::Fatal, vec![text])
     })
 }
 
 /// Writes an item's value.
 pub(super) fn to_value<T: Serialize>(key: &str, item: &T) -> Result<Value, Failure> {
-    serde_json::to_value(item).map_err(|error| {
-        Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept as JSON: {error}")])
+    crate::record::to_value(item).map_err(|flaw| {
+        Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept"), flaw.to_string()])
     })
 }

@@ -5,6 +5,7 @@ use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Waker, Poll};
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::BoxFuture;
@@ -14,8 +15,9 @@ use tokio::sync::mpsc;
 use super::Graph;
 use super::level::{Held, State};
 use crate::engine::{
-    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
-    ResumeFrom, ResumeOptions, RunError, SessionOptions, SettleAsDone, StopHandle, Then, Validate,
+    Doubtful, Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown,
+    Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions, Settle, StopHandle, Then, TreatAs,
+    Validate,
 };
 use crate::events::{self, Event};
 use crate::id::{RunId, StepId};
@@ -34,6 +36,7 @@ pub(super) struct Session {
     pub(super) interrupt_after: Option<Vec<String>>,
     pub(super) step_limit: Option<u64>,
     pub(super) retention: Option<u32>,
+    pub(super) interval: Option<Duration>,
     pub(super) sink: Option<mpsc::UnboundedSender<Event>>,
 }
 
@@ -50,19 +53,29 @@ impl Session {
         if let Some(limit) = self.step_limit {
             kept.insert("step_limit".to_owned(), json!(limit));
         }
+        if let Some(interval) = self.interval {
+            let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
+            kept.insert("interval_ms".to_owned(), json!(interval_ms));
+        }
         if self.on_lost_checkpoint == Some(OnLostCheckpoint::Tolerate) {
             kept.insert("tolerate_lost_checkpoints".to_owned(), json!(true));
         }
         kept
     }
 
-    /// Takes from what was kept with the run what is not said anew.
-    fn or_kept(mut self, kept: &Value) -> Self {
-        let names =
-            |key: &str| -> Option<Vec<String>> { serde_json::from_value(kept.get(key)?.clone()).ok() };
+    /// Takes from what was kept with the run what is not said anew. Steps that the graph does not have any more need no
+    /// hold: whether the run may go on without them is asked elsewhere.
+    fn or_kept(mut self, kept: &Value, has: impl Fn(&StepId) -> bool) -> Self {
+        let names = |key: &str| -> Option<Vec<String>> {
+            let mut names: Vec<String> = serde_json::from_value(kept.get(key)?.clone()).ok()?;
+            names.retain(|name| StepId::new(name).is_ok_and(|step| has(&step)));
+            Some(names)
+        };
         self.interrupt_before = self.interrupt_before.or_else(|| names("interrupt_before"));
         self.interrupt_after = self.interrupt_after.or_else(|| names("interrupt_after"));
         self.step_limit = self.step_limit.or_else(|| kept.get("step_limit")?.as_u64());
+        let interval = || kept.get("interval_ms")?.as_u64().map(Duration::from_millis);
+        self.interval = self.interval.or_else(interval);
         if kept.get("tolerate_lost_checkpoints") == Some(&Value::Bool(true)) {
             self.on_lost_checkpoint.get_or_insert(OnLostCheckpoint::Tolerate);
         }
@@ -84,6 +97,7 @@ impl Session {
                 after: ids(&self.interrupt_after)?,
             },
             step_limit: self.step_limit,
+            interval: self.interval,
         })
     }
 
@@ -138,6 +152,15 @@ macro_rules! session_settings {
             self
         }
 
+        /// Writes a checkpoint each time that a step, on whatever branch, has run for so long: what it
+        /// [said](super::Context::usage) by then is durable, and others see that it is alive. It is what
+        /// [`Context::checkpoint`](super::Context::checkpoint) does, unasked. No less than
+        /// [`INTERVAL_MIN`](crate::engine::INTERVAL_MIN).
+        pub fn checkpoint_interval(mut self, interval: std::time::Duration) -> Self {
+            self.session.interval = Some(interval);
+            self
+        }
+
         /// Goes on although a checkpoint cannot be written: the run is marked, and the checkpoint is written with the
         /// next one. A crash before that costs the steps since.
         pub fn tolerate_lost_checkpoints(mut self) -> Self {
@@ -189,13 +212,13 @@ impl Engine {
         }
     }
 
-    /// Takes a run of a graph up where it stood.
+    /// Takes a run of a graph up where it stood. The name of the graph does not count, its steps do.
     ///
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
     pub fn resume<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str) -> Resume<'a, S> {
-        let session = Session::default();
-        Resume { engine: self, graph, id: id.to_owned(), session, options: ResumeOptions::default() }
+        let (id, session, options) = (id.to_owned(), Session::default(), ResumeOptions::default());
+        Resume { engine: self, graph, id, session, options, settles: Vec::new() }
     }
 }
 
@@ -246,6 +269,9 @@ impl<'a, S: State> Run<'a, S> {
 
     /// Takes the run up where it stood if there is one of this id: for programs that are simply started again. What is
     /// said of state, durability, retention, labels and configuration is then passed over: the run has its own.
+    ///
+    /// A run of that id which was made by a graph of another name, or of other steps, is refused with
+    /// [`RunError::Changed`]: it is somebody else's. [`Engine::resume`] goes by the steps alone.
     pub fn or_resume(mut self) -> Self {
         self.or_resume = true;
         self
@@ -290,9 +316,11 @@ impl<'a, S: State> Run<'a, S> {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
-        if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
+        let there = if or_resume { Some(engine.store().run(&id).await) } else { None };
+        if let Some(there) = there.filter(|there| !matches!(there, Err(StoreError::NotFound { .. }))) {
+            there.map_or(Ok(()), |entry| graph.check_name(entry.record.record()))?;
             let (id, options) = (id.to_string(), ResumeOptions::default());
-            return Resume { engine, graph, id, session, options }.go().await;
+            return Resume { engine, graph, id, session, options, settles: Vec::new() }.go().await;
         }
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let options = session.options()?;
@@ -313,7 +341,6 @@ impl<'a, S: State> IntoFuture for Run<'a, S> {
 }
 
 /// A resume that is about to begin: await it, or take its events as a [`stream`](Resume::stream).
-#[derive(Debug)]
 #[must_use = "a resume begins when it is awaited"]
 pub struct Resume<'a, S> {
     engine: &'a Engine,
@@ -321,19 +348,32 @@ pub struct Resume<'a, S> {
     id: String,
     session: Session,
     options: ResumeOptions<S>,
+    settles: Settles,
+}
+
+/// Functions that settle steps in doubt, each for states of one type; each says nothing about those of another.
+type Settles = Vec<Box<dyn Fn(&mut Held, &Doubtful) -> Option<Result<TreatAs, String>> + Send + Sync>>;
+
+impl<S> std::fmt::Debug for Resume<'_, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resume").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl<'a, S: State> Resume<'a, S> {
     session_settings!();
 
-    /// Goes on from an older checkpoint of the main branch. What came after it stays visible, abandoned.
+    /// Goes on from an older checkpoint of the main branch. What came after it stays visible, abandoned; so does what
+    /// branches have done that were not joined by then: they are opened anew, unless the run has come no further than
+    /// them and its state is not edited.
     pub fn from_checkpoint(mut self, seq: u64) -> Self {
         self.options.from = Some(ResumeFrom::Checkpoint(seq));
         self
     }
 
     /// Runs a step again that was started before, with the state of then, and goes on from there; [`END`](super::END)
-    /// ends the run with the state it has.
+    /// ends the run with the state it has. A step over items works on its items again; a join of a fork is given the
+    /// same branches again.
     pub fn from_step(mut self, step: &str) -> Self {
         // A name that no step can have is told when the resume begins, as one that no step has.
         self.options.from = Some(if step == super::END {
@@ -344,7 +384,7 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Changes the state before anything runs.
+    /// Changes the state of the main branch before anything runs. Branches under way keep their own.
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.options.edit = Some(Edit(Box::new(edit)));
         self
@@ -385,14 +425,28 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Takes steps of the main branch as done that are in doubt, for who has seen that they took effect. `settle` puts into
-    /// the state what the step would have, or refuses: then nothing changes, and the resume ends with
-    /// [`RunError::NotSettled`].
+    /// Settles steps that are in doubt, for who has found out what became of them. `settle` is given the state of the branch
+    /// that the step stands on: the main one, or one of a fork. It puts into the state what the step would have and says
+    /// [`TreatAs::Done`], or says [`TreatAs::Retry`], or refuses with a reason: then nothing changes, and the resume ends
+    /// with [`RunError::NotSettled`].
+    ///
+    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). Which step
+    /// comes next must not depend on the step itself: after one with several ways on, only `Retry` will do.
     pub fn settle_doubtful(
-        mut self,
-        settle: impl Fn(&mut S, &StepId) -> Result<(), String> + Send + 'static,
+        self,
+        settle: impl Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
     ) -> Self {
-        self.options.on_doubt = OnDoubt::Done(SettleAsDone(Box::new(settle)));
+        self.settle_doubtful_as(settle)
+    }
+
+    /// As [`settle_doubtful`](Self::settle_doubtful), for steps on branches whose state is a `T`: of a sub-graph its own, of
+    /// an item [`Child`](super::Child), whose `result` is to be filled in. Can be said for several types.
+    pub fn settle_doubtful_as<T: State>(
+        mut self,
+        settle: impl Fn(&mut T, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.settles
+            .push(Box::new(move |held, doubtful| held.downcast_mut().map(|state| settle(state, doubtful))));
         self
     }
 
@@ -424,7 +478,7 @@ impl<'a, S: State> Resume<'a, S> {
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, id, mut session, options } = self;
+        let Self { engine, graph, id, mut session, options, settles } = self;
         let id = RunId::new(&id)?;
         if let Some(ResumeFrom::Unknown(name)) = &options.from {
             return Err(RunError::UnknownStep(name.clone()));
@@ -434,7 +488,8 @@ impl<'a, S: State> Resume<'a, S> {
             Ok(entry) => {
                 let record = entry.record.record();
                 session.retention = record.retention;
-                session = session.or_kept(record.settings.get(SETTINGS).unwrap_or(&Value::Null));
+                let kept = record.settings.get(SETTINGS).unwrap_or(&Value::Null);
+                session = session.or_kept(kept, |step| graph.shape().has_anywhere(step));
             }
             Err(StoreError::Damaged { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -456,9 +511,11 @@ impl<'a, S: State> Resume<'a, S> {
                 OnDamage::Stop => OnDamage::Stop,
                 OnDamage::Restart(state) => OnDamage::Restart(Box::new(state) as Held),
             },
-            on_doubt: options
-                .on_doubt
-                .within(|held: &mut Held| held.downcast_mut().expect("a graph has one type of state")),
+            on_doubt: match options.on_doubt {
+                OnDoubt::Retry => OnDoubt::Retry,
+                _ if !settles.is_empty() => OnDoubt::Settle(held_settle(settles)),
+                OnDoubt::Ask | OnDoubt::Settle(_) => OnDoubt::Ask,
+            },
             on_change: options.on_change,
             on_unknown: options.on_unknown,
             then: options.then,
@@ -467,6 +524,14 @@ impl<'a, S: State> Resume<'a, S> {
         let program = graph.erased();
         engine.resume_program(&program, &id, held).await.map(known)
     }
+}
+
+/// Makes one function of those that settle steps in doubt.
+fn held_settle(settles: Settles) -> Settle<Held> {
+    Settle(Box::new(move |held, doubtful| {
+        let said = settles.iter().find_map(|settle| settle(held, doubtful));
+        said.unwrap_or_else(|| Err("nobody said how, for a branch with a state of its type".to_owned()))
+    }))
 }
 
 impl<'a, S: State> IntoFuture for Resume<'a, S> {

@@ -33,7 +33,7 @@ impl MemoryStore {
         let bytes = match part {
             Part::Run => Some(&mut run.bytes),
             part => {
-                run.branch_mut(branch).and_then(|branch| branch.records.get_mut(&seq)).and_then(|stored| {
+                run.branch_mut(branch).and_then(|branch| branch.records.get_mut(seq)).and_then(|stored| {
                     if part == Part::Header { Some(&mut stored.header) } else { stored.body.as_mut() }
                 })
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::rows::Rows;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::lock::Holder;
 use crate::record::{Bytes, Flaw, Header, Reason, Record, SealedRun};
@@ -34,7 +35,7 @@ pub(super) struct Run {
 
 pub(super) struct Branch {
     pub(super) path: BranchPath,
-    pub(super) records: BTreeMap<u64, Stored>,
+    pub(super) records: Rows,
     /// One more than the highest seq it ever had, quarantine included.
     pub(super) next: u64,
 }
@@ -63,7 +64,8 @@ impl Branch {
     }
 
     pub(super) fn newest_sound_below(&self, seq: u64) -> Option<u64> {
-        self.records.range(..seq).rev().find(|(_, stored)| stored.open().is_ok()).map(|(seq, _)| *seq)
+        let below = self.records.iter().rev().filter(|(at, _)| *at < seq);
+        below.filter(|(_, stored)| stored.open().is_ok()).map(|(at, _)| *at).next()
     }
 
     /// Returns the newest sound record that has a body, and the damage passed over.
@@ -81,12 +83,12 @@ impl Branch {
 
     /// Returns why a record does not continue the branch, if it does not.
     pub(super) fn refuses(&self, header: &Header) -> Option<String> {
-        let newest = self.records.last_key_value();
+        let newest = self.records.last();
         let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
         if header.reason == Reason::Repair {
             let sound = |digest: &Digest| {
-                let mut records = self.records.values().rev();
-                records.any(|stored| stored.digest == *digest && stored.open().is_ok())
+                let mut records = self.records.iter().rev();
+                records.any(|(_, stored)| stored.digest == *digest && stored.open().is_ok())
             };
             let fits = header.seq > last && header.seq <= self.next;
             let why = || format!("its branch ends at {last} and goes on at {} at most", self.next);
@@ -173,12 +175,12 @@ impl Run {
         let place = self.place(&header.branch).unwrap_or_else(|| {
             let path = header.branch.clone();
             self.places.insert(path.clone(), self.branches.len());
-            self.branches.push(Branch { path, records: BTreeMap::new(), next: 1 });
+            self.branches.push(Branch { path, records: Rows::default(), next: 1 });
             self.branches.len() - 1
         });
         let (header_bytes, body) = (record.header_bytes().clone(), record.body_bytes().cloned());
         let stored = Stored { digest: record.digest(), header: header_bytes, body };
-        self.branches[place].records.insert(header.seq, stored);
+        self.branches[place].records.push(header.seq, stored);
         self.branches[place].next = header.seq + 1;
     }
 
@@ -216,9 +218,7 @@ impl Run {
                 Some(from) => (seq_min.max(from), seq_max),
                 None => (seq_min, seq_max),
             };
-            // A range that ends before it begins is a mistake to the map.
-            let records = (least <= most).then(|| branch.records.range(least..=most));
-            let mut records = records.into_iter().flatten();
+            let mut records = branch.records.between(least, most).iter();
             let next = move || if newest_first { records.next_back() } else { records.next() };
             std::iter::from_fn(next).map(move |(seq, stored)| (place, branch, *seq, stored))
         })
@@ -226,7 +226,8 @@ impl Run {
 
     pub(super) fn summary(&self) -> RunSummary {
         let record = self.sealed.record();
-        let stored = || self.branches.iter().flat_map(|branch| branch.records.values());
+        let stored =
+            || self.branches.iter().flat_map(|branch| branch.records.iter().map(|(_, stored)| stored));
         let bytes = |stored: &Stored| stored.header.len() + stored.body.as_ref().map_or(0, |body| body.len());
         RunSummary {
             run: record.run.clone(),

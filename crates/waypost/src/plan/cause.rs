@@ -32,6 +32,14 @@ pub enum Cause {
     Waits(Vec<Wait>),
     /// These claims do not hold.
     EvidenceFailed(Vec<String>),
+    /// These claims do not hold, although the step was done again for that a moment ago. Then others were done again, for
+    /// claims of theirs: whoever runs last undoes what the other needs.
+    EvidenceUndone {
+        /// What does not hold.
+        claims: Vec<String>,
+        /// The other steps, and what did not hold of theirs.
+        others: Vec<(StepId, Vec<String>)>,
+    },
     /// These claims could not be checked.
     EvidenceUnknown(Vec<String>),
     /// This step before it runs again.
@@ -65,6 +73,17 @@ impl fmt::Display for Cause {
                 write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
             }
             Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
+            Self::EvidenceUndone { claims, others } => {
+                let claims = claims.join(", ");
+                write!(f, "evidence does not hold although it was done again for that: {claims}")?;
+                let told =
+                    |(step, claims): &(StepId, Vec<String>)| format!("`{step}` for {}", claims.join(", "));
+                let others: Vec<_> = others.iter().map(told).collect();
+                if others.is_empty() {
+                    return Ok(());
+                }
+                write!(f, "; since then {} was done again, which undoes it", others.join(" and "))
+            }
             Self::EvidenceUnknown(claims) => {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }

@@ -37,6 +37,13 @@ pub struct Claim {
     /// It dies with the machine: a process, a port, a container.
     #[serde(default, skip_serializing_if = "is_default")]
     pub live: bool,
+    /// The machine on which it was made, where it is about that machine: its files, its processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Which file it was about when it was made, where its subject is another name of that: one that leads there through
+    /// links, or one of several hard links. Claims about one file are about one thing, whatever they call it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// What came out when the step committed.
     pub verdict: Verdict,
     /// What was found, secrets masked.

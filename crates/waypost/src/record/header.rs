@@ -276,9 +276,28 @@ pub struct Failure {
     pub ending: Ending,
 }
 
+/// Longest text of one error in a chain of causes: more than a person reads, and little enough for all of them to fit a
+/// header.
+pub const FAILURE_TEXT_BYTES_MAX: usize = 16 << 10;
+/// Most errors of one chain that are kept.
+pub const FAILURE_CAUSES_MAX: usize = 32;
+
+/// Cuts a text that is too long, and says so.
+fn cut(text: &mut String) {
+    if text.len() > FAILURE_TEXT_BYTES_MAX {
+        let bytes = text.len();
+        let end = (0..=FAILURE_TEXT_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str(&format!(" … ({bytes} bytes in all)"));
+    }
+}
+
 impl Failure {
-    /// Makes a failure of an error and its causes, outermost first.
-    pub fn new(kind: FailureKind, error: Vec<String>) -> Self {
+    /// Makes a failure of an error and its causes, outermost first. They stand in a header: a text beyond
+    /// [`FAILURE_TEXT_BYTES_MAX`] is cut, and of more than [`FAILURE_CAUSES_MAX`] the outermost are kept.
+    pub fn new(kind: FailureKind, mut error: Vec<String>) -> Self {
+        error.truncate(FAILURE_CAUSES_MAX);
+        error.iter_mut().for_each(cut);
         Self { kind, error, retried: false, tolerated: false, ending: Ending::default() }
     }
 }

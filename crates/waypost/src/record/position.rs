@@ -111,6 +111,9 @@ pub struct FrontierEntry {
     /// Durable results kept by this step in this iteration and epoch: `progress` records with a key.
     #[serde(default, skip_serializing_if = "is_default")]
     pub memos: u32,
+    /// It was held before its first try, and a resume let it pass: it is not held there again.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub passed: bool,
     /// The exit code, seen and recorded while evidence was still being checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<i32>,
@@ -131,6 +134,7 @@ impl FrontierEntry {
             wake_at: None,
             waits: Vec::new(),
             memos: 0,
+            passed: false,
             exited: None,
             fan: None,
         }

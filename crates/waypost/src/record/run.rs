@@ -81,6 +81,9 @@ pub struct StepPrint {
     pub id: StepId,
     /// SHA-256 over what it does, not over its name, place, timeouts or retries.
     pub fingerprint: Digest,
+    /// Where it leads by choice, sorted; `end` is the end. The fingerprint covers it: this says it to people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leads_to: Vec<StepId>,
 }
 
 /// Where a fork in time began.

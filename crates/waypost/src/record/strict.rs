@@ -18,7 +18,8 @@
 //! writes what stands around them.
 //!
 //! What is not seen here: a type whose `Deserialize` does not fit its `Serialize` (an untagged enum whose earlier
-//! variant takes the value, a skipped field). [`check_state`] finds most of that. The text of a
+//! variant takes the value, a field that is not read). [`check_state`] finds most of that, and a session of a graph does
+//! the same with some of the states that it writes. The text of a
 //! [`RawValue`](serde_json::value::RawValue) is taken as it is.
 
 use std::fmt::{self, Display, Write as _};
@@ -33,6 +34,7 @@ mod check;
 mod key;
 
 pub use check::check_state;
+pub(crate) use check::check_written;
 use key::{Entries, Keys};
 
 /// Deepest nesting of objects and arrays: `serde_json` refuses to read a 128th level, so that no text can exhaust the
@@ -61,6 +63,17 @@ pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(
         bytes.truncate(begin);
         refusal.at(path)
     })
+}
+
+/// Makes a JSON value of what comes back from it as it went in.
+///
+/// # Errors
+/// As [`encode`].
+pub(crate) fn to_value<S: Serialize + ?Sized>(value: &S) -> Result<serde_json::Value, Flaw> {
+    let mut bytes = Vec::new();
+    encode(value, &mut bytes)?;
+    // What `encode` writes can be read again, but for what a `RawValue` brought along.
+    serde_json::from_slice(&bytes).map_err(|error| Flaw::Malformed(error.to_string()))
 }
 
 /// Why a state is refused.

@@ -11,7 +11,7 @@ use crate::engine::Told;
 use crate::engine::chain::Draft;
 use crate::evidence::Summary;
 use crate::id::CheckpointRef;
-use crate::plan::resolved;
+use crate::plan::bound_as;
 use crate::record::{Claim, Header, Note, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict};
 use crate::schema::decode;
 use crate::store::StoreError;
@@ -182,7 +182,7 @@ impl Recorder {
                 let since = self.checkpoints.load(&tip.reference(entry.since)).await;
                 let pack = since.ok().and_then(|record| record.header().evidence.clone());
                 let claims = pack.into_iter().flat_map(|pack| pack.claims);
-                in_flux.extend(claims.map(|claim| resolved(&claim.subject)));
+                in_flux.extend(claims.map(|claim| bound_as(&claim)));
             }
         }
         let mut newer: BTreeMap<(String, String), (u64, Claim)> = BTreeMap::new();
@@ -196,7 +196,7 @@ impl Recorder {
             }
             let pack = header.evidence.as_ref().filter(|_| matches!(header.phase, Phase::Completed(_)));
             for claim in pack.into_iter().flat_map(|pack| &pack.claims) {
-                let key = (claim.kind.clone(), resolved(&claim.subject));
+                let key = (claim.kind.clone(), bound_as(claim));
                 newer.entry(key).or_insert_with(|| (header.seq, claim.clone()));
             }
         }
@@ -205,7 +205,7 @@ impl Recorder {
             (newer, in_flux) = (BTreeMap::new(), BTreeSet::new());
         }
         let claims = pack.claims.into_iter().map(|claim| {
-            let subject = resolved(&claim.subject);
+            let subject = bound_as(&claim);
             let by = newer.get(&(claim.kind.clone(), subject.clone()));
             if in_flux.contains(&subject) {
                 (claim, By::Nobody)

@@ -150,6 +150,8 @@ fn evidence_is_counted() {
         expect: Value::Null,
         pinned: false,
         live: false,
+        host: None,
+        file: None,
         verdict,
         found: Value::Null,
         error: None,

@@ -458,6 +458,10 @@ impl Probe for Told {
         true
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         self.trace.lock().unwrap().push(claim.subject.clone());
         let now = self.running.fetch_add(1, Ordering::SeqCst) + 1;

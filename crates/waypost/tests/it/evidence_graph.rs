@@ -16,6 +16,7 @@ use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 mod accept;
 mod again;
 mod branches;
+mod hosts;
 mod probes;
 
 /// What was done, and how often.

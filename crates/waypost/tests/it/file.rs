@@ -54,6 +54,16 @@ fn flip(path: &Path, at: usize) {
     fs::write(path, bytes).unwrap();
 }
 
+/// Changes a byte of a commit file, and of `checkpoint.json` where that is a file of its own with the same commit: who
+/// takes a run up writes the former anew, and the latter would stand in for it.
+fn flip_commit(run: &Path, path: &Path, at: usize) {
+    let (copy, before) = (run.join("checkpoint.json"), fs::read(path).unwrap());
+    flip(path, at);
+    if fs::read(&copy).is_ok_and(|bytes| bytes == before) {
+        flip(&copy, at);
+    }
+}
+
 #[async_trait]
 impl StoreFixture for Folder {
     fn store(&self) -> Arc<dyn Store> {
@@ -75,13 +85,13 @@ impl StoreFixture for Folder {
             }
             Place::Header(branch, seq) => {
                 let (path, at) = find(&folder, branch, *seq);
-                flip(&path, at + 40);
+                flip_commit(&folder, &path, at + 40);
             }
             Place::Body(branch, seq) => {
                 let (path, at) = find(&folder, branch, *seq);
                 let text = fs::read_to_string(&path).unwrap();
                 let state = text[at..].find("\"state\":").unwrap();
-                flip(&path, at + state + 10);
+                flip_commit(&folder, &path, at + state + 10);
             }
         }
     }
@@ -131,17 +141,21 @@ impl StoreFixture for Memory {
 
     async fn damage(&mut self, run: &RunId, place: &Place) {
         self.disk.settle();
-        let history = Path::new("store/runs").join(run.as_str()).join("history");
+        let root = Path::new("store/runs").join(run.as_str());
+        let (history, copy) = (root.join("history"), root.join("checkpoint.json"));
         let (Place::Header(branch, seq) | Place::Body(branch, seq)) = place else {
             panic!("only records are damaged here");
         };
         let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let files = self.disk.files().into_iter().filter(|(path, _)| path.starts_with(&history));
-        let found = files.map(|(path, bytes)| (path, text(&bytes))).find(|(_, text)| text.contains(&mark));
-        let (path, text) = found.unwrap();
-        let at = text.find(&mark).unwrap() + 40;
+        let mut files = self.disk.files().into_iter().filter(|(path, _)| path.starts_with(&history));
+        let (path, before) = files.find(|(_, bytes)| text(bytes).contains(&mark)).unwrap();
+        let at = text(&before).find(&mark).unwrap() + 40;
         self.disk.spoil(&path, |bytes| bytes[at] ^= 1).unwrap();
+        // As in a folder: it may be a file of its own.
+        if self.disk.files().contains(&(copy.clone(), before)) {
+            self.disk.spoil(&copy, |bytes| bytes[at] ^= 1).unwrap();
+        }
     }
 
     async fn quarantined(&mut self, _: &RunId) -> Vec<Vec<u8>> {

@@ -130,6 +130,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         wake_at: after("at").map(|time| time.parse::<Timestamp>().unwrap()),
         waits: after("asks").map(wait).into_iter().collect(),
         memos: 0,
+        passed: false,
         exited: None,
         fan: None,
     }
@@ -157,6 +158,8 @@ fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Ver
             expect: Value::Null,
             pinned: words.contains(&"pinned"),
             live: words.contains(&"live"),
+            host: None,
+            file: None,
             verdict: verdict(words[3]),
             found: Value::Null,
             error: None,

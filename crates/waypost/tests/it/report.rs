@@ -143,6 +143,8 @@ fn evidence_is_a_table() {
         expect: json!({"is": "abc"}),
         pinned: false,
         live: false,
+        host: None,
+        file: None,
         verdict,
         found: json!("abd"),
         error: error.map(str::to_owned),

@@ -108,7 +108,8 @@ async fn a_step_in_both_interrupt_lists_runs_exactly_once() {
 // either.
 #[tokio::test]
 async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_crashes() {
-    for repeats in [true, false] {
+    // A resume that changes the state writes that before it starts a step that must not be repeated.
+    for (repeats, edited) in [(true, false), (false, false), (true, true), (false, true)] {
         for nth in 1.. {
             let mut deaths = 0;
             for fault in [Fault::DieBefore, Fault::DieAfter] {
@@ -121,10 +122,15 @@ async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_cras
                 assert_eq!(run.await.unwrap().status, RunStatus::Interrupted);
 
                 world.store.plan(nth, 1, fault);
-                let resume = world.engine.resume(&graph, "r").into_future();
-                let end = world.until_death(resume).await;
+                let resume = world.engine.resume(&graph, "r");
+                let resume = match edited {
+                    true => resume.edit_state(|notes: &mut Notes| notes.done.push("by hand".to_owned())),
+                    false => resume,
+                };
+                let end = world.until_death(resume.into_future()).await;
                 deaths += u32::from(end.is_none());
                 world.reopen();
+                let is_edited = edited && (end.is_some() || nth > 1 || fault == Fault::DieAfter);
                 let outcome = match end {
                     Some(outcome) => outcome.unwrap(),
                     None => match world.engine.resume(&graph, "r").await {
@@ -133,8 +139,10 @@ async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_cras
                     },
                 };
 
-                assert_eq!(outcome.status, RunStatus::Completed, "write {nth}, {fault:?}, {repeats}");
-                assert_eq!(outcome.state.done, ["a", "b"]);
+                let at = format!("write {nth}, {fault:?}, {repeats}, {edited}");
+                assert_eq!(outcome.status, RunStatus::Completed, "{at}");
+                let expect: &[&str] = if is_edited { &["a", "by hand", "b"] } else { &["a", "b"] };
+                assert_eq!(outcome.state.done, expect, "{at}");
             }
             if deaths == 0 {
                 assert!(nth > 2, "it died {nth} times");

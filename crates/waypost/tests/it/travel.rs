@@ -48,38 +48,6 @@ async fn branches_left_behind_by_a_rollback_do_not_count() {
 }
 
 #[tokio::test]
-async fn a_rollback_into_a_fan_out_keeps_its_branches_unless_they_have_gone_on_as_others() {
-    for mut world in World::each() {
-        let stage = Stage::default();
-        let graph = stage.fork();
-        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
-        let records = world.records().await;
-        let waiting = records.iter().find(|line| line.contains("waiting merge")).unwrap();
-        let seq: u64 = waiting["main@".len()..].split(' ').next().unwrap().parse().unwrap();
-        stage.said();
-
-        world.reopen();
-        let kept = world.engine.resume(&graph, "r").from_checkpoint(seq).await.unwrap();
-        assert_eq!(
-            (kept.state.done.as_slice(), stage.said_sorted()),
-            (&WHOLE.map(str::to_owned)[..], vec!["after".to_owned(), "merge".to_owned()])
-        );
-        // The fork is opened anew; then the branches of the first one are no longer what they were.
-        world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
-        stage.said();
-        stage
-            .crash(&mut world, "a2", async |world| {
-                world.engine.resume(&graph, "r").from_checkpoint(seq).into_future().await
-            })
-            .await;
-        let anew = world.engine.resume(&graph, "r").await.unwrap();
-
-        assert_eq!(anew.state.done, WHOLE);
-        assert_eq!(stage.said_sorted(), ["a", "a2", "a2", "after", "b", "merge"]);
-    }
-}
-
-#[tokio::test]
 async fn a_join_alone_is_done_again_from_its_step() {
     for mut world in World::each() {
         let stage = Stage::default();

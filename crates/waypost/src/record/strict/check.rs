@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::encode;
 use crate::path::{FieldPath, quoted};
 use crate::record::Flaw;
+use crate::schema::{DecodeError, decode};
 
 /// Finds out whether a state comes back as it went in: writes it, reads it, writes it again and compares.
 ///
@@ -36,23 +37,25 @@ use crate::record::Flaw;
 /// assert_eq!(refused.to_string(), r#"note: it is written as "lost" and comes back as """#);
 /// ```
 pub fn check_state<S: Serialize + DeserializeOwned>(state: &S) -> Result<(), Flaw> {
-    let mut first = Vec::new();
-    encode(state, &mut first)?;
-    let read = crate::schema::decode::<S>(&first)
-        .map_err(|error| Flaw::Unkept { path: error.path, why: error.why })?;
-    let mut second = Vec::new();
+    let mut bytes = Vec::new();
+    encode(state, &mut bytes)?;
+    check_written::<S>(&bytes)
+}
+
+/// As [`check_state`], of a state that was written already.
+pub(crate) fn check_written<S: Serialize + DeserializeOwned>(first: &[u8]) -> Result<(), Flaw> {
+    let read = decode::<S>(first).map_err(unread)?;
+    let mut second = Vec::with_capacity(first.len());
     encode(&read, &mut second)?;
     if first == second {
         return Ok(());
     }
-    let value = |text: &[u8]| {
-        crate::schema::decode::<Value>(text)
-            .map_err(|error| Flaw::Unkept { path: error.path, why: error.why })
-    };
-    match changed(&value(&first)?, &value(&second)?, &mut FieldPath::default()) {
-        Some(flaw) => Err(flaw),
-        None => Ok(()),
-    }
+    let (first, second) = (decode(first).map_err(unread)?, decode(&second).map_err(unread)?);
+    changed(&first, &second, &mut FieldPath::default()).map_or(Ok(()), Err)
+}
+
+fn unread(error: DecodeError) -> Flaw {
+    Flaw::Unkept { path: error.path, why: format!("it would not be read again: {}", error.why) }
 }
 
 /// Finds the first value of `first` that `second` does not have.

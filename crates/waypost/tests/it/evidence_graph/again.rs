@@ -2,6 +2,35 @@
 
 use super::*;
 
+// What happened: a resume never ended; two steps ran again and again, each undoing the evidence of the other.
+// Why: whether a step had run again was forgotten once the run had gone forward again.
+// What stops it now: a resume does a step again for its evidence once; if it does not hold then, it asks.
+#[tokio::test]
+async fn steps_that_undo_the_evidence_of_each_other_do_not_take_turns_for_ever() {
+    let desk = Desk::new();
+    let graph = desk.line();
+    desk.run(&graph).await;
+    desk.said();
+    // From now on, whoever writes one writes the other.
+    desk.remove("a.txt");
+    std::os::unix::fs::symlink("b.txt", desk.path().join("a.txt")).unwrap();
+
+    let refused = desk.engine().resume(&graph, "r").await.unwrap_err();
+
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(questions[0].cause, Cause::EvidenceUndone { .. }), "{refused}");
+    assert_eq!(desk.said(), ["a", "b"], "each once");
+    let accepted = desk.engine().accept(&graph, "r", questions[0].step.as_str()).await.unwrap();
+    assert_eq!(accepted, 1);
+    assert_eq!(
+        desk.resume(&graph).await.status,
+        RunStatus::Completed,
+        "whoever accepts what is there ends it"
+    );
+    assert!(desk.said().is_empty(), "and has nothing done again for that");
+    assert!(desk.resume(&graph).await.idle);
+}
+
 #[tokio::test]
 async fn a_completed_run_whose_evidence_holds_has_nothing_to_do() {
     let desk = Desk::new();
@@ -499,4 +528,40 @@ async fn a_crash_at_any_write_of_doing_again_is_survived() {
             assert!(desk.resume(&graph).await.idle, "{at}");
         }
     }
+}
+
+// What a guide says to do where branches of earlier passes matter: the join vouches for them.
+#[tokio::test]
+async fn the_join_of_a_fork_in_a_loop_is_checked_for_every_pass_and_done_again_with_its_branches() {
+    let desk = Desk::new();
+    let (branch, join) = (desk.clone(), desk.clone());
+    let graph = Graph::<Work>::builder("loop")
+        .step("plan", desk.notes())
+        .step("a", move |work: Work, context: Context| {
+            let pass = context.iteration()[0];
+            branch.say(format!("a{pass}"));
+            branch.write(&format!("{pass}.txt"), &format!("of pass {pass}"));
+            async move { Ok::<_, StepError>(work) }
+        })
+        .fork("plan", ["a"])
+        .join("merge", move |mut work: Work, _: Branches<Work>, context: Context| {
+            let pass = context.iteration()[0];
+            join.say(format!("merge{pass}"));
+            work.text = format!("{pass}.txt");
+            async move { Ok::<_, StepError>(work) }
+        })
+        .evidence(|work| Pack::all([Claim::unchanged(&work.text)]))
+        .route("merge", ["plan", END], |work| if work.text == "2.txt" { END } else { "plan" })
+        .build()
+        .unwrap();
+    desk.run(&graph).await;
+    assert_eq!(desk.said(), ["plan", "a1", "merge1", "plan", "a2", "merge2"]);
+    assert!(desk.resume(&graph).await.idle);
+    desk.remove("1.txt");
+
+    let outcome = desk.resume(&graph).await;
+
+    assert_eq!((outcome.status, desk.read("1.txt").as_str()), (RunStatus::Completed, "of pass 1"));
+    assert_eq!(desk.said(), ["a1", "merge1"], "the second pass is used again");
+    assert!(desk.resume(&graph).await.idle);
 }

@@ -29,6 +29,10 @@ impl Probe for Table {
         false
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
@@ -85,7 +89,7 @@ async fn a_check_that_takes_too_long_stops_the_resume() {
 
     assert_eq!(
         refused.to_string(),
-        "run r needs a decision: step `insert`: evidence could not be checked: row sales"
+        "run r needs a decision: step `insert`: evidence could not be checked: row sales (no answer within 1s)"
     );
 }
 

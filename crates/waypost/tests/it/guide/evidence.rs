@@ -136,6 +136,10 @@ async fn a_kind_of_the_users_own_is_a_probe() {
             false
         }
 
+        fn is_local(&self) -> bool {
+            false
+        }
+
         async fn check(&self, claim: &Claim, _: &Site) -> Finding {
             match self.0.lock().unwrap().contains(&claim.subject) {
                 true => Finding::ok("it is there"),

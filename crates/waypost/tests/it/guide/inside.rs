@@ -1,5 +1,6 @@
 //! The code of docs/guide/inside-a-step.md.
 
+use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use waypost::store::{Scan, Store as _};
 use waypost::{
-    Context, END, Engine, FileStore, Graph, MemoryStore, RunError, RunId, RunStatus, StepError, StopHandle,
-    StopLevel, Usage, WaitKind,
+    BranchPath, Context, Doubtful, END, Engine, FileStore, Graph, MemoryStore, RunError, RunId, RunStatus,
+    StepError, StopHandle, StopLevel, TreatAs, Usage, WaitKind,
 };
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -174,4 +175,37 @@ async fn what_must_not_be_repeated_is_in_doubt_after_a_crash() {
 
     let ended = engine.resume(&graph, "r").from_step(END).await.unwrap();
     assert_eq!((ended.status, RunId::new("r").unwrap()), (RunStatus::Completed, ended.run));
+}
+
+#[tokio::test]
+async fn what_was_done_after_all_is_settled_by_a_program() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let reached = Arc::new(tokio::sync::Notify::new());
+    let in_mail = Arc::clone(&reached);
+    let mail = move |order: Order, _: Context| {
+        in_mail.notify_one();
+        async move {
+            std::future::pending::<()>().await;
+            Ok::<_, StepError>(order)
+        }
+    };
+    let graph = Graph::<Order>::builder("order").step("mail", mail).not_idempotent().build().unwrap();
+
+    let run = engine.run(&graph, "r", Order::default()).checkpoint_interval(Duration::from_secs(60));
+
+    tokio::select! {
+        ended = run.into_future() => panic!("it ended: {ended:?}"),
+        () = reached.notified() => {}
+    }
+    let outbox = [BranchPath::main()];
+
+    let settled = move |order: &mut Order, doubtful: &Doubtful| match outbox.contains(&doubtful.branch) {
+        true => {
+            order.said = "mailed".to_owned(); // What the step would have put there.
+            Ok(TreatAs::Done)
+        }
+        false => Ok(TreatAs::Retry),
+    };
+    let outcome = engine.resume(&graph, "r").settle_doubtful(settled).await.unwrap();
+    assert_eq!(outcome.state.said, "mailed");
 }

@@ -32,7 +32,7 @@ fn the_limits_are_those_of_the_page() {
     use waypost::engine::{MEMO_BYTES_MAX, MEMOS_MAX};
     use waypost::graph::{PARALLEL_DEFAULT, SLEEP_IN_MEMORY_MAX, STOP_GRACE};
     use waypost::id::{BRANCH_DEPTH_MAX, BRANCH_KEY_BYTES_MAX, RUN_ID_BYTES_MAX, STEP_ID_BYTES_MAX};
-    use waypost::record::STATE_BYTES_MAX;
+    use waypost::record::{FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, STATE_BYTES_MAX};
     use waypost::shape::STEPS_MAX;
 
     let page = std::fs::read_to_string(super::pages().join("limits.md")).unwrap();
@@ -45,6 +45,11 @@ fn the_limits_are_those_of_the_page() {
         format!("| the id of a run | {RUN_ID_BYTES_MAX} bytes |"),
         format!("| the key of an item | {BRANCH_KEY_BYTES_MAX} bytes |"),
         format!("| forks in forks | {BRANCH_DEPTH_MAX} deep |"),
+        format!(
+            "| one error of a chain of causes, longer ones are cut | {} KiB |",
+            FAILURE_TEXT_BYTES_MAX >> 10
+        ),
+        format!("| errors of one chain that are kept | {FAILURE_CAUSES_MAX} |"),
         format!("| items at work at once, unless you say | {PARALLEL_DEFAULT} |"),
         format!("| a sleep that keeps the process | {} s |", SLEEP_IN_MEMORY_MAX.as_secs()),
         format!("| the time a step has after a stop | {} s |", STOP_GRACE.as_secs()),

@@ -1,24 +1,14 @@
 //! A program that drives its own loop over a disk that dies, and over a store whose answers are lost.
 
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::Mutex;
-
-use async_trait::async_trait;
-use jiff::Timestamp;
 use serde_json::json;
-use waypost::BranchPath;
 use waypost::disk::Disk;
 use waypost::file::FileStore;
-use waypost::lock::Holder;
-use waypost::record::{Claim, Pack, Record, RunStatus, SealedRun};
+use waypost::record::{Claim, Pack, RunStatus};
 use waypost::recorder::{Commit, Error, Options, Recorder, run_record};
-use waypost::store::{
-    Appended, Batch, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
-    Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
-};
+use waypost::store::{Scan, Store, StoreError};
 use waypost_testing::TestClock;
 use waypost_testing::disk::{Sampling, SimDisk};
+use waypost_testing::faulty::{Fault, FaultyStore};
 
 use super::*;
 
@@ -137,115 +127,9 @@ fn a_power_cut_at_any_call_costs_at_most_the_step_under_way() {
     assert!(checked > 50, "{checked} states were checked");
 }
 
-/// What becomes of an append.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// It is refused before anything is written.
-    Fails,
-    /// It is written, and its answer is lost.
-    AnswerLost,
-    /// It is lost, and so is its answer.
-    Lost,
-    /// It is written, and never answered.
-    Hangs,
-    /// It is not written, and never answered.
-    HangsBefore,
-}
-
-/// A store in memory whose next appends go as they are told.
-#[derive(Debug)]
-struct Shaky {
-    inner: Arc<MemoryStore>,
-    fates: Mutex<Vec<Fate>>,
-}
-
-impl Shaky {
-    fn over(rig: &Rig) -> Arc<Self> {
-        Arc::new(Self { inner: rig.store.clone(), fates: Mutex::default() })
-    }
-
-    fn next(&self, fates: &[Fate]) {
-        *self.fates.lock().unwrap() = fates.iter().rev().copied().collect();
-    }
-}
-
-impl fmt::Display for Shaky {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("shaky:")
-    }
-}
-
-/// Writes a method that only passes on.
-macro_rules! passed_on {
-    ($(async fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {
-        #[async_trait]
-        impl Store for Shaky {
-            $(async fn $name(&self $(, $arg: $type)*) -> Result<$answer, StoreError> {
-                Store::$name(self.inner.as_ref() $(, $arg)*).await
-            })*
-
-            async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
-                let fate = self.fates.lock().unwrap().pop();
-                let unknown = || StoreError::Unknown { store: self.to_string(), source: "cut off".into() };
-                match fate {
-                    None => Store::append(self.inner.as_ref(), lease, batch).await,
-                    Some(Fate::Fails) => {
-                        let source = std::io::ErrorKind::StorageFull.into();
-                        Err(StoreError::Full { place: "the disk".to_owned(), source })
-                    }
-                    Some(Fate::Lost) => Err(unknown()),
-                    Some(Fate::AnswerLost) => {
-                        Store::append(self.inner.as_ref(), lease, batch).await?;
-                        Err(unknown())
-                    }
-                    Some(Fate::Hangs) => {
-                        Store::append(self.inner.as_ref(), lease, batch).await?;
-                        std::future::pending().await
-                    }
-                    Some(Fate::HangsBefore) => std::future::pending().await,
-                }
-            }
-
-            fn blobs(&self) -> &dyn Blobs {
-                self.inner.blobs()
-            }
-
-            fn folder(&self, run: &RunId) -> Option<PathBuf> {
-                self.inner.folder(run)
-            }
-
-            fn branches_max(&self) -> Option<u64> {
-                self.inner.branches_max()
-            }
-
-            fn home(&self) -> Option<&Path> {
-                self.inner.home()
-            }
-        }
-    };
-}
-
-passed_on! {
-    async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Lease;
-    async fn run(&self, run: &RunId) -> RunEntry;
-    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Lease;
-    async fn renew(&self, leases: &[&Lease]) -> Vec<Renewal>;
-    async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> ();
-    async fn heads(&self, run: &RunId, page: &Page) -> Heads;
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Record;
-    async fn scan(&self, scan: &Scan) -> Scanned;
-    async fn runs(&self, query: &RunQuery) -> Runs;
-    async fn signal(&self, run: &RunId, signal: &Signal) -> Signalled;
-    async fn signals(&self, run: &RunId) -> Vec<Signal>;
-    async fn quarantine(&self, lease: &Lease, damage: &Damage) -> ();
-    async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Trimmed;
-    async fn delete(&self, run: &RunId) -> ();
-    async fn inspect(&self, run: Option<&RunId>) -> Vec<String>;
-    async fn close(&self) -> ();
-}
-
-async fn shaky(rig: &Rig) -> (Arc<Shaky>, Recorder) {
-    let store = Shaky::over(rig);
+/// A store in memory that fails as it is told, and a recorder over it.
+async fn shaky(rig: &Rig) -> (Arc<FaultyStore>, Recorder) {
+    let store = FaultyStore::around(rig.store.clone());
     let recorder =
         Recorder::create(store.clone(), run_record(run(), "loop"), &json!({ "n": 0 }), rig.options()).await;
     (store, recorder.unwrap())
@@ -256,10 +140,10 @@ async fn a_lost_answer_is_asked_about_and_nothing_is_written_twice() {
     let rig = Rig::new();
     let (store, recorder) = shaky(&rig).await;
 
-    for fate in [Fate::AnswerLost, Fate::Lost] {
-        store.next(&[fate]);
+    for fault in [Fault::LoseAnswer, Fault::Lose] {
+        store.plan(1, 1, fault);
         let begun = recorder.begin_step(begin("a")).await.unwrap();
-        store.next(&[fate]);
+        store.plan(1, 1, fault);
         recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
     }
 
@@ -268,10 +152,10 @@ async fn a_lost_answer_is_asked_about_and_nothing_is_written_twice() {
 
 #[tokio::test]
 async fn a_start_whose_answer_stays_lost_is_known_to_the_next_call() {
-    for fates in [[Fate::AnswerLost; 2], [Fate::Lost; 2]] {
+    for fault in [Fault::LoseAnswer, Fault::Lose] {
         let rig = Rig::new();
         let (store, recorder) = shaky(&rig).await;
-        store.next(&fates);
+        store.plan(1, 2, fault);
 
         let error = recorder.begin_step(begin("a")).await.unwrap_err();
 
@@ -284,12 +168,12 @@ async fn a_start_whose_answer_stays_lost_is_known_to_the_next_call() {
 
 #[tokio::test]
 async fn a_call_that_is_dropped_has_happened_by_the_next() {
-    for fate in [Fate::Hangs, Fate::HangsBefore] {
+    for fault in [Fault::DieAfter, Fault::DieBefore] {
         let rig = Rig::new();
         let (store, recorder) = shaky(&rig).await;
         let begun = recorder.begin_step(begin("a")).await.unwrap();
         let commit = || Commit::without_evidence().external("id").state(&json!({ "n": 1 }));
-        store.next(&[fate]);
+        store.plan(1, 1, fault);
 
         {
             let commit = recorder.commit_step(&begun, commit());
@@ -301,7 +185,7 @@ async fn a_call_that_is_dropped_has_happened_by_the_next() {
         }
         let again = recorder.commit_step(&begun, commit()).await.unwrap();
 
-        assert_eq!((again.reference(), rig.count().await), (at(3), 3), "{fate:?}");
+        assert_eq!((again.reference(), rig.count().await), (at(3), 3), "{fault:?}");
         step(&rig, &recorder, "b", 2).await;
         recorder.finish().await.unwrap();
     }
@@ -314,21 +198,21 @@ async fn what_could_not_be_written_can_be_written_later() {
     let a = step(&rig, &recorder, "a", 1).await;
     let full = |error: &Error| matches!(error, Error::Store(StoreError::Full { .. }));
 
-    store.next(&[Fate::Fails]);
+    store.plan(1, 1, Fault::Refuse);
     assert!(full(&recorder.begin_step(begin("b")).await.unwrap_err()));
     let begun = recorder.begin_step(begin("b")).await.unwrap();
-    store.next(&[Fate::Fails]);
+    store.plan(1, 1, Fault::Refuse);
     let commit = || Commit::without_evidence().state(&json!({ "n": 2 }));
     assert!(full(&recorder.commit_step(&begun, commit()).await.unwrap_err()));
     recorder.commit_step(&begun, commit()).await.unwrap();
-    store.next(&[Fate::Fails]);
+    store.plan(1, 1, Fault::Refuse);
     assert!(full(&recorder.verify_checkpoint(&a.reference()).await.unwrap_err()));
-    store.next(&[Fate::Fails]);
+    store.plan(1, 1, Fault::Refuse);
     assert!(full(&recorder.rollback_to_checkpoint::<Value>(&a.reference()).await.unwrap_err()));
     let begun = recorder.begin_step(begin("c")).await.unwrap();
     assert_eq!(state(&recorder, begun.since()).await, json!({ "n": 2 }), "it did not go back");
     recorder.fail_step(&begun, ["no".to_owned()], Vec::new()).await.unwrap();
-    store.next(&[Fate::Fails]);
+    store.plan(1, 1, Fault::Refuse);
     assert!(full(&recorder.finish().await.unwrap_err()));
     recorder.finish().await.unwrap();
 

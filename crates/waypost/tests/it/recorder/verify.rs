@@ -262,6 +262,10 @@ impl Probe for Slow {
         true
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+
     async fn check(&self, _: &Claim, _: &Site) -> Finding {
         match self.0.fetch_sub(1, Ordering::SeqCst) {
             0 => {

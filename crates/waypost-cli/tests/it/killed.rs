@@ -1,0 +1,45 @@
+//! What is left of a run when those who keep its processes are killed.
+
+use crate::rig::{Rig, lives, send, wait_until};
+
+/// Returns the processes below another one that have this name, as `ps` shows it.
+fn below(pid: i32, name: &str) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(of) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let (begin, rest) = stat.rsplit_once(')').unwrap();
+        let parent: i32 = rest.split_whitespace().nth(1).unwrap().parse().unwrap();
+        if parent == pid && begin.ends_with(&format!("({name}")) {
+            found.push(of);
+        }
+    }
+    found
+}
+
+// What happened: supervisor and reaper were killed together while the command lived; it ended the run as cut, and processes of
+// the step lived on.
+// Why: each of the two ends what the other leaves, and who outlived both did nothing.
+// What stops it now: the command ends what bears the mark of the run before it says that the step was cut.
+#[test]
+fn nothing_is_left_when_supervisor_and_reaper_are_killed_together() {
+    for _ in 0..3 {
+        let flow = "steps:\n  - id: a\n    run: |\n      (setsid sleep 1000 & echo $! >> pids)\n      echo $$ >> pids\n      sleep 1000\n";
+        let rig = Rig::with(flow);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("pids", |text| text.lines().count() == 2);
+        let supervisor = below(running.pid(), "wp-supervisor")[0];
+        let reaper = below(supervisor, "wp-reaper")[0];
+
+        send(supervisor, libc::SIGSTOP);
+        send(reaper, libc::SIGKILL);
+        send(supervisor, libc::SIGKILL);
+        let ended = running.end();
+
+        assert_eq!(ended.status.code(), Some(1), "{}", rig.told(&ended));
+        for pid in rig.read("pids").lines() {
+            assert!(!lives(pid), "process {pid} of the step lives: {}", rig.told(&ended));
+        }
+        wait_until("the run to be free", || rig.call(&["resume", "r", "--dry-run"]).status.code() == Some(0));
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether a run can be gone on with by the program in hand: its graph is that of the run, or somebody wants another.
+
+use crate::change::{self, Change};
+use crate::record::{Definition, Position};
+use crate::shape::Shape;
+use crate::store::Lease;
+
+use super::begin::Base;
+use super::snapshot::Snapshot;
+use super::{Adoption, Engine, OnChange, RunError};
+
+/// Carries the position over to the shape in hand, which is not that of the run.
+pub(super) fn adopt_change(base: &Base, shape: &Shape, adoption: &Adoption) -> Result<Position, String> {
+    let definition = &base.snapshot.definition;
+    let changes = change::changes(&adoption.before, &base.position, definition, shape);
+    let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
+    let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
+    if !steps.is_empty() {
+        return Err(format!("it touches finished steps: {}", steps.join(", ")));
+    }
+    Ok(change::carry_over(&adoption.before, &base.position, definition, shape).position)
+}
+
+/// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and
+/// the shape has the steps that the position stands at.
+pub(super) fn check_fit(
+    shape: &Shape,
+    position: &Position,
+    definition: &Definition,
+    on_change: OnChange,
+) -> Result<(), String> {
+    if change::is_of(definition, shape) {
+        return Ok(());
+    }
+    if on_change == OnChange::Adopt {
+        let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+        return match gone {
+            None => Ok(()),
+            Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
+        };
+    }
+    let changes = change::changes(shape, position, definition, shape);
+    let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
+    Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
+}
+
+/// Returns the definition that a run is started over with, where that is not the one that it was made with.
+///
+/// # Errors
+/// [`RunError::Changed`]: it was made with another graph, and nobody said to go on with this one.
+pub(super) async fn definition_of_restart(
+    engine: &Engine,
+    lease: &Lease,
+    shape: &Shape,
+    (adoption, on_change): (Option<&Adoption>, OnChange),
+) -> Result<Option<Definition>, RunError> {
+    if let Some(adoption) = adoption {
+        return Ok(Some(adoption.definition.clone()));
+    }
+    // What cannot be read cannot be compared: it is said anew then.
+    let entry = engine.store.run(lease.run()).await.ok();
+    let Some(frozen) = entry.map(|entry| entry.record.record().definition.clone()) else {
+        return Ok(Some(shape.definition(None)));
+    };
+    let in_force = Snapshot::main(engine.store.as_ref(), lease.run()).await;
+    let in_force = in_force.map_or_else(|_| frozen.clone(), |snapshot| snapshot.definition);
+    let nothing = Position::default();
+    check_fit(shape, &nothing, &in_force, on_change)
+        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    Ok(match change::is_of(&in_force, shape) {
+        _ if change::is_of(&frozen, shape) => None,
+        true => Some(in_force),
+        false => Some(shape.definition(None)),
+    })
+}

@@ -1,0 +1,175 @@
+//! Damage to the records and items of branches.
+
+use super::*;
+
+// The end of a branch was lost to damage after its siblings had been joined: the join started all the same, and read a
+// branch that had not ended.
+#[tokio::test]
+async fn a_branch_whose_end_is_damaged_goes_on_before_its_join_starts_again() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    stage
+        .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+        .await;
+    stage.said();
+    world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 3, Part::Header);
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(outcome.repaired.len(), 1);
+    assert_eq!(stage.said(), ["a2", "merge", "after"]);
+    assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+}
+
+#[tokio::test]
+async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
+    for part in [Part::Header, Part::Body] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 2, part);
+
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(stage.said(), ["a", "a2", "a2", "merge", "after"], "{part:?}");
+        assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+    }
+}
+
+// The record of the main branch that opened the fork was damaged: the step before it ran again, and its branches were
+// opened as if there were none, which the store refused for good.
+#[tokio::test]
+async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
+    for seqs in [&[2][..], &[3], &[2, 3]] {
+        let mut world = World::memory();
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        let main = world.records().await.iter().filter(|line| line.starts_with("main@")).count() as u64;
+        for seq in seqs.iter().filter(|seq| **seq <= main) {
+            world.below().damage(&run_id(), &"main".parse().unwrap(), *seq, Part::Header);
+        }
+
+        stage
+            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
+            .await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"], "{seqs:?}");
+        let said = stage.said();
+        assert_eq!(said.iter().filter(|said| *said == "merge").count(), 1, "{seqs:?}: {said:?}");
+    }
+}
+
+// As above, with the record that says how many pages are open: what had ended on a later page was opened again.
+#[tokio::test]
+async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = squares(&stage, 2_100, |each| each).build().unwrap();
+    stage
+        .crash(&mut world, "n1500", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+        .await;
+    let before = stage.said();
+    let main: Vec<_> = world.records().await.into_iter().filter(|line| line.starts_with("main@")).collect();
+    assert!(main.last().unwrap().contains("progress"), "{main:?}");
+    world.below().damage(&run_id(), &"main".parse().unwrap(), main.len() as u64, Part::Header);
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    let after = stage.said();
+    let again: Vec<_> = after.iter().filter(|said| before.contains(said)).collect();
+    assert!(again.len() <= 8, "only what was cut: {again:?}");
+    assert_eq!(outcome.state.done.len(), 2_100);
+    assert_eq!(before.len() + after.len() - again.len(), 2_101);
+}
+
+#[tokio::test]
+async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_back() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    stage.crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 1, Part::Header);
+    stage.said();
+
+    let refused = world.engine.resume(&graph, "r").await.unwrap_err();
+    assert!(matches!(refused, RunError::Store(StoreError::Damaged { older: None, .. })), "{refused}");
+    assert!(refused.to_string().contains("plan:a"), "{refused}");
+    assert!(stage.said().is_empty());
+    let outcome = world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
+
+    assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"]);
+}
+
+#[tokio::test]
+async fn frozen_items_that_are_missing_or_altered_are_never_another_list() {
+    for altered in [None, Some("n2"), Some("n")] {
+        let mut world = World::folder();
+        let stage = Stage::default();
+        let graph = squares(&stage, 3, |each| each.max_parallel(1)).build().unwrap();
+        stage
+            .crash(&mut world, "n1", async |world| world.engine.run(&graph, "r", Notes::default()).await)
+            .await;
+        stage.said();
+        let found = find_items(world.path()).expect("the items are frozen in a file");
+        match altered {
+            None => std::fs::remove_file(&found).unwrap(),
+            Some(text) => {
+                let items = std::fs::read_to_string(&found).unwrap();
+                std::fs::write(&found, items.replacen(text, "x", 1)).unwrap();
+            }
+        }
+
+        let refused = world.engine.resume(&graph, "r").await.unwrap_err().to_string();
+
+        assert!(refused.contains("frozen items") && refused.contains("not what was frozen"), "{refused}");
+        assert!(stage.said().is_empty());
+    }
+}
+
+fn find_items(folder: &std::path::Path) -> Option<std::path::PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find_map(|path| {
+        let named = path.to_string_lossy().contains("items") && path.is_file();
+        if named { Some(path) } else { path.is_dir().then(|| find_items(&path)).flatten() }
+    })
+}
+
+#[tokio::test]
+async fn an_item_that_cannot_be_read_back_fails_before_any_of_its_page_begins() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let work = stage.clone();
+    let graph = Graph::builder("nan")
+        .each(
+            "each",
+            |_: &Notes| vec![1.0, f64::NAN],
+            |n: &f64| format!("n{n}"),
+            move |n: f64, _| {
+                work.say("work");
+                async move { Ok::<_, StepError>(n) }
+            },
+        )
+        .join(|state: Notes, _: ItemEnds<f64, f64>, _| async move { Ok::<_, StepError>(state) })
+        .build()
+        .unwrap();
+
+    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Failed);
+    assert!(outcome.failed.unwrap().1.error[0].contains("`nNaN`"));
+    assert!(stage.said().is_empty());
+    assert!(world.records().await.iter().all(|line| line.starts_with("main@")));
+    assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Failed);
+}

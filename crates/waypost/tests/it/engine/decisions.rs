@@ -1,0 +1,174 @@
+//! What a person decides: damage, changed graphs, steps in doubt.
+
+use super::*;
+
+#[tokio::test]
+async fn damage_is_seen() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
+    rig.crash(&toy, false, "a b c").await;
+    rig.store.damage(&run_id(), &BranchPath::main(), 3, Part::Header);
+
+    let outcome = rig.resume(&toy.healed()).await.unwrap();
+
+    assert_eq!(outcome.repaired.len(), 1);
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(toy.trace(), "a b c b c", "b's end was in the damaged record");
+    let newest = rig.store.newest(&run_id(), &BranchPath::main()).await.unwrap();
+    assert_eq!(newest.header().seq, 6, "no seq is given twice");
+}
+
+#[tokio::test]
+async fn no_silent_fresh_start() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    rig.store.damage(&run_id(), &BranchPath::main(), 1, Part::Header);
+    rig.store.damage(&run_id(), &BranchPath::main(), 2, Part::Header);
+
+    let refused = rig.resume(&toy.again()).await.unwrap_err();
+    assert!(matches!(refused, RunError::Store(StoreError::Damaged { older: None, .. })), "{refused}");
+    assert_eq!(toy.trace(), "a b");
+
+    let options = ResumeOptions { restart: Some(Default::default()), ..ResumeOptions::default() };
+    let outcome = rig.engine.resume_program(&toy.healed(), &run_id(), options).await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(toy.trace(), "a b a b");
+}
+
+// A session that moved damage aside and died before its first commit left a gap that nobody spoke of: the next session
+// took it for no damage, so that its first record was no repair and was refused, for good. The gap itself now says that
+// the record is a repair.
+#[tokio::test]
+async fn a_session_that_dies_after_moving_damage_aside_blocks_nothing() {
+    for (damaged, restart) in [(vec![3], false), (vec![3], true), (vec![3, 2, 1], true)] {
+        let rig = Rig::new();
+        let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
+        rig.crash(&toy, false, "a b c").await;
+        let main = BranchPath::main();
+        let holder = waypost_testing::records::holder("a session that dies");
+        let lease = rig.store.acquire(&run_id(), &main, &holder).await.unwrap();
+        for seq in &damaged {
+            rig.store.damage(&run_id(), &main, *seq, Part::Header);
+            let Err(StoreError::Damaged { damage, .. }) = rig.store.load(&run_id(), &main, *seq).await else {
+                panic!("{seq} was just damaged");
+            };
+            rig.store.quarantine(&lease, &damage).await.unwrap();
+        }
+        rig.store.drop_holder(&run_id());
+
+        let options = ResumeOptions { restart: restart.then(Default::default), ..ResumeOptions::default() };
+        let outcome = rig.engine.resume_program(&toy.healed(), &run_id(), options).await.unwrap();
+
+        assert_eq!(outcome.status, RunStatus::Completed, "{damaged:?}, restart {restart}");
+    }
+}
+
+#[tokio::test]
+async fn a_changed_graph_is_refused_unless_adopted() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Fail);
+    rig.run(&toy).await.unwrap();
+    let longer = Toy::new("a; b: a; c: b", 1);
+    let adoption = |before: &Toy, after: &Toy| Adoption {
+        before: shape(before),
+        definition: shape(after).definition(None),
+        redo: false,
+    };
+
+    let refused = rig.resume(&longer).await.unwrap_err();
+    assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
+    let inserted = Toy::new("z; a: z; b: a", 1);
+    let options = ResumeOptions { adopt: Some(adoption(&toy, &inserted)), ..ResumeOptions::default() };
+    let refused = rig.engine.resume_program(&inserted, &run_id(), options).await.unwrap_err();
+    assert!(refused.to_string().contains("`a`"), "{refused}");
+
+    let options = ResumeOptions { adopt: Some(adoption(&toy, &longer)), ..ResumeOptions::default() };
+    let outcome = rig.engine.resume_program(&longer, &run_id(), options).await.unwrap();
+
+    assert_eq!((outcome.status, longer.trace().as_str()), (RunStatus::Completed, "b c"));
+}
+
+#[tokio::test]
+async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
+    // What happened: a changed file could not be gone on with once a step that it changed was finished.
+    // Why: a position was carried over only where nothing finished was touched.
+    // What stops it now: what changed and what comes after it is opened again, in a new epoch; all else stays.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b: a; c: a; d: b c; e: d", 1).does("e", 1, Does::Fail);
+    rig.run(&toy).await.unwrap();
+    let changed = Toy::new("a; b: a; c: a; d: b c; e: d", 1).meaning("b", "other");
+    let adoption = Adoption { before: shape(&toy), definition: shape(&changed).definition(None), redo: true };
+
+    let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
+    let outcome = rig.engine.resume_program(&changed, &run_id(), options).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(changed.trace(), "b d e");
+    let records = rig.store.scan(&Scan::of(&run_id())).await.unwrap().records;
+    let epochs = |step: &str| -> Vec<u32> {
+        let about = records.iter().filter(|record| record.header().phase.name() == "completed");
+        let about =
+            about.filter(|record| record.header().step.as_ref().is_some_and(|id| id.as_str() == step));
+        about.map(|record| record.header().at.epoch).collect()
+    };
+    assert_eq!(["a", "b", "c", "d"].map(epochs), [vec![0], vec![0, 1], vec![0], vec![0, 1]]);
+}
+
+#[tokio::test]
+async fn a_person_settles_what_is_in_doubt() {
+    // What happened: a run whose only fault was a step in doubt could only be started over.
+    // Why: nothing could tell the engine what a person had found out.
+    // What stops it now: the person's word is taken, and is a record.
+    for (on_doubt, trace, history) in [
+        (OnDoubt::Settle(Settle(Box::new(|_, _| Ok(TreatAs::Done)))), "a b c", "completed b(1)"),
+        (OnDoubt::Retry, "a b b c", "restored b"),
+    ] {
+        let rig = Rig::new();
+        let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
+        rig.crash(&toy, false, "a b").await;
+        // A redo is attempt 1 again, which must not hang once more.
+        let again = toy.healed();
+        assert!(matches!(rig.resume(&again).await.unwrap_err(), RunError::InDoubt { .. }));
+
+        let options = ResumeOptions { on_doubt, ..ResumeOptions::default() };
+        let outcome = rig.engine.resume_program(&again, &run_id(), options).await.unwrap();
+
+        assert_eq!((outcome.status, again.trace().as_str()), (RunStatus::Completed, trace));
+        assert!(rig.history().await.contains(history), "{}", rig.history().await);
+    }
+}
+
+#[tokio::test]
+async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
+    // What happened: a step in doubt ran again, unasked, once `idempotent: false` was taken out of the file.
+    // Why: the definition that was gone on with decided, and not the one that the step had been started with.
+    // What stops it now: the graph that the run stands in is asked.
+    let rig = Rig::new();
+    let toy = Toy::new("a; b!: a", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    let harmless = Toy::new("a; b: a", 1);
+    let adoption =
+        Adoption { before: shape(&toy), definition: shape(&harmless).definition(None), redo: true };
+
+    let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
+    let refused = rig.engine.resume_program(&harmless, &run_id(), options).await.unwrap_err();
+
+    assert!(matches!(refused, RunError::InDoubt { .. }), "{refused}");
+    assert_eq!(harmless.trace(), "");
+}
+
+#[tokio::test]
+async fn a_person_refused_changes_nothing() {
+    let rig = Rig::new();
+    let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
+    rig.crash(&toy, false, "a b").await;
+    let before = rig.history().await;
+
+    let refuse = Settle(Box::new(|_: &mut _, _: &Doubtful| Err("step `c` reads it".to_owned())));
+    let options = ResumeOptions { on_doubt: OnDoubt::Settle(refuse), ..ResumeOptions::default() };
+    let refused = rig.engine.resume_program(&toy.again(), &run_id(), options).await.unwrap_err();
+
+    assert!(matches!(refused, RunError::NotSettled { .. }), "{refused}");
+    assert_eq!(rig.history().await, before);
+}

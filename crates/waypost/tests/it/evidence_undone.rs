@@ -1,0 +1,246 @@
+//! Steps whose evidence undoes that of others: a resume comes to an end, and says which they are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waypost::engine::OnUnknown;
+use waypost::memory::MemoryStore;
+use waypost::plan::Cause;
+use waypost::record::{Claim, Pack, RunStatus};
+use waypost::{Context, Engine, Graph, RunError, StepError};
+
+use crate::play::{Notes, Stage};
+
+/// How long a resume may take that does three steps again: it must not go on for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder, and steps that write files in it.
+struct Desk {
+    folder: tempfile::TempDir,
+    stage: Stage,
+    engine: Engine,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Engine::new(Arc::new(MemoryStore::new())).with_base(folder.path());
+        Self { folder, stage: Stage::default(), engine }
+    }
+
+    /// A step that says its name and writes it into files.
+    fn writes(
+        &self,
+        files: &'static [&'static str],
+    ) -> impl Fn(Notes, Context) -> std::future::Ready<Result<Notes, StepError>> + Send + Sync + use<> {
+        let (stage, folder) = (self.stage.clone(), self.folder.path().to_owned());
+        move |state, context| {
+            let name = context.step().to_string();
+            stage.say(&name);
+            for file in files {
+                std::fs::write(folder.join(file), format!("of {name}")).unwrap();
+            }
+            std::future::ready(Ok(state.and(name)))
+        }
+    }
+
+    /// Each step writes its own file, which it pins, and all those of the others.
+    fn rivals(&self) -> Graph<Notes> {
+        let files: &[&str] = &["a.txt", "b.txt", "c.txt"];
+        let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
+        Graph::<Notes>::builder("rivals")
+            .step("a", self.writes(files))
+            .evidence(pins("a.txt"))
+            .step("b", self.writes(files))
+            .evidence(pins("b.txt"))
+            .step("c", self.writes(&["c.txt"]))
+            .evidence(pins("c.txt"))
+            .edge("a", "b")
+            .edge("b", "c")
+            .build()
+            .unwrap()
+    }
+}
+
+// Two steps each wrote over what the other had pinned. A resume did one again, found the other broken, did that again,
+// found the first one broken, and so on for ever: what had been done again was remembered only until the run was taken
+// forward. Now all that was done again under one lease is known by its records, and nothing is twice.
+#[tokio::test]
+async fn steps_that_undo_each_other_are_done_again_once_and_asked_about() {
+    let desk = Desk::new();
+    let graph = desk.rivals();
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+
+    for _ in 0..2 {
+        let resumed = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+        let refused = resumed.await.unwrap().unwrap_err();
+
+        let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+        let said = desk.stage.said();
+        assert!(said.len() <= 3, "none of them twice: {said:?}");
+        let [question] = &questions[..] else { panic!("{questions:?}") };
+        assert_eq!(question.step.as_str(), "a");
+        let Cause::EvidenceUndone { others, .. } = &question.cause else { panic!("{:?}", question.cause) };
+        assert!(others.iter().any(|(step, _)| step.as_str() == "b"), "{others:?}");
+        let told = refused.to_string() + &question.cause.to_string();
+        assert!(told.contains("a.txt") && told.contains("`b` for") && told.contains("b.txt"), "{told}");
+    }
+    // A person may take the files as they are.
+    desk.engine.accept(&graph, "r", "a").await.unwrap();
+    let outcome = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+    assert_eq!(outcome.await.unwrap().unwrap().status, RunStatus::Completed);
+}
+
+// What breaks once, for whatever reason, is done again once, also if others follow: no question is asked.
+#[tokio::test]
+async fn steps_that_break_one_after_the_other_are_all_done_again() {
+    let desk = Desk::new();
+    let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
+    let graph = Graph::<Notes>::builder("line")
+        .step("a", desk.writes(&["a.txt", "b.txt"]))
+        .evidence(pins("a.txt"))
+        .step("b", desk.writes(&["b.txt"]))
+        .evidence(pins("b.txt"))
+        .edge("a", "b")
+        .build()
+        .unwrap();
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::write(desk.folder.path().join("a.txt"), "somebody was here").unwrap();
+
+    let outcome = desk.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, vec!["a".into(), "b".into()]));
+    assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
+}
+
+/// `a` writes and pins one name, `b` another; `c` comes after them.
+fn two(desk: &Desk, names: [&'static str; 2]) -> Graph<Notes> {
+    let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::file(file), Claim::unchanged(file)]);
+    let [a, b]: [&'static [&'static str]; 2] = names.map(|name| &*vec![name].leak());
+    Graph::<Notes>::builder("two")
+        .step("a", desk.writes(a))
+        .evidence(pins(names[0]))
+        .step("b", desk.writes(b))
+        .evidence(pins(names[1]))
+        .step("c", desk.writes(&[]))
+        .edge("a", "b")
+        .edge("b", "c")
+        .build()
+        .unwrap()
+}
+
+/// Makes one name lead to what the other one names, in a folder.
+type Link = fn(&std::path::Path);
+
+const LINKS: [(Link, [&str; 2]); 5] = [
+    (|folder| std::os::unix::fs::symlink("y", folder.join("x")).unwrap(), ["x", "y"]),
+    (|folder| std::os::unix::fs::symlink("x", folder.join("y")).unwrap(), ["x", "y"]),
+    (
+        |folder| {
+            std::fs::create_dir_all(folder.join("real/deep")).unwrap();
+            std::os::unix::fs::symlink("real", folder.join("dir")).unwrap();
+        },
+        ["dir/deep/x", "./real//deep/x"],
+    ),
+    (
+        |folder| {
+            std::fs::create_dir_all(folder.join("one/two")).unwrap();
+            std::os::unix::fs::symlink("../../x", folder.join("one/two/up")).unwrap();
+        },
+        ["x", "one/two/up"],
+    ),
+    (
+        |folder| {
+            std::fs::write(folder.join("x"), "").unwrap();
+            std::fs::hard_link(folder.join("x"), folder.join("y")).unwrap();
+        },
+        ["x", "y"],
+    ),
+];
+
+// Two steps pinned one file under two names, a link and what it leads to, and were taken for steps that pin two files:
+// the newer one had changed what the older one pinned, and a resume of the untouched run did both again. Claims are
+// bound by the file that they were about.
+#[tokio::test]
+async fn claims_about_one_file_under_two_names_are_about_one_thing() {
+    for (link, names) in LINKS {
+        let desk = Desk::new();
+        link(desk.folder.path());
+        let graph = two(&desk, names);
+        desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        desk.stage.said();
+
+        let untouched = desk.engine.resume(&graph, "r").await.unwrap();
+        assert!(untouched.idle, "{names:?}: {:?}", desk.stage.said());
+        std::fs::write(desk.folder.path().join(names[0]), "somebody was here").unwrap();
+        let touched = desk.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!((touched.status, desk.stage.said()), (RunStatus::Completed, vec!["b".to_owned()]));
+        assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
+    }
+}
+
+// Somebody puts a link in the place of a pinned file: it is not that file any more, and that is seen. What a claim was
+// about is known from when it was made.
+#[tokio::test]
+async fn a_link_that_was_put_in_the_place_of_a_file_is_seen() {
+    let links: [Link; 2] = [
+        |folder| std::os::unix::fs::symlink("y", folder.join("x")).unwrap(),
+        |folder| std::fs::hard_link(folder.join("y"), folder.join("x")).unwrap(),
+    ];
+    for link in links {
+        let desk = Desk::new();
+        let graph = two(&desk, ["x", "y"]);
+        desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        desk.stage.said();
+        std::fs::remove_file(desk.folder.path().join("x")).unwrap();
+        link(desk.folder.path());
+
+        let resumed = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+        let refused = resumed.await.unwrap().unwrap_err();
+
+        assert_eq!(desk.stage.said(), ["a", "b"], "each writes over what the other one pinned");
+        assert!(matches!(refused, RunError::InDoubt { .. }), "{refused}");
+    }
+    // And where a link was, there is a file: it is judged as what it is called.
+    let desk = Desk::new();
+    LINKS[0].0(desk.folder.path());
+    let graph = two(&desk, ["x", "y"]);
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("x")).unwrap();
+    std::fs::write(desk.folder.path().join("x"), "somebody was here").unwrap();
+
+    desk.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(desk.stage.said(), ["a"]);
+}
+
+// A step that must not be repeated blindly and whose evidence failed was asked about, and no answer was an answer: who
+// said that it is to run again was asked again.
+#[tokio::test]
+async fn a_person_says_that_a_step_runs_again_whose_evidence_failed() {
+    let desk = Desk::new();
+    let graph = Graph::<Notes>::builder("once")
+        .step("a", desk.writes(&["a.txt"]))
+        .not_idempotent()
+        .evidence(|_| Pack::all([Claim::unchanged("a.txt")]))
+        .step("b", desk.writes(&["b.txt"]))
+        .edge("a", "b")
+        .build()
+        .unwrap();
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("a.txt")).unwrap();
+
+    let refused = desk.engine.resume(&graph, "r").on_unknown(OnUnknown::RunAgain).await.unwrap_err();
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(questions[0].cause, Cause::EvidenceFailed(_)), "{refused}");
+    assert!(desk.stage.said().is_empty());
+    let outcome = desk.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
+
+    assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, vec!["a".to_owned()]));
+    assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
+}

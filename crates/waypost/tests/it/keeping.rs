@@ -1,0 +1,233 @@
+//! What a step keeps and says comes back as it went in, or is refused by name while the step can still be mended.
+
+use std::fmt::Debug;
+use std::future::{Future, pending};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use waypost::engine::Outcome;
+use waypost::graph::{ItemEnds, SAID_BYTES_MAX};
+use waypost::record::{FailureKind, RunStatus, Usage};
+use waypost::{Context, Graph, StepError};
+
+use crate::faulty::World;
+use crate::play::{Notes, Stage};
+
+/// A graph of one step.
+fn only<F>(step: impl Fn(Notes, Context) -> F + Send + Sync + 'static) -> Graph<Notes>
+where
+    F: Future<Output = Result<Notes, StepError>> + Send + 'static,
+{
+    Graph::builder("only").step("only", step).build().unwrap()
+}
+
+/// Why the only step failed for good, in one line.
+fn fatal(outcome: Outcome<Notes>) -> String {
+    let (_, failure) = outcome.failed.unwrap();
+    assert_eq!(failure.kind, FailureKind::Fatal, "{failure:?}");
+    failure.error.join(": ")
+}
+
+/// What the step says that keeps `value`, first and after it was cut.
+async fn kept_twice<T>(value: T) -> Vec<String>
+where
+    T: Debug + Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let (said, tries) = (stage.clone(), Arc::new(AtomicU32::new(0)));
+    let graph = only(move |state, context| {
+        let (said, tries, value) = (said.clone(), tries.clone(), value.clone());
+        async move {
+            let kept = context.once("k", async { Ok::<_, StepError>(value) }).await?;
+            said.say(format!("{kept:?}"));
+            if tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                said.say("cut");
+                pending::<()>().await;
+            }
+            Ok(state)
+        }
+    });
+    stage.crash(&mut world, "cut", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
+    stage.said().into_iter().filter(|said| said != "cut").collect()
+}
+
+/// Why a step fails that keeps `value`.
+async fn refused<T>(value: T) -> String
+where
+    T: Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    let graph = only(move |state, context| {
+        let value = value.clone();
+        async move {
+            context.once("k", async { Ok::<_, StepError>(value) }).await?;
+            Ok(state)
+        }
+    });
+    fatal(World::memory().engine.run(&graph, "r", Notes::default()).await.unwrap())
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Price {
+    name: String,
+    net: f64,
+}
+
+/// Has a field that is not written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Half {
+    whole: u8,
+    #[serde(skip)]
+    half: u8,
+}
+
+// `once` gave the step `Some(NaN)` and kept `null`, so that after a crash the step was given `None` and went on with
+// that; other values could not be read again at all. For it was written as plain JSON. It is written as states are.
+#[tokio::test]
+async fn once_keeps_a_value_as_it_is_or_refuses_it_by_field() {
+    let price = |net| Price { name: "tea".to_owned(), net };
+
+    assert_eq!(refused(Some(f64::NAN)).await, "`once/k` cannot be kept: NaN cannot be kept in JSON");
+    assert!(
+        refused(vec![price(1.0), price(f64::NAN)]).await.contains("`once/k` cannot be kept: [1].net: NaN")
+    );
+    assert!(refused(Some(None::<u8>)).await.contains("`once/k`"));
+    assert!(refused(Some(())).await.contains("`once/k`"));
+    assert!(refused(u128::MAX).await.contains("more than 64 bits"));
+    assert_eq!(kept_twice(Some(0.1f64)).await, ["Some(0.1)", "Some(0.1)"]);
+    assert_eq!(kept_twice(None::<u8>).await, ["None", "None"]);
+    assert_eq!(kept_twice(u64::MAX).await, [u64::MAX.to_string(), u64::MAX.to_string()]);
+    assert_eq!(kept_twice(5i128).await, ["5", "5"]);
+}
+
+// A field that is not written was there the first time, and not after a crash.
+#[tokio::test]
+async fn once_gives_the_same_the_first_time_as_after_a_crash() {
+    let said = kept_twice(Half { whole: 2, half: 1 }).await;
+
+    assert_eq!(said, ["Half { whole: 2, half: 0 }", "Half { whole: 2, half: 0 }"]);
+}
+
+#[tokio::test]
+async fn a_question_that_would_be_asked_as_another_one_is_refused() {
+    let graph = only(|state: Notes, context: Context| async move {
+        let answer: String = context.interrupt("q", json!(null)).await?;
+        let more: String = context.interrupt("more", (answer, f32::INFINITY)).await?;
+        Ok(state.and(more))
+    });
+    let world = World::memory();
+    let asked = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    world.engine.answer("r", &asked.waiting[0].wait.id, json!("yes")).await.unwrap();
+
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(fatal(outcome), "`more` cannot be kept: [1]: an infinite number cannot be kept in JSON");
+}
+
+#[tokio::test]
+async fn an_item_that_would_come_back_as_another_one_is_refused() {
+    let graph = Graph::<Notes>::builder("items")
+        .each(
+            "it",
+            |_: &Notes| vec![1.0, f64::NAN],
+            |n: &f64| format!("n{n}"),
+            |n: f64, _: Context| async move { Ok::<_, StepError>(n.to_string()) },
+        )
+        .join(|state: Notes, _: ItemEnds<f64, String>, _| async move { Ok::<_, StepError>(state) })
+        .build()
+        .unwrap();
+
+    let outcome = World::memory().engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    let told = fatal(outcome);
+    assert!(told.starts_with("item `nNaN` cannot be kept") && told.contains("NaN cannot"), "{told}");
+}
+
+// A cost that is no number, or more events than a header takes, could not be written at all: the run ended without a
+// word about it in its records, and each resume did the step again and ended so again. The step fails for it.
+#[tokio::test]
+async fn what_a_step_says_and_cannot_be_written_fails_the_step() {
+    type Say = fn(&Context);
+    let says: [(Say, &str); 3] = [
+        (|context| context.usage(&Usage { cost: f64::NAN, ..Usage::default() }), "a cost of NaN"),
+        (|context| context.emit("large", "x".repeat(SAID_BYTES_MAX)), "large"),
+        (
+            |context| (0..3).for_each(|_| context.report(&"x".repeat(SAID_BYTES_MAX / 2))),
+            "since its last checkpoint",
+        ),
+    ];
+    for (say, why) in says {
+        let graph = only(move |state: Notes, context: Context| {
+            say(&context);
+            std::future::ready(Ok(state))
+        });
+        let world = World::memory();
+
+        let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+        assert_eq!(outcome.status, RunStatus::Failed);
+        let told = fatal(outcome);
+        assert!(told.contains(why), "{told}");
+    }
+}
+
+// What is written meanwhile does not count: only a single checkpoint is limited.
+#[tokio::test]
+async fn a_step_may_say_as_much_as_it_likes_in_several_checkpoints() {
+    let graph = only(|state: Notes, context: Context| async move {
+        for _ in 0..3 {
+            context.emit("half", "x".repeat(SAID_BYTES_MAX / 2));
+            context.checkpoint().await?;
+        }
+        Ok(state)
+    });
+
+    let outcome = World::memory().engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+}
+
+// An answer of the wrong type was taken in, the step failed for good, and so did each resume: the question was answered,
+// and nobody could answer it again. Now it is asked again, as another question.
+#[tokio::test]
+async fn a_question_whose_answer_is_of_the_wrong_type_is_asked_again() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = only({
+            let stage = stage.clone();
+            move |state, context| {
+                let stage = stage.clone();
+                async move {
+                    let answer: String = context.interrupt("q", "how?").await?;
+                    stage.pass("asked").await?;
+                    Ok(state.and(answer))
+                }
+            }
+        });
+        let mut asked = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        let mut ids = Vec::new();
+        for wrong in [json!(5), json!({ "not": "text" })] {
+            ids.push(asked.waiting[0].wait.id.clone());
+            world.engine.answer("r", ids.last().unwrap(), wrong).await.unwrap();
+            world.reopen();
+            asked = world.engine.resume(&graph, "r").await.unwrap();
+            assert_eq!((asked.status, asked.waiting.len()), (RunStatus::Waiting, 1));
+            assert_eq!(asked.waiting[0].wait.question, Some(json!("how?")));
+            assert!(
+                !ids.contains(&asked.waiting[0].wait.id),
+                "an answered question cannot be answered again"
+            );
+        }
+
+        world.engine.answer("r", &asked.waiting[0].wait.id, json!("so")).await.unwrap();
+        let resumed = async |world: &World| world.engine.resume(&graph, "r").into_future().await;
+        stage.crash(&mut world, "asked", resumed).await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["so"]);
+    }
+}
