@@ -227,7 +227,7 @@ fn an_output_keeps_its_name_whatever_it_is() {
 
     let told = rig.waypost(&["run", "flow.yaml"]);
 
-    assert!(told.contains(r#"step_completed a result={"a":[1],"b":null} "#), "{told}");
+    assert!(told.contains(r#" result={"a":[1],"b":null}"#), "{told}");
 }
 
 #[test]
