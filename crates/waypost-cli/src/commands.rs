@@ -78,6 +78,11 @@ impl Context {
         place::words_for(self.store.as_deref(), self.near.get().map(PathBuf::as_path))
     }
 
+    /// Returns them for a run of this process, if another can find it at all.
+    pub(crate) fn lasting_store_words(&self) -> Option<String> {
+        (!place::is_memory(self.store.as_deref())).then(|| self.store_words())
+    }
+
     /// Adds to every command in a text that is meant for the user, in backticks, the words by which it finds the store.
     ///
     /// The only place that does so: hints of errors, notes and warnings all go through here.
@@ -88,6 +93,10 @@ impl Context {
     /// Tells of an error.
     pub(crate) fn tell(&self, error: &Error) -> Exit {
         let mut diagnosis = error.diagnosis();
+        if place::is_memory(self.store.as_deref()) {
+            // What no other process has, none of our commands finds.
+            diagnosis.hint = diagnosis.hint.filter(|hint| !hint.contains("`waypost resume"));
+        }
         diagnosis.hint = diagnosis.hint.map(|hint| self.with_store(&hint));
         self.output.error(&diagnosis);
         diagnosis.exit

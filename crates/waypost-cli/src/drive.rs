@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Serialize;
 use waypost::RunId;
 use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
@@ -12,7 +11,7 @@ use waypost::record::{Failure, FailureKind, RunStatus};
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowState;
 
-use crate::commands::{Context, now};
+use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::ladder;
@@ -38,8 +37,8 @@ pub(crate) struct Told {
     pub(crate) run: RunId,
     /// The workflow file as the user knows it.
     pub(crate) file: Option<PathBuf>,
-    /// Words for the store in the line that resumes.
-    pub(crate) store_words: String,
+    /// Words for the store in the line that resumes; none where the store ends with this process.
+    pub(crate) store_words: Option<String>,
     /// The line of each step in the file.
     pub(crate) lines: Vec<(String, usize)>,
     /// It was to stop after this step.
@@ -49,16 +48,25 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Returns the exact line that goes on with the run.
-    pub(crate) fn resume_line(&self) -> String {
-        format!("waypost resume {}{}", self.run, self.store_words)
+    /// Returns the exact line that goes on with the run, unless nothing can.
+    pub(crate) fn resume_line(&self) -> Option<String> {
+        self.store_words.as_ref().map(|words| format!("waypost resume {}{words}", self.run))
     }
 }
 
 impl<'a> Session<'a> {
     /// Listens to signals and prepares the screen. After `timeout` the session is stopped.
     pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
-        let progress = Arc::new(Progress::new(&context.output));
+        Self::begin_as(context, timeout, false)
+    }
+
+    /// As [`Session::begin`], for several runs one after the other, whose lines say of which they are.
+    pub(crate) fn begin_many(context: &'a Context) -> Result<Self, Error> {
+        Self::begin_as(context, None, true)
+    }
+
+    fn begin_as(context: &'a Context, timeout: Option<Duration>, of_many: bool) -> Result<Self, Error> {
+        let progress = Arc::new(Progress::new(&context.output, of_many));
         let stop = StopHandle::default();
         ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
         Ok(Self { context, stop, progress, timeout })
@@ -154,7 +162,7 @@ impl<'a> Session<'a> {
             _ => "the step of --until is done, and all that it needs",
         };
         if self.context.output.json {
-            let run = Some((told.run.as_str(), outcome.status, outcome.at));
+            let run = Some((told.run.as_str(), outcome.status));
             self.context.output.line(&Nothing::of(run, why))?;
         } else {
             self.context.output.answer(&format!("Nothing to do for run {}, because {why}.", told.run))?;
@@ -183,41 +191,22 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Says that there was nothing to do, among the events of a session and in their shape.
+/// Says that there was nothing to do: an object among the events of a session that is none, as an error is.
 #[derive(Debug, Serialize)]
 pub(crate) struct Nothing<'a> {
     v: u32,
-    /// No record is behind it.
-    cursor: Option<&'a str>,
-    ts: Timestamp,
+    /// None for all runs of a store.
     run: Option<&'a str>,
-    branch: Option<&'a str>,
-    seq: Option<u64>,
-    parent: Option<&'a str>,
-    step: Option<&'a str>,
-    attempt: Option<u32>,
-    event: &'static str,
     status: Option<RunStatus>,
-    cause: &'a str,
+    /// Why.
+    nothing_to_do: &'a str,
 }
 
 impl<'a> Nothing<'a> {
     /// Says it of a run, or of all.
-    pub(crate) fn of(run: Option<(&'a str, RunStatus, u64)>, cause: &'a str) -> Self {
-        Self {
-            v: VERSION,
-            cursor: None,
-            ts: now(),
-            run: run.map(|(run, ..)| run),
-            branch: run.map(|_| "main"),
-            seq: run.map(|(.., seq)| seq),
-            parent: None,
-            step: None,
-            attempt: None,
-            event: "nothing_to_do",
-            status: run.map(|(_, status, _)| status),
-            cause,
-        }
+    pub(crate) fn of(run: Option<(&'a str, RunStatus)>, cause: &'a str) -> Self {
+        let (run, status) = run.unzip();
+        Self { v: VERSION, run, status, nothing_to_do: cause }
     }
 }
 
@@ -225,7 +214,11 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let failed = outcome.failed.as_ref().map(|(step, _)| format!(" at step {step}")).unwrap_or_default();
-    let next = format!("\nGo on with: {}", told.resume_line());
+    let line = told.resume_line();
+    let next = match &line {
+        Some(line) => format!("\nGo on with: {line}"),
+        None => "\nNothing can go on with it, because its store was the memory of this process.".to_owned(),
+    };
     match outcome.status {
         RunStatus::Completed => format!("Run {run} is completed: {done}."),
         RunStatus::CompletedWithFailures => {
@@ -238,9 +231,11 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly was cut{}; {done}.\nSee what it did, then: {} --treat-as done, or --treat-as retry",
+            "Run {run} is in doubt: a step that must not be repeated blindly was cut{}; {done}.{}",
             outcome.stopped_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default(),
-            told.resume_line()
+            line.as_ref().map_or(next.clone(), |line| format!(
+                "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
+            ))
         ),
         RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),

@@ -451,6 +451,13 @@ fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
             Exit::Usage,
             Some(format!("`--or-resume` goes on with it; or look at it: `waypost show {run}`")),
         ),
+        StoreError::Held { holder: Some(holder), .. } if holder.is_gone() => (
+            "locked",
+            Exit::Locked,
+            hint(
+                "that process is dead, and its supervisor still holds the run while it ends what is left: wait a moment; if it was itself stopped, `pgrep -fl 'waypost supervise'` shows it and `kill -CONT` with its number lets it go on",
+            ),
+        ),
         StoreError::Held { run, .. } => {
             ("locked", Exit::Locked, Some(format!("wait for it, or stop it: `waypost stop {run}`")))
         }

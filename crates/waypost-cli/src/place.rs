@@ -208,6 +208,11 @@ pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
     store.to_string().starts_with("file:")
 }
 
+/// Says whether the store that is named ends with the process that uses it.
+pub(crate) fn is_memory(given: Option<&str>) -> bool {
+    given.is_some_and(|text| matches!(StoreUrl::parse(text), Ok(StoreUrl::Memory)))
+}
+
 /// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
 /// by itself.
 pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {

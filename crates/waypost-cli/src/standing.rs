@@ -1,6 +1,6 @@
 //! How a run stands where its newest records are damaged or gone: a store keeps a summary that they, too, had written.
 
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -31,6 +31,15 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
             summary.status = RunStatus::Interrupted;
             summary.summary.progress.done = 0;
             summary.summary.step = None;
+            return Ok(true);
+        }
+        // Something else stands in the place of its files: the others are none the worse for it.
+        Err(StoreError::Io { source, .. })
+            if matches!(
+                source.kind(),
+                ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::InvalidInput
+            ) =>
+        {
             return Ok(true);
         }
         // Deleted meanwhile, or of a newer version: there is nothing to correct it by.

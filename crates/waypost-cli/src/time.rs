@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 
 use crate::cli::Since;
 
@@ -51,9 +51,10 @@ impl Since {
     }
 }
 
-/// Shows a time in UTC, to the second.
+/// Shows a time in UTC, to the second that has begun: never a moment that is still to come.
 pub(crate) fn utc(at: Timestamp) -> String {
-    at.round(jiff::Unit::Second).unwrap_or(at).to_string()
+    let second = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Floor);
+    at.round(second).unwrap_or(at).to_string()
 }
 
 /// Shows how long ago something was, in one unit; what lies ahead by the clock is `now`.
@@ -89,7 +90,7 @@ pub(crate) fn between(start: Timestamp, end: Timestamp) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{lasted, parse_duration, parse_since};
+    use super::{lasted, parse_duration, parse_since, utc};
     use crate::cli::Since;
 
     #[test]
@@ -108,6 +109,14 @@ mod tests {
         assert_eq!(parse_since("2h"), Ok(Since::Ago(Duration::from_secs(7_200))));
         assert!(matches!(parse_since("2026-11-20T08:00:00Z"), Ok(Since::At(_))));
         assert!(parse_since("2026-11-20").is_err());
+    }
+
+    #[test]
+    fn a_time_is_never_shown_later_than_it_is() {
+        let shown = ["2026-11-20T08:00:45.693Z", "2026-12-31T23:59:59.999999999Z", "1969-12-31T23:59:58.7Z"]
+            .map(|at| utc(at.parse().unwrap()));
+
+        assert_eq!(shown, ["2026-11-20T08:00:45Z", "2026-12-31T23:59:59Z", "1969-12-31T23:59:58Z"]);
     }
 
     #[test]

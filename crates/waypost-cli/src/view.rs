@@ -202,6 +202,8 @@ pub(crate) struct PlanView {
     /// None for a run that was not made.
     pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
+    /// What stops a resume, with exit code 7, before it does any of that.
+    pub(crate) stops: Vec<String>,
 }
 
 /// What would be done with a step.

@@ -93,6 +93,12 @@ impl Mask {
         self.patterns.find(bytes, 0).is_some()
     }
 
+    /// Returns where the first secret in `bytes` begins, in whatever form.
+    #[must_use]
+    pub fn find(&self, bytes: &[u8]) -> Option<usize> {
+        self.patterns.find(bytes, 0).map(|(start, _)| start)
+    }
+
     /// Masks a text that is whole.
     #[must_use]
     pub fn mask_str<'t>(&self, text: &'t str) -> Cow<'t, str> {

@@ -123,14 +123,17 @@ fn print(output: &Output, event: &Event) -> Result<(), Error> {
     if output.json {
         output.line(event)?;
     } else {
-        output.answer(&line(event))?;
+        output.answer(&line(event, false))?;
     }
     Ok(())
 }
 
-/// Writes an event as one line for people: time, place, name, and what is particular to it.
-pub(crate) fn line(event: &Event) -> String {
-    let mut text = format!("{}  {:<10}", time::utc(event.ts), place(event));
+/// Writes an event as one line for people: time, place, name, and what is particular to it. The place has the run where
+/// the lines of several follow each other.
+pub(crate) fn line(event: &Event, of_many: bool) -> String {
+    let run = if of_many { event.run.as_str() } else { "" };
+    let at = if of_many && !event.branch.is_main() { "/" } else { "" };
+    let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
     let mut rest = match serde_json::to_value(&event.what) {
         Ok(Value::Object(rest)) => rest,
         _ => Map::new(),
@@ -145,9 +148,21 @@ pub(crate) fn line(event: &Event) -> String {
         let _ = write!(text, " attempt={attempt}");
     }
     for (key, value) in &rest {
-        tell(&mut text, key, value);
+        match value {
+            // What users named keeps its name, whatever it is.
+            Value::Object(members) if key == "outputs" => {
+                members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
+            }
+            value => tell(&mut text, key, value),
+        }
     }
     text
+}
+
+/// Adds an output to a line: a text as it is, anything else as JSON.
+fn tell_output(text: &mut String, name: &str, value: &Value) {
+    let told = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+    let _ = write!(text, " {}={}", shown(name), shown(&told));
 }
 
 /// Adds a member to a line as `key=value`; what is not so, or not there, is left out.

@@ -17,7 +17,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
-    print(context, Some(run.as_str()), &plan)?;
+    print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot))?;
     Ok(Exit::Done)
 }
 
@@ -82,20 +82,27 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}: {would}, because {cause}")
 }
 
+/// Says what stops a resume before it does anything: checkpoints that were there and are not any more.
+pub(crate) fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
+    let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
+        let at = checkpoints::reference_of(&damage.run, damage);
+        format!("checkpoint {at} is missing; a resume stops until it is back")
+    });
+    let told = standing::told_and_lost(store, snapshot).map(|told| {
+        format!("the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back")
+    });
+    missing.chain(told).collect()
+}
+
 async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
     let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);
-    for damage in snapshot.damaged() {
+    for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = checkpoints::reference_of(&damage.run, damage);
-        context.output.warn(&match damage.flaw {
-            Flaw::Missing => format!("checkpoint {at} is missing; a resume stops until it is back"),
-            _ => format!("checkpoint {at} is damaged; a resume goes on from the one before"),
-        });
+        context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
-    if let Some(told) = standing::told_and_lost(store, snapshot) {
-        context.output.warn(&format!(
-            "the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back"
-        ));
+    for stop in stops(store, snapshot) {
+        context.output.warn(&stop);
     }
     if let Some(holder) = &snapshot.entry.summary.holder {
         context
@@ -105,11 +112,21 @@ async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> R
     chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
 }
 
-/// Prints a plan.
-pub(crate) fn print(context: &Context, run: Option<&str>, plan: &Plan) -> Result<(), Error> {
+/// Prints a plan, as JSON with what stops a resume; in text that was said before.
+pub(crate) fn print(
+    context: &Context,
+    run: Option<&str>,
+    plan: &Plan,
+    stops: Vec<String>,
+) -> Result<(), Error> {
     let decisions: Vec<DecisionView> = plan.decisions.iter().map(DecisionView::from).collect();
     if context.output.json {
-        context.output.document(&PlanView { v: VERSION, run: run.map(ToOwned::to_owned), decisions })?;
+        context.output.document(&PlanView {
+            v: VERSION,
+            run: run.map(ToOwned::to_owned),
+            decisions,
+            stops,
+        })?;
         return Ok(());
     }
     let row = |decision: &DecisionView| {

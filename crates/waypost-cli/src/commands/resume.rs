@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use waypost::RunId;
 use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, Settle, Snapshot, TreatAs as Treatment};
 use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
@@ -83,12 +83,14 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         }
         return Ok(Exit::Done);
     }
-    let session = Session::begin(context, None)?;
+    let session = Session::begin_many(context)?;
     let mut worst = Exit::Done;
     for run in runs {
         if session.stop.asked().is_some() {
             break;
         }
+        // Also of what is said of it beside its events.
+        context.output.note(&format!("Run {run}:"));
         if args.dry_run {
             dry_run(context, store.as_ref(), &run, args).await?;
             continue;
@@ -103,21 +105,15 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         }
     }
     for run in &doubtful {
-        tell_of_doubt(context, store.as_ref(), run, args).await?;
+        tell_of_doubt(context, run, args)?;
     }
     Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
 }
 
 /// Says of a run in doubt that it is left as it is, and who decides.
-async fn tell_of_doubt(
-    context: &Context,
-    store: &dyn Store,
-    run: &RunId,
-    args: &ResumeArgs,
-) -> Result<(), Error> {
+fn tell_of_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
-        let at = store.newest(run, &BranchPath::main()).await?.header().seq;
-        let run = Some((run.as_str(), RunStatus::InDoubt, at));
+        let run = Some((run.as_str(), RunStatus::InDoubt));
         return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and a person must decide"))?);
     }
     let text = format!(
@@ -172,7 +168,11 @@ async fn dry_run(
     let chosen = choose(store, &snapshot, &Choice::of(args))?;
     chosen.tell(context);
     let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
-    super::plan::print(context, Some(run.as_str()), &plan)?;
+    let stops = if args.restart { Vec::new() } else { super::plan::stops(store, &snapshot) };
+    for stop in &stops {
+        context.output.warn(stop);
+    }
+    super::plan::print(context, Some(run.as_str()), &plan, stops)?;
     for question in plan.questions() {
         match args.treat_as {
             Some(TreatAs::Done) => {
@@ -246,7 +246,7 @@ impl Prepared {
         let told = Told {
             run: run.clone(),
             file: file.as_deref().map(near_here),
-            store_words: context.store_words(),
+            store_words: context.lasting_store_words(),
             lines: surroundings::lines(&chosen.workflow),
             until: args.until.clone(),
             report: store.folder(&run).map(|folder| folder.join(REPORT)),

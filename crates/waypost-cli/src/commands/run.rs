@@ -92,7 +92,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let told = Told {
         run: run.clone(),
         file: Some(args.file.clone()),
-        store_words: context.store_words(),
+        store_words: context.lasting_store_words(),
         lines: surroundings::lines(&workflow),
         until: args.until.clone(),
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
@@ -120,6 +120,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
 
 /// Refuses to record a secret that somebody wrote where it is neither masked nor needed.
 fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
+    const FILE: &str = "the workflow file";
     let holds = |text: &str| program.mask().contains(text.as_bytes());
     let mut told = record.labels.iter().filter(|(name, value)| holds(name) || holds(value));
     if let Some((name, _)) = told.next() {
@@ -129,14 +130,20 @@ fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), E
     }
     let text = record.definition.text.as_deref().unwrap_or_default();
     let places = [
-        ("the workflow file", Some(text)),
+        (FILE, Some(text)),
         ("the name of the run", Some(record.run.as_str())),
         ("the path of the workflow file", record.path.as_deref()),
         ("the folder of the steps", record.base.as_deref()),
     ];
     match places.iter().find(|(_, text)| text.is_some_and(holds)) {
-        Some((what, _)) => Err(Error::usage(
-            format!("{what} contains a secret"),
+        Some((what, text)) => Err(Error::usage(
+            match text.and_then(|text| program.secret_in(text)) {
+                Some((name, line)) if *what == FILE => {
+                    format!("{what} contains secret `{name}` in line {line}")
+                }
+                Some((name, _)) => format!("{what} contains secret `{name}`"),
+                None => format!("{what} contains a secret"),
+            },
             "it is recorded as it is; take the secret from the environment of the step",
         )),
         None => Ok(()),
@@ -208,7 +215,7 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         stopped_by: None,
     };
     let plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
-    super::plan::print(context, id.map(RunId::as_str), &plan)?;
+    super::plan::print(context, id.map(RunId::as_str), &plan, Vec::new())?;
     context.output.note("Nothing was run, as asked.");
     Ok(Exit::Done)
 }

@@ -29,6 +29,8 @@ const SPINNER: [char; 4] = ['|', '/', '-', '\\'];
 pub(crate) struct Progress {
     output: Output,
     live: Option<Live>,
+    /// The lines of several runs follow each other.
+    of_many: bool,
     seen: Mutex<Seen>,
 }
 
@@ -53,9 +55,9 @@ struct Live {
 
 impl Progress {
     /// Chooses how to show it.
-    pub(crate) fn new(output: &Output) -> Self {
+    pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
-        Self { output: output.clone(), live, seen: Mutex::new(Seen::from(Instant::now())) }
+        Self { output: output.clone(), live, of_many, seen: Mutex::new(Seen::from(Instant::now())) }
     }
 
     /// Says now and then that the run is alive, for as long as it is polled.
@@ -113,7 +115,7 @@ impl Progress {
                 live.draw(&text, seen);
             }
         } else if !noisy || self.output.verbose {
-            let line = event_line(event);
+            let line = event_line(event, self.of_many);
             let is_end = matches!(
                 event.what,
                 EventKind::StepCompleted(_) | EventKind::StepFailed(_) | EventKind::StepRetried(_)

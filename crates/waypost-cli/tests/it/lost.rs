@@ -85,6 +85,10 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["list"], 0, &["interrupted"]);
     expect(&rig, &["show", "r-1"], 0, &["r-1  interrupted", "checkpoint r-1@4 is missing", "1 of 4 done"]);
     expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@3 is missing; a resume stops"]);
+    let stops = rig.json(&["plan", "r-1", "--json"])["stops"].clone();
+    let missing =
+        [4, 3].map(|seq| format!("checkpoint r-1@{seq} is missing; a resume stops until it is back"));
+    assert_eq!(stops, serde_json::json!(missing));
     let before = rig.read("kept/runs/r-1/report.md");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing", "--restart"]);
     assert_eq!(rig.read("kept/runs/r-1/report.md"), before, "nothing was done");
@@ -380,8 +384,38 @@ fn something_else_in_the_place_of_a_folder_is_damage() {
     fs::remove_dir_all(rig.path("kept/runs/r-1/history")).unwrap();
     rig.write("kept/runs/r-1/history", "");
 
-    for args in [&["list"][..], &["show", "r-1"], &["verify", "r-1"], &["resume", "r-1"]] {
+    for args in [&["show", "r-1"][..], &["verify", "r-1"], &["resume", "r-1"]] {
         expect(&rig, args, 7, &["kept/runs/r-1/history"]);
+    }
+    expect(&rig, &["list"], 0, &["run r-1 cannot be listed", "kept/runs/r-1/history"]);
+}
+
+#[test]
+fn a_folder_in_place_of_a_file_of_one_run_hides_no_other() {
+    // What happened: with a folder in place of one run's `run.json`, `list` of the whole store said only that.
+    // Why: only damage and newer formats counted as a matter of one run.
+    // What stops it now: what stands in the place of its files does too.
+    for file in ["run.json", "journal.jsonl", "checkpoint.json"] {
+        let rig = failed("file:kept");
+        assert_eq!(
+            rig.call(&["run", "flow.yaml", "--id", "r-2", "--until", "one", "-q"]).status.code(),
+            Some(0)
+        );
+        let path = rig.path("kept/runs/r-1").join(file);
+        let _ = fs::remove_file(&path);
+        fs::create_dir(&path).unwrap();
+
+        let listed = rig.json(&["list", "--json"]);
+
+        let known = |listed: &serde_json::Value| {
+            let runs = listed["runs"].as_array().unwrap();
+            runs.iter()
+                .chain(listed["damaged"].as_array().into_iter().flatten())
+                .map(|run| run["run"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(listed["runs"][0]["run"], "r-2", "{file}: {listed}");
+        assert_eq!(known(&listed), ["r-2", "r-1"], "{file}: {listed}");
     }
 }
 

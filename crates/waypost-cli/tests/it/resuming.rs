@@ -195,6 +195,7 @@ fn all_interrupted_runs_are_resumed_oldest_first() {
         "failed ones stay"
     );
     check("resume_all_nothing", &rig.waypost(&["resume", "--all"]));
+    check("resume_all_nothing_json", &rig.waypost(&["resume", "--all", "--json"]));
 }
 
 #[test]
@@ -308,6 +309,7 @@ fn resuming_all_names_the_runs_that_wait_for_a_decision() {
     assert_eq!(all, told);
     assert!(one.contains("`waypost resume r --treat-as done --store file:kept`"), "{one}");
     assert_eq!((&json["run"], &json["status"]), (&"r".into(), &"in_doubt".into()));
+    assert_eq!(json.get("event"), None, "{json}");
     assert_eq!(rig.read("trace"), "paid\n");
 }
 

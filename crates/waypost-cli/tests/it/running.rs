@@ -107,6 +107,22 @@ fn a_dry_run_does_nothing() {
 }
 
 #[test]
+fn a_failed_run_in_memory_names_no_line_that_could_go_on_with_it() {
+    // What happened: it ended with `waypost resume r-1 --store memory:`, which no process can do.
+    // Why: the line was made from the store's address, whatever store that is.
+    // What stops it now: a store that ends with its process has no such line.
+    let rig = Rig::with(FLOW).at("memory:");
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r-1"]);
+
+    assert!(told.starts_with("exit 1\n") && !told.contains("waypost resume"), "{told}");
+    assert!(
+        told.contains("Nothing can go on with it, because its store was the memory of this process."),
+        "{told}"
+    );
+}
+
+#[test]
 fn params_come_from_a_file_and_from_the_line() {
     let rig = Rig::with(FLOW);
     rig.write("ok", "");
@@ -203,6 +219,18 @@ fn a_run_in_memory_leaves_nothing() {
 }
 
 #[test]
+fn an_output_keeps_its_name_whatever_it_is() {
+    // What happened: of a captured JSON object the line for people had the members, as if they were outputs.
+    // Why: maps were told member by member, those of users too.
+    // What stops it now: an output is told by its name, as JSON unless it is a text.
+    let rig = Rig::with("steps:\n  - id: a\n    capture: json\n    run: echo '{\"a\":[1],\"b\":null}'\n");
+
+    let told = rig.waypost(&["run", "flow.yaml"]);
+
+    assert!(told.contains(r#" result={"a":[1],"b":null}"#), "{told}");
+}
+
+#[test]
 fn secrets_stay_out() {
     let rig = Rig::with(
         "version: 1\nsecrets: [TOKEN]\nsteps:\n  - id: leak\n    run: echo \"it is $TOKEN\"; echo \"$TOKEN\" | base64\n",
@@ -243,6 +271,19 @@ fn a_secret_that_somebody_wrote_down_is_refused() {
     check("secret_in_id", &call(&["run", "flow.yaml", "--id", "r-s3cr3t-value-42"]));
     rig.write("flow.yaml", "secrets: [TOKEN]\nsteps: [{ run: \"echo s3cr3t-value-42\" }]\n");
     check("secret_in_file", &call(&["run", "flow.yaml", "--id", "r-1"]));
+    rig.write(
+        "flow.yaml",
+        "secrets:\n  - OTHER\n  - TOKEN\nsteps:\n  - run: |\n      echo a\n      curl -u me:s3cr3t-value-42 host\n",
+    );
+    let output = rig
+        .command(&["run", "flow.yaml"])
+        .envs([("TOKEN", "s3cr3t-value-42"), ("OTHER", "unwritten")])
+        .output();
+    let told = rig.told(&output.unwrap());
+    assert!(
+        told.contains("the workflow file contains secret `TOKEN` in line 7") && !told.contains("s3cr3t"),
+        "{told}"
+    );
     assert_eq!(rig.json(&["list", "--json"])["runs"], serde_json::json!([]));
 }
 

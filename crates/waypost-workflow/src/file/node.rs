@@ -126,7 +126,23 @@ pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
         .map_err(|error| Box::new(super::syntax::explain(source, &error)))?;
     let mut problems = Problems::default();
     let node = place(source, raw, &mut problems);
+    refuse_tags(source, &mut problems);
     Ok((node, problems))
+}
+
+/// Refuses the tags that YAML itself knows, which the reader passes over; it has refused all others.
+fn refuse_tags(source: &Source, problems: &mut Problems) {
+    if !source.text.contains('!') {
+        return;
+    }
+    // An error in the text was told before; aliases repeat nothing here.
+    for (_, span) in granit_parser::Parser::new_from_str(&source.text).map_while(Result::ok) {
+        let Some(range) = span.tag_span().and_then(|tag| tag.byte_range()) else { continue };
+        let tag = source.text.get(range.clone()).unwrap_or_default();
+        let message = format!("the tag `{}` is not understood", crate::expr::shown(tag));
+        let problem = source.problem(&range, message);
+        problems.push(problem.help("remove it; to write a text, put the value in quotes"));
+    }
 }
 
 struct Raw(Spanned<RawKind>);

@@ -153,7 +153,17 @@ impl Param {
         let value = match self.kind {
             ParamKind::String => Value::String(text.to_owned()),
             ParamKind::Number | ParamKind::Integer => match exact_number(text) {
-                Ok(number) if self.kind == ParamKind::Number || !number.is_f64() => Value::Number(number),
+                Ok(number) if self.kind == ParamKind::Number || !number.is_f64() => {
+                    if !is_json_number(text) {
+                        let wanted = self.kind.wanted();
+                        return Err(format!(
+                            "param `{}` must be {wanted} as JSON writes it: `{number}`, not `{}`",
+                            self.name,
+                            crate::expr::shown(text)
+                        ));
+                    }
+                    Value::Number(number)
+                }
                 Err(NumberError::Changes) => {
                     return Err(format!("{}, which would not be kept as it is", wrong()));
                 }
@@ -222,6 +232,14 @@ impl Param {
             }
         }
     }
+}
+
+/// Whether JSON would write a number so: `007` and `1.` are none, whatever they mean elsewhere.
+///
+/// # Source
+/// RFC 8259, section 6.
+fn is_json_number(text: &str) -> bool {
+    serde_json::from_str::<serde_json::Number>(text).is_ok()
 }
 
 impl Workflow {

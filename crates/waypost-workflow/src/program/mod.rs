@@ -141,6 +141,19 @@ impl WorkflowProgram {
         &self.mask
     }
 
+    /// Returns the name of the first secret in `text`, and the line where it begins, from 1.
+    #[must_use]
+    pub fn secret_in(&self, text: &str) -> Option<(&str, usize)> {
+        let value = |name: &str| self.surroundings.environment.iter().find(|(key, _)| key == name);
+        self.workflow.secrets().iter().find_map(|name| {
+            let (_, value) = value(name)?;
+            let mask = Mask::new([(name.as_str(), value.as_encoded_bytes())]).ok()?;
+            let start = mask.find(text.as_bytes())?;
+            let before = &text.as_bytes()[..start];
+            Some((name.as_str(), 1 + before.iter().filter(|byte| **byte == b'\n').count()))
+        })
+    }
+
     /// Returns the state of a run that begins with `params`.
     ///
     /// # Errors

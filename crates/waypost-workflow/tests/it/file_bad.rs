@@ -58,8 +58,17 @@ fn yaml_that_is_broken_is_shown_where_it_breaks() {
             "steps:\n  - run: a\n   id: b\n",
             "steps:\n  - ? [a, b]\n    : c\n",
             "steps:\n  - run: !include x\n",
+            "steps:\n  - run: !!str 5\n    !!str timeout: 5s\n    retry: !<tag:yaml.org,2002:int> 2\n",
+            "steps: !!seq\n  - !!map\n    run: !!str &a |\n      x\n    env: !!map {A: ! y, B: !!null }\n",
         ]),
     );
+}
+
+#[test]
+fn what_only_looks_like_a_tag_is_a_text() {
+    let text = "# say !!str x\nsteps:\n  - run: \"!!str 5\"\n    env: {A: 'it !!str ', B: x !!int 5}\n  - run: |\n      !!str 5\n";
+
+    assert!(Workflow::parse(text, Path::new("f.yaml")).is_ok());
 }
 
 #[test]

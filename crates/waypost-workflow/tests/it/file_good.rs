@@ -351,6 +351,9 @@ fn params_are_converted_and_checked() {
         params_of(&[day, ("n", "1.5"), ("x", "inf"), ("on", "yes"), ("tree", "{"), ("maybe", "")], none),
         params_of(&[], &json!({"date": 5, "n": "5", "x": "1", "on": 1})),
         params_of(&[day, ("x", "NaN"), ("n", "+1"), ("on", "True")], none),
+        params_of(&[day, ("n", "007"), ("x", "-01.50"), ("maybe", "-007")], none),
+        params_of(&[day, ("n", "0"), ("x", "1."), ("maybe", "-7")], none),
+        params_of(&[day, ("n", "0"), ("x", "-0.5E+1"), ("maybe", "-7")], none),
     ];
 
     assert_text("params_resolved", &answers.join("\n"));

@@ -75,14 +75,16 @@ impl FileStore {
             if query.prefix.as_ref().is_some_and(|prefix| !run.as_str().starts_with(prefix.as_str())) {
                 continue;
             }
-            match read_run(self.disk.as_ref(), &run, &self.run_paths(&run))? {
-                Some((ordinal, record)) => all.push((ordinal, run, record.ok())),
+            match read_run(self.disk.as_ref(), &run, &self.run_paths(&run)) {
+                Ok(Some((ordinal, record))) => all.push((ordinal, run, Ok(record.ok()))),
                 // Somebody took `run.json` away: runs are made and removed under another name.
-                None if self.is_there(&run)? => all.push((0, run, None)),
-                None => {}
+                Ok(None) if self.is_there(&run)? => all.push((0, run, Ok(None))),
+                Ok(None) => {}
+                Err(error) if is_of_one_run(&error) => all.push((0, run, Err(error))),
+                Err(error) => return Err(error),
             }
         }
-        all.sort_unstable_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+        all.sort_unstable_by(|(a, run, _), (b, other, _)| (b, other).cmp(&(a, run)));
         let after = query.cursor.as_deref().map(cursor).transpose()?;
         let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
         let mut last = None;
@@ -90,11 +92,14 @@ impl FileStore {
             if after.as_ref().is_some_and(|after| (ordinal, run.as_str()) >= (after.0, after.1.as_str())) {
                 continue;
             }
-            let summary = match self.summarise(&run, record.as_ref()) {
+            let summary = match record.and_then(|record| self.summarise(&run, record.as_ref())) {
                 Err(StoreError::NotFound { .. }) => continue,
                 // The others are none the worse for it.
-                Err(error @ (StoreError::Version { .. } | StoreError::Damaged { .. })) => {
-                    found.damaged.push(UnreadableRun { run, why: error.to_string() });
+                Err(error) if is_of_one_run(&error) => {
+                    let cause = std::error::Error::source(&error)
+                        .map(|cause| format!(": {cause}"))
+                        .unwrap_or_default();
+                    found.damaged.push(UnreadableRun { run, why: format!("{error}{cause}") });
                     continue;
                 }
                 summary => summary?,
@@ -120,6 +125,18 @@ impl FileStore {
         };
         let folders = entries.into_iter().filter(|entry| entry.kind == Kind::Folder);
         Ok(folders.filter_map(|entry| RunId::new(entry.name.to_str()?).ok()).collect())
+    }
+}
+
+/// Says whether an error is about the files of one run: its records, or something else in their place.
+fn is_of_one_run(error: &StoreError) -> bool {
+    match error {
+        StoreError::Version { .. } | StoreError::Damaged { .. } => true,
+        StoreError::Io { source, .. } => matches!(
+            source.kind(),
+            io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput
+        ),
+        _ => false,
     }
 }
 
