@@ -13,7 +13,9 @@ use crate::read::View;
 use crate::rows::{int, is_in_quarantine, key, seq_of};
 use crate::schema;
 
-/// Most records of a run that is counted anew whenever it is taken up: some milliseconds.
+/// Most records of a run that are counted anew whenever it is taken up: some pages.
+const RECOUNT_ALWAYS_MAX: i64 = 200;
+/// Most records of a run that are counted anew if the ends of its branches contradict the count: some milliseconds.
 const RECOUNT_MAX: i64 = 10_000;
 /// Branches read from the table at once.
 const BRANCHES_AT_ONCE: usize = 256;
@@ -153,8 +155,11 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
         connection.prepare_cached("UPDATE runs SET branches = ?2 WHERE id = ?1")?.execute((id, found))?;
     }
     let kept = kept(connection, id)?;
-    if !(0..=RECOUNT_MAX).contains(&kept.0) && most(connection, id)? > RECOUNT_MAX {
-        return Ok(());
+    if !(0..=RECOUNT_ALWAYS_MAX).contains(&kept.0) {
+        let most = most(connection, id)?;
+        if kept.0 == most || most > RECOUNT_MAX {
+            return Ok(());
+        }
     }
     let counted = counted(connection, id)?;
     if kept == counted {

@@ -1,18 +1,25 @@
 //! Whether what is written can be found again: the files that SQLite has open still have their names.
 //!
 //! A file that somebody removed is there for as long as it is open: everything that is written to it succeeds, is
-//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So the
-//! names are looked at before every commit, which costs two calls of about a microsecond; SQLite itself never removes
-//! or replaces these files while a connection is open. What is removed between that look and the end of the commit is
-//! noticed by the next one.
+//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So each
+//! file is asked before every commit whether it still has a name, which costs half a microsecond where the system can
+//! be asked about an open file. Whether that name is the one that it was opened by, as it is not once somebody has moved
+//! the file away, takes several times as long to find out, and no record is lost by it: that is looked at once in
+//! [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
+//! between a look and the end of the commit is noticed by the next one.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use waypost::store::StoreError;
 
 use crate::open::Place;
+
+/// How often the names are looked at: no command ends sooner, so that what a step of a workflow did is noticed by the
+/// commit behind it.
+const NAMES_EVERY: Duration = Duration::from_millis(1);
 
 /// Device and inode: what a name stands for.
 type Identity = (u64, u64);
@@ -20,9 +27,11 @@ type Identity = (u64, u64);
 /// The files of a connection that writes, as they were when it opened them.
 #[derive(Debug)]
 pub(crate) struct Present {
-    database: (PathBuf, OnceCell<Identity>),
+    database: Watched,
     /// SQLite opens it in the first transaction.
-    log: (PathBuf, OnceCell<Identity>),
+    log: Watched,
+    /// When the names were last looked at.
+    looked: Cell<Option<Instant>>,
 }
 
 /// A file that is not what was opened under its name.
@@ -32,22 +41,50 @@ pub(crate) struct Missing<'a>(&'a Path);
 impl Present {
     /// Notes which file the database is; to be called right after it was opened.
     pub(crate) fn of(place: &Place) -> Self {
-        let database = (place.file.clone(), OnceCell::new());
-        if let Some(identity) = identity(&database.0) {
-            let _ = database.1.set(identity);
-        }
-        Self { database, log: (place.beside("-wal"), OnceCell::new()) }
+        let database = Watched::new(place.file.clone());
+        database.file();
+        let log = Watched::new(place.beside("-wal"));
+        Self { database, log, looked: Cell::new(None) }
     }
 
     /// Looks whether both are still there; within a transaction, before it ends.
     pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
-        for (path, known) in [&self.database, &self.log] {
-            let found = identity(path).ok_or(Missing(path))?;
-            if *known.get_or_init(|| found) != found {
-                return Err(Missing(path));
+        let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
+        for watched in [&self.database, &self.log] {
+            if !watched.is_there(names) {
+                return Err(Missing(&watched.path));
             }
         }
+        if names {
+            self.looked.set(Some(Instant::now()));
+        }
         Ok(())
+    }
+}
+
+/// A file that is to keep its name.
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    file: OnceCell<system::File>,
+}
+
+impl Watched {
+    fn new(path: PathBuf) -> Self {
+        Self { path, file: OnceCell::new() }
+    }
+
+    /// Returns the file that had the name when this was first asked; none if there is none.
+    fn file(&self) -> Option<&system::File> {
+        match self.file.get() {
+            Some(file) => Some(file),
+            None => system::File::find(&self.path).map(|found| self.file.get_or_init(|| found)),
+        }
+    }
+
+    fn is_there(&self, names: bool) -> bool {
+        let Some(file) = self.file() else { return false };
+        file.has_name() && (!names || system::identity(&self.path) == Some(file.identity()))
     }
 }
 
@@ -60,18 +97,83 @@ impl Missing<'_> {
     }
 }
 
-/// Asks for the inode and nothing else: once somebody has asked for the times of a file, Linux notes each write to it
-/// at once and exactly, which made every commit a fifth slower.
+/// Asks for the inode, or the number of names, and nothing else: once somebody has asked for the times of a file, Linux
+/// notes each write to it at once and exactly, which made every commit a fifth slower.
 #[cfg(target_os = "linux")]
-fn identity(path: &Path) -> Option<Identity> {
-    use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
-    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::INO).ok()?;
-    Some((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+mod system {
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, makedev, open, statx};
+
+    use super::Identity;
+
+    /// A file, held by a descriptor that can neither read nor write.
+    ///
+    /// Of a usual one, closing it would take the locks away that SQLite has on the file in this process.
+    #[derive(Debug)]
+    pub(super) struct File {
+        held: OwnedFd,
+        identity: Identity,
+    }
+
+    impl File {
+        pub(super) fn find(path: &Path) -> Option<Self> {
+            let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+            let found = statx(&held, "", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
+            Some(Self { held, identity: of(&found) })
+        }
+
+        pub(super) fn identity(&self) -> Identity {
+            self.identity
+        }
+
+        pub(super) fn has_name(&self) -> bool {
+            let found = statx(&self.held, "", AtFlags::EMPTY_PATH, StatxFlags::NLINK);
+            found.is_ok_and(|found| found.stx_nlink > 0)
+        }
+    }
+
+    pub(super) fn identity(path: &Path) -> Option<Identity> {
+        let found = statx(CWD, path, AtFlags::empty(), StatxFlags::INO).ok()?;
+        Some(of(&found))
+    }
+
+    fn of(found: &Statx) -> Identity {
+        (makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino)
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn identity(path: &Path) -> Option<Identity> {
+mod system {
     use std::os::unix::fs::MetadataExt as _;
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+    use std::path::{Path, PathBuf};
+
+    use super::Identity;
+
+    /// A file, known by its name.
+    #[derive(Debug)]
+    pub(super) struct File {
+        path: PathBuf,
+        identity: Identity,
+    }
+
+    impl File {
+        pub(super) fn find(path: &Path) -> Option<Self> {
+            identity(path).map(|identity| Self { path: path.to_owned(), identity })
+        }
+
+        pub(super) fn identity(&self) -> Identity {
+            self.identity
+        }
+
+        pub(super) fn has_name(&self) -> bool {
+            identity(&self.path) == Some(self.identity)
+        }
+    }
+
+    pub(super) fn identity(path: &Path) -> Option<Identity> {
+        let found = std::fs::metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    }
 }

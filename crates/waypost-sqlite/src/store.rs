@@ -126,7 +126,7 @@ impl SqliteStore {
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
         let folder = lock(&self.held).get(run).and_then(|held| held.folder.clone())?;
         self.teller.finish();
-        lock(&folder).take_trouble()
+        folder.take_trouble()
     }
 
     /// Says whether the SQLite that was built in syncs with `fdatasync`, which a growing file pays less for than
@@ -195,7 +195,7 @@ impl SqliteStore {
     }
 
     fn hold(&self, run: &RunId, token: u64, durability: Durability, folder: Option<RunFolder>) {
-        let folder = folder.map(|folder| Arc::new(Mutex::new(folder)));
+        let folder = folder.map(Arc::new);
         lock(&self.held).insert(run.clone(), Held { token, durability, folder });
     }
 
@@ -223,7 +223,7 @@ impl SqliteStore {
             _ => None,
         };
         if let Some(folder) = folder {
-            lock(&folder).log(&batch.records);
+            folder.log(&batch.records);
             self.teller.tell(folder, batch);
         }
     }
@@ -241,7 +241,7 @@ impl SqliteStore {
             }
             Err(error) => return Err(error),
         };
-        let mut folder = self.run_folder(frozen.record());
+        let folder = self.run_folder(frozen.record());
         let told = witness::told(&self.place, run);
         self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
@@ -303,7 +303,7 @@ impl Store for SqliteStore {
         learned.keep(&self.place.frames, &first.records);
         // What a deletion left that was cut short. The run is made all the same if that cannot be removed.
         let _ = lease::remove_folder(&self.folder_of(&id));
-        let mut folder = self.run_folder(run.record());
+        let folder = self.run_folder(run.record());
         folder.committed(&first.records);
         self.hold(&id, FIRST_TOKEN, run.record().durability, Some(folder));
         let lease = Lease::new(id, FIRST_TOKEN, Some(kernel_lock));
@@ -322,8 +322,10 @@ impl Store for SqliteStore {
         self.read(|view| RunRow::get(view.connection, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
         let (id, now) = (run.clone(), self.options.clock.now());
+        // A power cut ends all who have a lease. What this one appends is synced behind the token, in the same log: no token
+        // that anything was written or started with is given again.
         let token = self
-            .write(Durability::Sync, move |connection, place| lease::acquire(connection, place, &id, now))
+            .write(Durability::Async, move |connection, place| lease::acquire(connection, place, &id, now))
             .await;
         let token = match token {
             Err(error @ StoreError::NotFound { .. }) => {

@@ -38,7 +38,7 @@ const SPENT_BYTES_MAX: usize = 1 << 20;
 const RECORD_BYTES: usize = 1 << 10;
 
 /// The folder of a run that is written to from two threads.
-pub(crate) type SharedFolder = Arc<Mutex<RunFolder>>;
+pub(crate) type SharedFolder = Arc<RunFolder>;
 
 /// Writes down, in the order in which it is told.
 #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ struct Job {
 
 impl Job {
     fn write(&self) {
-        lock(&self.folder).report(&self.batch.records);
+        self.folder.report(&self.batch.records);
     }
 }
 

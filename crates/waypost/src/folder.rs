@@ -20,7 +20,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::disk::{Disk, DiskFile, Kind, Metadata, write_whole};
 use crate::record::{Record, RunRecord};
@@ -49,14 +49,16 @@ const DEPTH_MAX: u32 = 64;
 const TEMP_NAMES_MAX: u32 = 1_000;
 
 /// The folder of a run, as its one writer sees it.
+///
+/// Log and report may be written from two threads at once: neither waits for the other.
 #[derive(Debug)]
 pub struct RunFolder {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    events: events::EventFile,
-    report: report::ReportFile,
-    made: bool,
-    trouble: Option<Trouble>,
+    events: Mutex<events::EventFile>,
+    report: Mutex<report::ReportFile>,
+    made: OnceLock<()>,
+    trouble: Mutex<Option<Trouble>>,
 }
 
 /// A file for people that could not be written. What it lacks is added when the run is next taken up.
@@ -75,7 +77,14 @@ impl RunFolder {
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
         let events = events::EventFile::new(path.join(told::EVENTS_FILE));
         let report = report::ReportFile::new(path.join(REPORT), run.clone());
-        Self { disk, path, events, report, made: false, trouble: None }
+        Self {
+            disk,
+            path,
+            events: Mutex::new(events),
+            report: Mutex::new(report),
+            made: OnceLock::new(),
+            trouble: Mutex::default(),
+        }
     }
 
     /// Returns where it is.
@@ -86,25 +95,25 @@ impl RunFolder {
     /// Writes down what was committed: lines and sections of `records`, in their order.
     ///
     /// To be called once after each commit. It does not fail: see [`take_trouble`](Self::take_trouble).
-    pub fn committed(&mut self, records: &[Record]) {
+    pub fn committed(&self, records: &[Record]) {
         self.log(records);
         self.report(records);
     }
 
     /// The first half of [`committed`](Self::committed): the lines of the log, which may have to bear witness to what
     /// the store acknowledged.
-    pub fn log(&mut self, records: &[Record]) {
+    pub fn log(&self, records: &[Record]) {
         if self.make() {
-            let written = self.events.committed(self.disk.as_ref(), records);
-            self.note(written);
+            let written = lock(&self.events).committed(self.disk.as_ref(), records);
+            written.unwrap_or_else(|trouble| self.note(trouble));
         }
     }
 
     /// The other half, for which nobody need wait: the sections of the report.
-    pub fn report(&mut self, records: &[Record]) {
+    pub fn report(&self, records: &[Record]) {
         if self.make() {
-            let written = self.report.committed(self.disk.as_ref(), records);
-            self.note(written);
+            let written = lock(&self.report).committed(self.disk.as_ref(), records);
+            written.unwrap_or_else(|trouble| self.note(trouble));
         }
     }
 
@@ -117,21 +126,23 @@ impl RunFolder {
     /// # Errors
     /// Those of `newest_first`. Troubles of the files themselves are remembered as for
     /// [`committed`](Self::committed).
-    pub fn heal<E>(&mut self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
+    pub fn heal<E>(&self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
         let removed = remove_leftovers(self.disk.as_ref(), &self.path)
             .and_then(|()| remove_folder(self.disk.as_ref(), &self.path.join(SCRATCH)));
         if let Err(source) = removed {
-            self.trouble = Some(Trouble { path: self.path.clone(), source });
+            self.note(Trouble { path: self.path.clone(), source });
             return Ok(());
         }
-        let mark = match self.events.mend(self.disk.as_ref()) {
+        let mended = lock(&self.events).mend(self.disk.as_ref());
+        let mark = match mended {
             Ok(mark) => mark,
             Err(trouble) => {
-                self.trouble = Some(trouble);
+                self.note(trouble);
                 return Ok(());
             }
         };
-        let mut written = report::Written::new(self.disk.as_ref(), self.report.path());
+        let report = self.path.join(REPORT);
+        let mut written = report::Written::new(self.disk.as_ref(), &report);
         let mut missing = Vec::new();
         // How many of them each file lacks, once that is known.
         let (mut unlogged, mut unreported) = (None, None);
@@ -153,7 +164,7 @@ impl RunFolder {
         }
         missing.reverse();
         if let Some(mark) = mark {
-            self.events.skip_to(mark);
+            lock(&self.events).skip_to(mark);
         }
         let behind = |count: Option<usize>| missing.len() - count.unwrap_or(missing.len());
         let (logged, reported) = (behind(unlogged), behind(unreported));
@@ -167,26 +178,31 @@ impl RunFolder {
     }
 
     /// Returns what went wrong since it was last asked, if anything did.
-    pub fn take_trouble(&mut self) -> Option<Trouble> {
-        self.trouble.take()
+    pub fn take_trouble(&self) -> Option<Trouble> {
+        lock(&self.trouble).take()
     }
 
     /// Makes the folder, once; says whether it is there.
-    fn make(&mut self) -> bool {
-        if !self.made {
+    fn make(&self) -> bool {
+        if self.made.get().is_none() {
             match make_folder(self.disk.as_ref(), &self.path) {
-                Ok(()) => self.made = true,
-                Err(source) => self.trouble = Some(Trouble { path: self.path.clone(), source }),
+                Ok(()) => {
+                    self.made.get_or_init(|| ());
+                }
+                Err(source) => self.note(Trouble { path: self.path.clone(), source }),
             }
         }
-        self.made
+        self.made.get().is_some()
     }
 
-    fn note(&mut self, answer: Result<(), Trouble>) {
-        if let Err(trouble) = answer {
-            self.trouble = Some(trouble);
-        }
+    fn note(&self, trouble: Trouble) {
+        *lock(&self.trouble) = Some(trouble);
     }
+}
+
+/// Locks, and goes on after a panic elsewhere: a file that was being written to then is mended when it is next taken up.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Most records that [`RunFolder::heal`] writes down again: after a power cut the kernel had half a minute of them at

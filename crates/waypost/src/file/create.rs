@@ -54,7 +54,7 @@ impl FileStore {
         }
         writer.take_in(&commit);
         writer.configure(run.record(), self.retention);
-        if let Some(folder) = &mut writer.folder {
+        if let Some(folder) = &writer.folder {
             folder.committed(&first.records);
         }
         let lease = Self::seat_writer(&mut seat, writer, lock, holder);

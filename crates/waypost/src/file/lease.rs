@@ -326,11 +326,9 @@ impl Writer {
     }
 
     /// Adds to `events.jsonl` and `report.md` what a crash kept out of them.
-    fn heal(&mut self, index: &IndexSource<'_>) -> Result<(), StoreError> {
-        let Some(mut folder) = self.folder.take() else { return Ok(()) };
-        let healed = folder.heal(NewestFirst::new(self.reader(), index));
-        self.folder = Some(folder);
-        healed
+    fn heal(&self, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        folder.heal(NewestFirst::new(self.reader(), index))
     }
 }
 

@@ -131,7 +131,7 @@ impl Writer {
         self.check_newest()?;
         self.write(&commit)?;
         self.take_in(&commit);
-        if let Some(folder) = &mut self.folder {
+        if let Some(folder) = &self.folder {
             folder.committed(&batch.records);
         }
         self.settle(batch.release);

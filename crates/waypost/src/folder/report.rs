@@ -49,10 +49,6 @@ impl ReportFile {
         Self { path, run, known: None, given_up: false }
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
         if self.given_up {
             return Ok(());

@@ -34,7 +34,7 @@ impl Place {
 
     /// Takes the folder up again, as the next writer does, with what the store has.
     fn healed(&self, stored: &[Record]) -> RunFolder {
-        let mut folder = self.folder();
+        let folder = self.folder();
         folder.heal(newest_first(stored)).unwrap();
         assert!(folder.take_trouble().is_none());
         folder
@@ -114,7 +114,7 @@ fn mode(path: &Path) -> u32 {
 fn events_and_sections_follow_each_commit() {
     let place = Place::new();
     let mut chain = Chain::new();
-    let mut folder = place.folder();
+    let folder = place.folder();
 
     let mut records = four(&mut chain);
     records.push(chain.ended("publish", RunStatus::Completed));
@@ -138,7 +138,7 @@ fn events_and_sections_follow_each_commit() {
 #[test]
 fn files_are_for_their_owner_only() {
     let place = Place::new();
-    let mut folder = place.folder();
+    let folder = place.folder();
 
     folder.committed(&four(&mut Chain::new()));
     append_blob(&RealDisk, &place.path(), "logs/fetch.1.log", b"x").unwrap();
@@ -158,14 +158,14 @@ fn files_are_for_their_owner_only() {
 fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
     let place = Place::new();
     let mut chain = Chain::new();
-    let mut folder = place.folder();
+    let folder = place.folder();
 
     folder.committed(&[chain.failed("early", 1)]);
     folder.committed(&[chain.completed("other")]);
     folder.committed(&[chain.failed("early", 2), chain.failed("last", 1), chain.failed("last", 2)]);
     folder.committed(&[chain.failed("last", 3)]);
     // A new writer knows the sections of the one before.
-    let mut folder = place.folder();
+    let folder = place.folder();
     folder.committed(&[chain.completed("last"), chain.completed("early")]);
 
     let report = place.report();
@@ -212,7 +212,7 @@ fn the_next_event_after_a_torn_line_is_not_swallowed() {
     let file = fs::OpenOptions::new().write(true).open(place.path().join("events.jsonl")).unwrap();
     file.set_len(torn as u64).unwrap();
 
-    let mut folder = place.healed(&records);
+    let folder = place.healed(&records);
     records.push(chain.completed("publish"));
     folder.committed(&records[4..]);
 
@@ -298,12 +298,12 @@ fn a_file_that_cannot_be_written_is_told_and_filled_in_later() {
     let place = Place::new();
     let mut chain = Chain::new();
     let records = four(&mut chain);
-    let mut folder = place.folder();
+    let folder = place.folder();
     folder.committed(&records[..1]);
     // A folder in the place of the file cannot be opened by anybody, root included.
     fs::remove_file(place.path().join("events.jsonl")).unwrap();
     fs::create_dir(place.path().join("events.jsonl")).unwrap();
-    let mut folder = place.folder();
+    let folder = place.folder();
 
     folder.committed(&records[1..2]);
     let trouble = folder.take_trouble().unwrap();
@@ -376,7 +376,7 @@ fn a_report_that_is_behind_its_log_catches_up() {
     // A store may write sections later than lines; a kill in between may come after any of them.
     for reported in 0..=records.len() {
         let place = Place::new();
-        let mut folder = place.folder();
+        let folder = place.folder();
         folder.log(&records);
         folder.report(&records[..reported]);
 
@@ -391,7 +391,7 @@ fn a_report_that_is_behind_its_log_catches_up() {
 fn a_head_is_replaced_before_more_sections_than_are_held_in_memory() {
     let place = Place::new();
     let mut chain = Chain::new();
-    let mut folder = place.folder();
+    let folder = place.folder();
     let records: Vec<Record> = (0..3_000).map(|count| chain.completed(&format!("s{count}"))).collect();
     folder.committed(&records);
     let sections = |report: String| report[report.find("<!-- section").unwrap()..].to_owned();
