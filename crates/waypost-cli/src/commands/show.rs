@@ -109,7 +109,7 @@ impl Shown {
             let history = store.history(run, &name, record.header().seq).await?;
             branches.push(Branch { name, record, history });
         }
-        let lost = standing::told_and_lost(store, &snapshot);
+        let lost = standing::told_and_lost(store, &snapshot).await;
         Ok(Self { snapshot, branches, at: asked, lost })
     }
 
