@@ -256,7 +256,7 @@ impl Store for MemoryStore {
             let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
             let missing = || StoreError::no_record(run, branch, seq);
             let stored = found.records.get(seq).ok_or_else(missing)?;
-            stored.open().map_err(|flaw| {
+            found.open(stored).map_err(|flaw| {
                 StoreError::of_damage(found.damage(run, seq, flaw), found.newest_sound_below(seq))
             })
         })
