@@ -153,14 +153,28 @@ pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) ->
     {
         return Ok(position.epoch_max);
     }
+    Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
+}
+
+/// Returns the highest epoch of what a branch ever tried in one pass of the loops around it; none if it tried nothing
+/// there.
+pub(super) async fn epoch_in_pass(
+    engine: &Engine,
+    run: &RunId,
+    branch: &BranchPath,
+    around: &[u32],
+) -> Result<Option<u32>, RunError> {
     let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
-    let mut highest = 0;
+    let mut highest = None;
     loop {
         let page = engine.store.scan(&scan).await?;
-        let started = |record: &Record| record.header().started.iter().map(|start| start.at.epoch).max();
-        let epochs =
-            page.records.iter().map(|record| record.header().at.epoch.max(started(record).unwrap_or(0)));
-        highest = epochs.max().unwrap_or(0).max(highest);
+        let headers = page.records.iter().map(Record::header);
+        let tries = headers.flat_map(|header| {
+            let own = header.step.as_ref().map(|_| &header.at);
+            own.into_iter().chain(header.started.iter().map(|start| &start.at))
+        });
+        let ours = tries.filter(|at| at.iteration.starts_with(around));
+        highest = ours.map(|at| at.epoch).max().max(highest);
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(highest),
