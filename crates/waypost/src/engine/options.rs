@@ -74,7 +74,7 @@ pub struct ResumeOptions<S> {
     pub edit: Option<Edit<S>>,
     /// Looks at that state, edited or not; a refusal leaves the run as it is.
     pub validate: Option<Validate<S>>,
-    /// Laid over the configuration of the run, map by map.
+    /// Laid over the configuration of the run, map by map. What changes is written down, also where nothing is left to do.
     pub config: Map<String, Value>,
     /// What to do about damaged records.
     pub on_damage: OnDamage<S>,

@@ -399,7 +399,8 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Lays this over the configuration of the run, map by map; it stays for later resumes.
+    /// Lays this over the configuration of the run, map by map; it stays for later resumes. What changes is written down
+    /// also where the run is completed, and no step is left to read it.
     pub fn config(mut self, over: Map<String, Value>) -> Self {
         self.options.config = over;
         self

@@ -3,6 +3,7 @@
 
 mod branch_keys;
 mod branches;
+mod configuration;
 mod contract;
 mod diff;
 mod doubt;
