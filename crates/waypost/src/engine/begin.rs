@@ -19,6 +19,7 @@ use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
+use super::edit;
 use super::fit::{adopt_change, check_fit, definition_of_restart};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
@@ -133,6 +134,7 @@ async fn prepare_resume<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
+        edit::refuse_all(lease.run(), &options.edit_branches, "the run is started over, and opens it anew")?;
         let told = (options.adopt.as_ref(), options.on_change);
         let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
         let mut session = restarted(engine, program, lease, state, options.session).await?;
@@ -207,7 +209,8 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt).await?;
+    let edits = edit::Edits::of(options.edit_branches);
+    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt, edits).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
@@ -276,8 +279,8 @@ async fn find_begin<P: Program>(
         ));
     }
     let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
-    let is_done =
-        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
+    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(None);
     }
@@ -380,7 +383,8 @@ fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    Asked { trust, again, ends: false, by_hand: options.edit.is_some(), still, token, retries }
+    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    Asked { trust, again, ends: false, by_hand, still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.
@@ -392,7 +396,7 @@ fn first_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
 }
 
 /// What is written where a person changes something by hand.
-fn by_hand() -> Draft {
+pub(super) fn by_hand() -> Draft {
     Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
 }
 

@@ -12,6 +12,7 @@ use super::back::epoch_in_pass;
 use super::begin::decode_state;
 use super::branches;
 use super::chain::Chain;
+use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
 use super::line::{Line, LineId, Opener};
 use super::schedule::{children_of, for_children};
@@ -176,7 +177,7 @@ impl<'a, P: Program> Session<'a, P> {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
-                    branches::go_on(self, &lease, opener, *head, None).await?;
+                    branches::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                 }
                 Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
             }

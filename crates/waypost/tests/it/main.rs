@@ -1,6 +1,7 @@
 //! Tests of the library, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod branch_edit;
 mod branch_keys;
 mod branches;
 mod configuration;
