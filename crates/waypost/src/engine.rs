@@ -26,6 +26,7 @@ mod attempt;
 mod back;
 mod begin;
 mod branches;
+mod carry;
 pub(crate) mod chain;
 mod commit;
 mod doubt;

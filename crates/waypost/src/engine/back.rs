@@ -44,16 +44,9 @@ pub(super) async fn go_back(
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let is_left = match &entry.fan {
-            Some(_) if is_named && opens_its_own(shape, &entry.step) => true,
-            // Beside the step that is named, or the one that joins them.
-            Some(fan)
-                if step.is_some() || joins(entry) || (goes_on && is_under_way(&base.position, entry)) =>
-            {
-                fanned_out_since(engine, (&run, &main), &entry.step, fan.since).await?
-            }
-            Some(_) => true,
-            None => false,
+        let is_left = match is_named && opens_its_own(shape, &entry.step) {
+            true => entry.fan.is_some(),
+            false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
         };
         if let Some(fan) = entry.fan.take_if(|_| is_left) {
             // How they ended is not counted twice.
@@ -75,6 +68,23 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Says whether an entry of an older position of the main branch waits for branches that do not go on from there: they
+/// are opened anew. `step`: the one that is gone back to by name. `newest`: where the branch stands.
+pub(super) async fn is_left_behind(
+    engine: &Engine,
+    run: &RunId,
+    (entry, step): (&FrontierEntry, Option<&StepId>),
+    newest: &Position,
+    goes_on: bool,
+) -> Result<bool, RunError> {
+    let Some(fan) = &entry.fan else { return Ok(false) };
+    // Beside the step that is named, or the one that joins them.
+    if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
+        return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan.since).await;
+    }
+    Ok(true)
 }
 
 /// Finds the record that is gone back to, and the step that is named; none where that is the end.
@@ -121,7 +131,7 @@ fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
 }
 
 /// Returns how many branches had failed by a record of the main branch, if its position is still kept.
-async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
+pub(super) async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
     match engine.store.load(run, &BranchPath::main(), seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
         record => Ok(record?.position().ok().map(|position| position.dead)),
@@ -129,7 +139,7 @@ async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, 
 }
 
 /// Says whether all branches of a fan-out have ended: the step that joins them is the next.
-fn joins(entry: &FrontierEntry) -> bool {
+pub(super) fn joins(entry: &FrontierEntry) -> bool {
     let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
     !is_waiting && entry.fan.as_ref().is_some_and(|fan| fan.opened == fan.total)
 }

@@ -307,7 +307,7 @@ pub(super) async fn go_on<P: Program>(
 }
 
 /// Says whether a child has been opened and nothing more.
-fn is_fresh(position: &Position) -> bool {
+pub(super) fn is_fresh(position: &Position) -> bool {
     let untouched = |entry: &FrontierEntry| {
         entry.status == Status::Ready
             && entry.at.attempt == 0

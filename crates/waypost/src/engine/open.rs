@@ -199,7 +199,14 @@ impl<'a, P: Program> Session<'a, P> {
         self.fail(id, place, failure, Told::default());
     }
 
-    fn open_child(&mut self, id: LineId, place: usize, item: &Item, state: P::State, begin: Begin) {
+    pub(super) fn open_child(
+        &mut self,
+        id: LineId,
+        place: usize,
+        item: &Item,
+        state: P::State,
+        begin: Begin,
+    ) {
         let Begin { chain, epoch } = begin;
         let line = self.lines.get(id);
         let around = line.entry(place).at.iteration.clone();
@@ -412,11 +419,11 @@ impl Earlier {
 }
 
 /// Where a child begins.
-struct Begin {
+pub(super) struct Begin {
     /// Where its chain goes on.
-    chain: Chain,
+    pub(super) chain: Chain,
     /// What its steps are done in.
-    epoch: u32,
+    pub(super) epoch: u32,
 }
 
 /// Refuses items of which two have one key, before anything is opened.
