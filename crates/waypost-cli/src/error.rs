@@ -374,6 +374,7 @@ impl Error {
                 )),
             ),
             Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
+            Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
             Self::Run(RunError::NotSettled { .. }) => (
                 "not_settled",
                 Exit::Usage,

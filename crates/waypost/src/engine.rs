@@ -26,9 +26,11 @@ mod attempt;
 mod back;
 mod begin;
 mod branches;
+mod carry;
 pub(crate) mod chain;
 mod commit;
 mod doubt;
+mod edit;
 mod fall;
 mod fan;
 mod fit;
@@ -53,8 +55,9 @@ mod travel;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
-    Adoption, Doubtful, Edit, Interrupts, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown,
-    ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs, Validate, ValidateFn,
+    Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
+    OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
+    Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{

@@ -50,6 +50,7 @@ use crate::shape::Shape;
 use crate::store::Lease;
 
 mod builder;
+mod by_hand;
 mod context;
 mod draw;
 mod error;

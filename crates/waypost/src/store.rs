@@ -36,7 +36,7 @@ pub use query::{
 /// Each clause has a test of the same name in `waypost-testing`, run against every store.
 ///
 /// - `create_is_all_or_nothing`: after [`create`](Self::create) the run, its frozen record and its first batch are
-///   there, or nothing is.
+///   there, or nothing is. That batch may have records of several branches, ended ones among them.
 /// - `create_refuses_an_existing_run`: and changes nothing of it.
 /// - `acknowledged_is_durable`: what `create` or [`append`](Self::append) acknowledged is read back by a store opened
 ///   afterwards.

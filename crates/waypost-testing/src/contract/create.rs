@@ -1,12 +1,13 @@
 //! Clauses about making runs.
 
-use waypost::store::{RunQuery, StoreError};
+use waypost::record::{End, Header};
+use waypost::store::{Page, RunQuery, StoreError};
 use waypost::{BranchPath, Digest};
 
 use super::StoreFixture;
 use super::support::{create, create_with, main, other, refused};
 use crate::picture::{list, picture};
-use crate::records::{Links, holder, run_id, run_record, sealed};
+use crate::records::{Links, branch, holder, run_id, run_record, sealed};
 
 /// After `create` the run, its frozen record and its first batch are there, or nothing is.
 pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
@@ -14,11 +15,16 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     let frozen = sealed(run_record(&run));
     let mut links = Links::of(&run);
     let (one, two) = (links.record(&main()), links.record(&main()));
+    // A run that begins where another stood amid its branches begins with those, some of which have ended.
+    let (open, ended) = (branch("plan:a"), branch("plan:b"));
+    let begun = links.record(&open);
+    let header = Header { end: Some(End::Completed), ..links.header(&ended) };
+    let done = links.seal(header, &1.into());
     // Another `prev` than that of the record before it.
     let mut header = links.header(&main());
     header.prev = Some(Digest::of(b"something else"));
     let broken = links.seal(header, &1.into());
-    let whole = links.batch(vec![one.clone(), two.clone()]);
+    let whole = links.batch(vec![one.clone(), two.clone(), begun.clone(), done.clone()]);
     let mut torn = whole.clone();
     torn.records.push(broken);
 
@@ -37,9 +43,13 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
 
     let store = fixture.store();
     assert_eq!(store.run(&run).await.unwrap().record, frozen);
-    for record in [one, two] {
-        assert_eq!(store.load(&run, &main(), record.header().seq).await.unwrap(), record);
+    for record in [one, two, begun, done] {
+        let at = record.header().reference();
+        assert_eq!(store.load(&run, &at.branch, at.seq).await.unwrap(), record);
     }
+    let heads = store.heads(&run, &Page::default()).await.unwrap().heads;
+    let heads: Vec<_> = heads.iter().map(|head| head.record.header().branch.clone()).collect();
+    assert_eq!(heads, [main(), open], "what has ended is not among the open branches");
 }
 
 /// `create` refuses an existing run and changes nothing of it.

@@ -79,14 +79,19 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Lets nothing more start once a step was done again: first it must be known whether what came after it can be
-    /// used again.
+    /// used again. And where nothing does, whether it has undone what others are believed by.
     fn pause_if_again(&mut self, id: LineId) {
-        let line = self.lines.get_mut(id);
-        if !line.position.frontier.is_empty() {
-            self.is_pausing |= line.position.ahead.is_some();
-        } else if id == MAIN {
-            line.position.ahead = None;
+        let position = &mut self.lines.get_mut(id).position;
+        if position.ahead.is_none() {
+            return;
         }
+        if !position.frontier.is_empty() {
+            self.is_pausing = true;
+        } else if id == MAIN {
+            // It stands at another end now: nothing of the one before is used again.
+            position.ahead = None;
+        }
+        self.is_unlooked = true;
     }
 
     /// Holds what comes after a step, if that was asked for.

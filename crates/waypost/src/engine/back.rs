@@ -44,16 +44,9 @@ pub(super) async fn go_back(
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let is_left = match &entry.fan {
-            Some(_) if is_named && opens_its_own(shape, &entry.step) => true,
-            // Beside the step that is named, or the one that joins them.
-            Some(fan)
-                if step.is_some() || joins(entry) || (goes_on && is_under_way(&base.position, entry)) =>
-            {
-                fanned_out_since(engine, (&run, &main), &entry.step, fan.since).await?
-            }
-            Some(_) => true,
-            None => false,
+        let is_left = match is_named && opens_its_own(shape, &entry.step) {
+            true => entry.fan.is_some(),
+            false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
         };
         if let Some(fan) = entry.fan.take_if(|_| is_left) {
             // How they ended is not counted twice.
@@ -75,6 +68,23 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Says whether an entry of an older position of the main branch waits for branches that do not go on from there: they
+/// are opened anew. `step`: the one that is gone back to by name. `newest`: where the branch stands.
+pub(super) async fn is_left_behind(
+    engine: &Engine,
+    run: &RunId,
+    (entry, step): (&FrontierEntry, Option<&StepId>),
+    newest: &Position,
+    goes_on: bool,
+) -> Result<bool, RunError> {
+    let Some(fan) = &entry.fan else { return Ok(false) };
+    // Beside the step that is named, or the one that joins them.
+    if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
+        return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan.since).await;
+    }
+    Ok(true)
 }
 
 /// Finds the record that is gone back to, and the step that is named; none where that is the end.
@@ -121,7 +131,7 @@ fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
 }
 
 /// Returns how many branches had failed by a record of the main branch, if its position is still kept.
-async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
+pub(super) async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
     match engine.store.load(run, &BranchPath::main(), seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
         record => Ok(record?.position().ok().map(|position| position.dead)),
@@ -129,7 +139,7 @@ async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, 
 }
 
 /// Says whether all branches of a fan-out have ended: the step that joins them is the next.
-fn joins(entry: &FrontierEntry) -> bool {
+pub(super) fn joins(entry: &FrontierEntry) -> bool {
     let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
     !is_waiting && entry.fan.as_ref().is_some_and(|fan| fan.opened == fan.total)
 }
@@ -153,14 +163,28 @@ pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) ->
     {
         return Ok(position.epoch_max);
     }
+    Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
+}
+
+/// Returns the highest epoch of what a branch ever tried in one pass of the loops around it; none if it tried nothing
+/// there.
+pub(super) async fn epoch_in_pass(
+    engine: &Engine,
+    run: &RunId,
+    branch: &BranchPath,
+    around: &[u32],
+) -> Result<Option<u32>, RunError> {
     let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
-    let mut highest = 0;
+    let mut highest = None;
     loop {
         let page = engine.store.scan(&scan).await?;
-        let started = |record: &Record| record.header().started.iter().map(|start| start.at.epoch).max();
-        let epochs =
-            page.records.iter().map(|record| record.header().at.epoch.max(started(record).unwrap_or(0)));
-        highest = epochs.max().unwrap_or(0).max(highest);
+        let headers = page.records.iter().map(Record::header);
+        let tries = headers.flat_map(|header| {
+            let own = header.step.as_ref().map(|_| &header.at);
+            own.into_iter().chain(header.started.iter().map(|start| &start.at))
+        });
+        let ours = tries.filter(|at| at.iteration.starts_with(around));
+        highest = ours.map(|at| at.epoch).max().max(highest);
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(highest),

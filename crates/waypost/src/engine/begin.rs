@@ -19,6 +19,7 @@ use super::back::{epochs, go_back};
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
+use super::edit;
 use super::fit::{adopt_change, check_fit, definition_of_restart};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
@@ -133,6 +134,7 @@ async fn prepare_resume<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
+        edit::refuse_all(lease.run(), &options.edit_branches, "the run is started over, and opens it anew")?;
         let told = (options.adopt.as_ref(), options.on_change);
         let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
         let mut session = restarted(engine, program, lease, state, options.session).await?;
@@ -192,8 +194,9 @@ async fn go_on<'a, P: Program>(
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.repaired = base.damaged;
-    if let Some(Carried { batches, repaired }) = carried {
+    if let Some(Carried { batches, repaired, is_unlooked }) = carried {
         (session.batches, session.is_again) = (batches, true);
+        session.is_unlooked = is_unlooked && !begin.stand.looked;
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
     }
@@ -206,7 +209,8 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt).await?;
+    let edits = edit::Edits::of(options.edit_branches);
+    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt, edits).await?;
     if options.from.is_none() && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
@@ -260,7 +264,8 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let asked = asked(options, is_again, lease.token());
+    let mut asked = asked(options, is_again, lease.token());
+    asked.ends = is_again && base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -274,9 +279,9 @@ async fn find_begin<P: Program>(
         ));
     }
     let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
-    let is_done =
-        base.snapshot.ended.is_some() && options.from.is_none() && options.edit.is_none() && !adopts;
-    if is_done && stand.is_unmoved() {
+    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
+    if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
@@ -325,7 +330,8 @@ async fn main_line<'a, P: Program>(
         first_or_by_hand(drafts);
     }
     validated(base, &state, options)?;
-    let mut config = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let config_over = config_over(engine, base, &options.config).await?;
+    let config_so_far = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_repeated = chain.basis.is_some();
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
@@ -342,13 +348,27 @@ async fn main_line<'a, P: Program>(
     if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
         main.doubt(&step);
     }
-    if !options.config.is_empty() {
-        merge(&mut config, std::mem::take(&mut options.config));
+    if let Some(config) = &config_over {
         first_or_by_hand(drafts).config = Some(config.clone());
         main.position.config = Some(main.seq_of_next_draft());
     }
     main.drafts.append(drafts);
-    Ok((main, config))
+    Ok((main, config_over.unwrap_or(config_so_far)))
+}
+
+/// Returns the configuration that is in force from now on, if a resume changes it.
+async fn config_over(
+    engine: &Engine,
+    base: &Base,
+    over: &Map<String, Value>,
+) -> Result<Option<Map<String, Value>>, RunError> {
+    if over.is_empty() {
+        return Ok(None);
+    }
+    let so_far = engine.config_of(&base.snapshot.entry, &base.position).await?;
+    let mut config = so_far.clone();
+    merge(&mut config, over.clone());
+    Ok((config != so_far).then_some(config))
 }
 
 /// Asks the caller's own check, if there is one, about the state that is gone on with.
@@ -363,7 +383,8 @@ fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    Asked { trust, again, by_hand: options.edit.is_some(), still, token, retries }
+    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    Asked { trust, again, ends: false, by_hand, still, token, retries }
 }
 
 /// Returns the first thing that is written, which may be that a person changed something.
@@ -375,7 +396,7 @@ fn first_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
 }
 
 /// What is written where a person changes something by hand.
-fn by_hand() -> Draft {
+pub(super) fn by_hand() -> Draft {
     Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
 }
 

@@ -11,6 +11,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError};
 use super::begin::{decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
+use super::edit::{Edits, refuse_left, uncount_dead};
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -27,17 +28,21 @@ use super::{OnDoubt, Program, RunError};
 /// say what becomes of them.
 ///
 /// # Errors
-/// [`RunError::NotSettled`]: `on_doubt` refuses one.
+/// - [`RunError::NotSettled`]: `on_doubt` refuses one.
+/// - [`RunError::NotEdited`]: a branch cannot be changed as `edits` says.
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     stand: Stand,
     on_doubt: &OnDoubt<P::State>,
+    edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
     let lines = HashMap::from([(BranchPath::main(), MAIN)]);
-    let mut found = Found { lines, indexes: HashMap::new(), questions: Vec::new(), on_doubt, stand };
+    let mut found = Found { lines, indexes: HashMap::new(), questions: Vec::new(), on_doubt, stand, edits };
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
+        let left = found.edits.branches().next().cloned();
+        refuse_left(session.engine, lease.run(), left).await?;
         return Ok(found.questions);
     }
     let mut page = Page::default();
@@ -54,6 +59,8 @@ pub(super) async fn take_up<P: Program>(
         }
     }
     reopen_ended(session, lease, &mut found).await?;
+    let left = found.edits.branches().next().cloned();
+    refuse_left(session.engine, lease.run(), left).await?;
     let lines: Vec<LineId> = session.lines.iter().map(|(id, _)| id).collect();
     for id in lines {
         let line = session.lines.get_mut(id);
@@ -68,11 +75,18 @@ pub(super) async fn take_up<P: Program>(
         // Also where the step was about to join, or failed as it could not open more of them, or where damage took away
         // the end of one.
         for place in waiting {
+            let line = session.lines.get_mut(id);
             let entry = line.entry_mut(place);
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
                 entry.status = Status::Waiting;
                 entry.since = 0;
                 entry.waits = vec![for_children()];
+                let since = entry.fan.as_ref().map_or(0, |fan| fan.since);
+                let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+                let mut position = std::mem::take(&mut line.position);
+                let uncounted = uncount_dead(session.engine, (&run, &branch), &mut position, since).await;
+                session.lines.get_mut(id).position = position;
+                uncounted?;
             }
         }
         session.touched.insert(id);
@@ -90,6 +104,8 @@ struct Found<'a, S> {
     on_doubt: &'a OnDoubt<S>,
     /// Where branches are gone on with that are not where they stand.
     stand: Stand,
+    /// What a person changes on branches that are still to be found.
+    edits: Edits<S>,
 }
 
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
@@ -166,8 +182,8 @@ async fn take_up_one<P: Program>(
     let mut questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
-    let moved = found.stand.moves.remove(&branch);
-    let Some(id) = go_on(session, lease, opener, head, moved).await? else { return Ok(()) };
+    let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
+    let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
     let line = session.lines.get_mut(id);
     questions.extend(questions_of_cut(line));
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
@@ -186,14 +202,16 @@ async fn take_up_one<P: Program>(
     open_fans(session, found, id).await
 }
 
-/// Takes up again children that have ended and have something to do again, parents before their children.
+/// Takes up again children that have ended and have something to do again, or are changed, parents before their children.
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     found: &mut Found<'_, P::State>,
 ) -> Result<(), RunError> {
-    let mut branches: Vec<BranchPath> = found.stand.moves.keys().cloned().collect();
+    let mut branches: Vec<BranchPath> =
+        found.stand.moves.keys().chain(found.edits.branches()).cloned().collect();
     branches.sort_by_key(BranchPath::depth);
+    branches.dedup();
     for branch in branches {
         let scan = Scan {
             branch: Some(branch.clone()),
@@ -201,7 +219,11 @@ async fn reopen_ended<P: Program>(
             limit: 1,
             ..Scan::of(lease.run())
         };
-        let newest = session.engine.store.scan(&scan).await?;
+        let newest = match session.engine.store.scan(&scan).await {
+            // Nobody ever opened it.
+            Err(StoreError::NotFound { .. }) => continue,
+            newest => newest?,
+        };
         let Some(seq) = newest.records.first().map(|record| record.header().seq) else { continue };
         let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
@@ -218,7 +240,7 @@ pub(super) async fn go_on<P: Program>(
     lease: &Lease,
     opener: Opener,
     head: Head,
-    moved: Option<Move>,
+    (moved, edits): (Option<Move>, Edits<P::State>),
 ) -> Result<Option<LineId>, RunError> {
     for damage in &head.damaged {
         session.engine.store.quarantine(lease, damage).await?;
@@ -239,7 +261,7 @@ pub(super) async fn go_on<P: Program>(
         let why = format!("branch `{branch}` stands at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
-    if is_fresh(&position) && head.next == seq + 1 && !is_moved {
+    if is_fresh(&position) && head.next == seq + 1 && !is_moved && edits.is_empty() {
         let out = session.lines.get_mut(opener.line).fan_mut(opener.place);
         out.queue.push_back(Queued { branch, index: opener.index, seq });
         return Ok(None);
@@ -266,6 +288,7 @@ pub(super) async fn go_on<P: Program>(
         reopen(&mut line);
     }
     line.drafts.extend(draft);
+    edits.apply(&mut line, &head.record)?;
     let is_done = line.position.frontier.is_empty();
     if is_done && line.drafts.is_empty() {
         // It was held after its last step, and only its end is missing.
@@ -284,7 +307,7 @@ pub(super) async fn go_on<P: Program>(
 }
 
 /// Says whether a child has been opened and nothing more.
-fn is_fresh(position: &Position) -> bool {
+pub(super) fn is_fresh(position: &Position) -> bool {
     let untouched = |entry: &FrontierEntry| {
         entry.status == Status::Ready
             && entry.at.attempt == 0

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::carry::CARRIED_ITEMS;
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Phase, Record};
@@ -219,6 +220,16 @@ pub(super) async fn freeze(
     Ok(FrozenItems { blob: name, bytes, digest: digester.finish() })
 }
 
+/// Reads items back from the text that was frozen.
+///
+/// # Errors
+/// What a line is not.
+pub(super) fn thaw(text: &[u8]) -> Result<Arc<[Item]>, serde_json::Error> {
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let item = |(index, line)| Ok(Item { index: index as u64, ..serde_json::from_slice(line)? });
+    lines.enumerate().map(item).collect()
+}
+
 /// Makes sure that frozen items are what was frozen, before the first of them is used.
 async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result<(), StoreError> {
     let mut digester = Digester::default();
@@ -236,6 +247,11 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
         return Ok(());
     }
     let (blob, expect) = (&at.blob, at.digest);
+    if offset == 0 && blob.starts_with(CARRIED_ITEMS) {
+        return Err(StoreError::Invalid(format!(
+            "run {run} lacks the items that its branches work on: it died while they were copied to it; delete it, and fork or import it again"
+        )));
+    }
     Err(StoreError::Invalid(format!(
         "the frozen items of run {run} in blob `{blob}` are not what was frozen: digest {actual}, recorded was {expect}"
     )))

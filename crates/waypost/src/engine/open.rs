@@ -8,9 +8,11 @@ use crate::record::{End, Failure, FailureKind, Fan, FrontierEntry, Phase, Positi
 use crate::shape::Shape;
 use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
 
+use super::back::epoch_in_pass;
 use super::begin::decode_state;
 use super::branches;
 use super::chain::Chain;
+use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
 use super::line::{Line, LineId, Opener};
 use super::schedule::{children_of, for_children};
@@ -105,8 +107,8 @@ impl<'a, P: Program> Session<'a, P> {
             }
             if revisited {
                 let earlier = self.earlier(id, place, &item).await?;
-                if let Earlier::None(chain) = earlier {
-                    missing.push((item, chain));
+                if let Earlier::None(begin) = earlier {
+                    missing.push((item, begin));
                     continue;
                 }
             }
@@ -120,13 +122,13 @@ impl<'a, P: Program> Session<'a, P> {
             }
         }
         if !missing.is_empty() {
-            for (item, chain) in missing {
+            for (item, begin) in missing {
                 let line = self.lines.get(id);
                 match self.program.child(line.spot(place), &line.state, &item) {
                     Ok(state) => {
                         let fan = self.lines.get_mut(id).fan_mut(place);
                         (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
-                        self.open_child(id, place, &item, state, chain);
+                        self.open_child(id, place, &item, state, *begin);
                     }
                     Err(failure) => {
                         self.not_opened(id, place, failure);
@@ -175,9 +177,9 @@ impl<'a, P: Program> Session<'a, P> {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
-                    branches::go_on(self, &lease, opener, *head, None).await?;
+                    branches::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                 }
-                Earlier::None(chain) => self.open_child(id, place, &item, state, chain),
+                Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
             }
         }
         self.record_page(id, place, reader);
@@ -197,9 +199,17 @@ impl<'a, P: Program> Session<'a, P> {
         self.fail(id, place, failure, Told::default());
     }
 
-    fn open_child(&mut self, id: LineId, place: usize, item: &Item, state: P::State, chain: Chain) {
+    pub(super) fn open_child(
+        &mut self,
+        id: LineId,
+        place: usize,
+        item: &Item,
+        state: P::State,
+        begin: Begin,
+    ) {
+        let Begin { chain, epoch } = begin;
         let line = self.lines.get(id);
-        let (around, epoch) = (line.entry(place).at.iteration.clone(), line.entry(place).at.epoch);
+        let around = line.entry(place).at.iteration.clone();
         let parallel_max = children_of(line, place).parallel_max;
         let shape: &'a Shape = &children_of(line, place).shape;
         let start = match &item.start {
@@ -260,9 +270,10 @@ impl<'a, P: Program> Session<'a, P> {
         let branch = line.branch().child(&children_of(line, place).name, &item.key);
         let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
         let mut chain = Chain::child(&line.chain, branch);
+        let epoch = line.entry(place).at.epoch;
         let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         if !fan.revisited {
-            return Ok(Earlier::None(chain));
+            return Ok(Earlier::none(chain, epoch));
         }
         let scan = Scan {
             branch: Some(chain.branch.clone()),
@@ -284,14 +295,7 @@ impl<'a, P: Program> Session<'a, P> {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
                 // Its state is: the next sound one below is gone on with, as by whoever reads the heads.
                 Err(StoreError::Damaged { older, .. }) => {
-                    chain.prev = match older {
-                        Some(older) => {
-                            Some(self.engine.store.load(&chain.run, &chain.branch, older).await?.digest())
-                        }
-                        None => None,
-                    };
-                    (chain.basis, chain.repair) = (Some(0), true);
-                    return Ok(Earlier::None(chain));
+                    return self.behind_damage(id, place, chain, (since, older)).await;
                 }
                 record => record?,
             };
@@ -309,7 +313,40 @@ impl<'a, P: Program> Session<'a, P> {
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
-        Ok(Earlier::None(chain))
+        let epoch = self.epoch_anew(id, place, &chain.branch).await?;
+        Ok(Earlier::none(chain, epoch))
+    }
+
+    /// Begins a child anew whose newest record has lost its state. In the epoch that it had, if it is of this fan-out:
+    /// it does again what is lost, and nobody wanted that.
+    async fn behind_damage(
+        &mut self,
+        id: LineId,
+        place: usize,
+        mut chain: Chain,
+        (since, older): (u64, Option<u64>),
+    ) -> Result<Earlier, RunError> {
+        (chain.prev, chain.basis, chain.repair) = (None, Some(0), true);
+        let Some(older) = older else {
+            return Ok(Earlier::none(chain, self.lines.get(id).entry(place).at.epoch));
+        };
+        let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
+        chain.prev = Some(older.digest());
+        let is_ours = older.body_bytes().is_some() && position_of(&older)?.origin == Some(since);
+        let epoch = match is_ours {
+            true => older.header().at.epoch,
+            false => self.epoch_anew(id, place, &chain.branch).await?,
+        };
+        Ok(Earlier::none(chain, epoch))
+    }
+
+    /// Returns the epoch in which a child begins that may have been there before: that of the step that opens it, or
+    /// one that it never had, where it has done something again by itself.
+    async fn epoch_anew(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u32, RunError> {
+        let line = self.lines.get(id);
+        let (run, at) = (line.chain.run.clone(), line.entry(place).at.clone());
+        let highest = epoch_in_pass(self.engine, &run, branch, &at.iteration).await?;
+        Ok(highest.map_or(at.epoch, |highest| at.epoch.max(highest + 1)))
     }
 
     /// Returns the seq that the next record of an open branch must have, as the store says; 1 if it is not open.
@@ -371,8 +408,22 @@ enum Earlier {
     Ended,
     /// It is of this fan-out, and goes on.
     Open(Box<Head>),
-    /// Nothing that counts; its chain goes on there.
-    None(Chain),
+    /// Nothing that counts.
+    None(Box<Begin>),
+}
+
+impl Earlier {
+    fn none(chain: Chain, epoch: u32) -> Self {
+        Self::None(Box::new(Begin { chain, epoch }))
+    }
+}
+
+/// Where a child begins.
+pub(super) struct Begin {
+    /// Where its chain goes on.
+    pub(super) chain: Chain,
+    /// What its steps are done in.
+    pub(super) epoch: u32,
 }
 
 /// Refuses items of which two have one key, before anything is opened.

@@ -72,9 +72,12 @@ pub struct ResumeOptions<S> {
     pub from: Option<ResumeFrom>,
     /// Changes the state of the main branch before anything runs.
     pub edit: Option<Edit<S>>,
+    /// Changes the states of other branches before anything runs, in this order: of those that a step waits for, ended or
+    /// not.
+    pub edit_branches: Vec<(BranchPath, EditBranch<S>)>,
     /// Looks at that state, edited or not; a refusal leaves the run as it is.
     pub validate: Option<Validate<S>>,
-    /// Laid over the configuration of the run, map by map.
+    /// Laid over the configuration of the run, map by map. What changes is written down, also where nothing is left to do.
     pub config: Map<String, Value>,
     /// What to do about damaged records.
     pub on_damage: OnDamage<S>,
@@ -96,6 +99,7 @@ impl<S> Default for ResumeOptions<S> {
             restart: None,
             from: None,
             edit: None,
+            edit_branches: Vec::new(),
             validate: None,
             config: Map::new(),
             on_damage: OnDamage::FallBack,
@@ -213,6 +217,18 @@ pub struct Edit<S>(pub Box<dyn FnOnce(&mut S) + Send>);
 impl<S> Debug for Edit<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Edit")
+    }
+}
+
+/// Changes the state of a branch, or refuses with a reason.
+pub struct EditBranch<S>(pub EditBranchFn<S>);
+
+/// What is in an [`EditBranch`].
+pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
+
+impl<S> Debug for EditBranch<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EditBranch")
     }
 }
 

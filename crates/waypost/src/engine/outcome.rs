@@ -151,6 +151,16 @@ pub enum RunError {
         /// Why.
         why: String,
     },
+    /// The state of a branch cannot be changed by hand: no step waits for it. Nothing changed.
+    #[error("the state of branch `{branch}` of run {run} cannot be changed: {why}")]
+    NotEdited {
+        /// The run.
+        run: RunId,
+        /// The branch.
+        branch: BranchPath,
+        /// Why.
+        why: String,
+    },
     /// Evidence cannot be accepted as it is found. Nothing changed.
     #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
     NotAccepted {

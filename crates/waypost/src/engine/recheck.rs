@@ -138,40 +138,48 @@ fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim
     }
 }
 
-/// Judges what is finished at a checkpoint of another run, by the records that it is known by; lists what does not hold
+/// Judges what is finished at a checkpoint of another run, and on the branches that come along, by the records that it is
+/// known by; lists what does not hold
 /// or could not be checked. Nothing can be done again there: what steps were given is not known.
 pub(super) async fn doubted(
     engine: &Engine,
     shape: &Shape,
     run: &RunRecord,
-    (position, settled): (&Position, &[Record]),
+    branches: &[(BranchPath, &Position, &[Record])],
 ) -> Vec<Decision> {
-    let record = |seq: u64| settled.iter().find(|record| record.header().seq == seq);
-    let made = |(step, known): (&StepId, &Settled)| {
-        Some((step.clone(), record(known.seq())?.header().evidence.clone()?))
+    let record = |branch: &BranchPath, seq: u64| {
+        let (_, _, settled) = branches.iter().find(|(name, _, _)| name == branch)?;
+        settled.iter().find(|record| record.header().seq == seq)
     };
-    let effective = Effective {
-        branch: BranchPath::main(),
-        seq: 0,
-        lost: 0,
-        position: Position { frontier: Vec::new(), ..position.clone() },
-        evidence: position.ledger.iter().filter_map(made).collect(),
-        passes: BTreeMap::new(),
-        in_flux: Default::default(),
-        stopped_by: None,
+    let effective = |(branch, position, _): &(BranchPath, &Position, &[Record])| {
+        let made = |(step, known): (&StepId, &Settled)| {
+            Some((step.clone(), record(branch, known.seq())?.header().evidence.clone()?))
+        };
+        Effective {
+            branch: branch.clone(),
+            seq: 0,
+            lost: 0,
+            position: Position { frontier: Vec::new(), ..(*position).clone() },
+            evidence: position.ledger.iter().filter_map(made).collect(),
+            passes: BTreeMap::new(),
+            in_flux: Default::default(),
+            stopped_by: None,
+        }
     };
-    let checks = checks(shape, std::slice::from_ref(&effective));
+    let effective: Vec<Effective> = branches.iter().map(effective).collect();
+    let checks = checks(shape, &effective);
     let site = engine.site(run);
-    let with_code = |seq: Option<u64>| {
-        let ending = seq.and_then(record).and_then(|record| ending_of(record.header()));
+    let with_code = |branch: &BranchPath, seq: Option<u64>| {
+        let ending = seq.and_then(|seq| record(branch, seq)).and_then(|record| ending_of(record.header()));
         site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code))
     };
-    let claims: Vec<_> = checks.iter().map(|check| (check.claim.clone(), with_code(check.seq))).collect();
+    let claims = checks.iter().map(|check| (check.claim.clone(), with_code(&check.branch, check.seq)));
+    let claims: Vec<_> = claims.collect();
     let checked = engine.verifier.verify_all(&claims).await;
     let verdicts = checks.into_iter().zip(checked);
     let verdicts: Verdicts =
         verdicts.map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict)).collect();
-    let planned = plan(shape, &[effective], &verdicts, engine.clock.now());
+    let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     let doubted =
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
     let asked = |decision| Decision { action: Action::Ask, ..decision };

@@ -369,6 +369,9 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         let main = self.main();
+        if self.is_to_look() {
+            return None;
+        }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
             let tolerated =
                 main.position.ledger.values().any(|settled| matches!(settled, Settled::Tolerated(_)));
@@ -391,6 +394,13 @@ impl<'a, P: Program> Session<'a, P> {
         let held = any(&|line| line.is_held() || line.is_held_at_end);
         let waits = any(&|line| line.asks() || line.sleeps());
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
+    }
+
+    /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends: something was
+    /// done again meanwhile.
+    pub(super) fn is_to_look(&self) -> bool {
+        let main = self.main();
+        self.is_unlooked && main.position.frontier.is_empty() && !main.is_held_at_end
     }
 
     fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {

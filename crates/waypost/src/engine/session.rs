@@ -99,6 +99,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
+    /// Steps have been done again since the evidence of what is finished was last looked at: it is, before the run ends.
+    pub(super) is_unlooked: bool,
 }
 
 /// How the work of a session ended.
@@ -122,6 +124,8 @@ pub(super) struct Carried {
     /// Batches sent so far: their ids are used up.
     pub(super) batches: u64,
     pub(super) repaired: Vec<Damage>,
+    /// As of the session that left off.
+    pub(super) is_unlooked: bool,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -175,6 +179,7 @@ impl<'a, P: Program> Session<'a, P> {
             is_again: false,
             stood: None,
             is_pausing: false,
+            is_unlooked: false,
         })
     }
 
@@ -300,7 +305,10 @@ impl<'a, P: Program> Session<'a, P> {
         self.program.end().await;
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
-            Ok(None) => Ok(Worked::Again(Carried { batches: self.batches, repaired: self.repaired })),
+            Ok(None) => {
+                let Self { batches, repaired, is_unlooked, .. } = self;
+                Ok(Worked::Again(Carried { batches, repaired, is_unlooked }))
+            }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
                 let _ = self.engine.store.release(lease, None).await;
@@ -360,7 +368,8 @@ impl<'a, P: Program> Session<'a, P> {
             if let Some(status) = self.commit_turn().await? {
                 return Ok(Some(status));
             }
-            if self.is_pausing && self.jobs.is_empty() && self.launching.is_empty() {
+            let looks_again = self.is_pausing || self.is_to_look();
+            if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
                 return Ok(None);
             }
         }

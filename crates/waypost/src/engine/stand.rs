@@ -29,6 +29,8 @@ pub(super) struct Stand {
     pub(super) moves: BTreeMap<BranchPath, Move>,
     /// Steps that would run again as what they are given has changed, but must not be repeated blindly.
     pub(super) doubts: BTreeMap<BranchPath, StepId>,
+    /// The evidence of all that is finished was looked at.
+    pub(super) looked: bool,
 }
 
 impl Stand {
@@ -44,6 +46,8 @@ pub(super) struct Asked {
     pub(super) trust: Trust,
     /// It is the same session that goes on: what has not changed since is not checked again.
     pub(super) again: bool,
+    /// All of it is done, as that session leaves it: what was done again last may have undone what others are believed by.
+    pub(super) ends: bool,
     /// A person changes the state by hand: nothing is done again unasked.
     pub(super) by_hand: bool,
     /// Nothing is to run: only what is in doubt is asked for.
@@ -76,7 +80,7 @@ pub(super) async fn stand<P: Program>(
     loop {
         let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
-        let trust = if asked.again && !forwards { Trust::Blind } else { asked.trust };
+        let trust = if asked.again && !forwards && !asked.ends { Trust::Blind } else { asked.trust };
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
@@ -102,7 +106,7 @@ pub(super) async fn stand<P: Program>(
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
         }
         let doubts = scout.doubts(&branches, &moves).await?;
-        return Ok(Stand { questions: Vec::new(), moves, doubts });
+        return Ok(Stand { questions: Vec::new(), moves, doubts, looked: trust != Trust::Blind });
     }
 }
 

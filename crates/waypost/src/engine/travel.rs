@@ -12,8 +12,9 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
+use super::carry::{Along, Sitting, copy_settled};
 use super::chain::{Chain, Draft};
-use super::line::Line;
+use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
 use super::snapshot::{Snapshot, position_of};
@@ -140,10 +141,16 @@ impl Engine {
     /// Makes a new run that begins where another stood, and works on it. It has its own copy of the state and of the
     /// records that still matter: the other run may be deleted.
     ///
-    /// A fan-out under way at that checkpoint begins anew.
+    /// Branches under way at that checkpoint, and still at the newest one, come along as they stand now: with their newest
+    /// sound record, and the records that matter on them. So do those that are about to be joined. A step of theirs that
+    /// was cut or waits begins from its top. Branches that have been joined since, and all that were not joined where the
+    /// state is edited, are opened anew.
+    ///
+    /// Items of branches are copied right after the run was made. Who dies between the two has a run that a resume
+    /// refuses; delete it.
     ///
     /// # Errors
-    /// - [`RunError::NoState`]: the state of that checkpoint is gone.
+    /// - [`RunError::NoState`]: the state of that checkpoint is gone, or its branches have more than a run can begin with.
     /// - [`RunError::InDoubt`]: evidence of what is finished there does not hold, or could not be checked.
     /// - [`RunError::Changed`]: it is a checkpoint of another program, and `start` does not say to adopt that.
     /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
@@ -156,13 +163,15 @@ impl Engine {
     ) -> Result<Outcome<P::State>, RunError> {
         check_forkable(from)?;
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
-        let position = position_of(&checkpoint)?;
+        let mut position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
         let mut settled = Vec::new();
         for at in position.ledger.values() {
             settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
         }
-        self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+        let along = Along::of_store(self, (&from.run, &mut position), start.edit.is_some()).await?;
+        let origin = Origin { checkpoint, position, definition, settled, along };
+        self.start_from(program, origin, run, start).await
     }
 
     /// Returns the configuration that is in force at a checkpoint: what a run that is forked there has unless it says
@@ -176,7 +185,8 @@ impl Engine {
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
-    /// A fan-out under way in it begins anew.
+    /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
+    /// are about to be joined. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// As for [`fork_program`](Self::fork_program).
@@ -187,12 +197,14 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let position = from.position().clone();
+        let mut position = from.position().clone();
+        let along = Along::of_portable(from, &mut position, start.edit.is_some())?;
         let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
         let known = from.history().iter().chain([from.checkpoint()]);
         let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
-        self.start_from(program, Origin { checkpoint, position, definition, settled }, run, start).await
+        let origin = Origin { checkpoint, position, definition, settled, along };
+        self.start_from(program, origin, run, start).await
     }
 
     async fn start_from<P: Program>(
@@ -202,13 +214,16 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, position, definition, mut settled } = origin;
+        let Origin { checkpoint, position, definition, settled, mut along } = origin;
         let header = checkpoint.header();
         let fits = super::fit::check_fit(program.shape(), &position, &definition, start.on_change);
         fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         if start.evidence == OriginEvidence::Checked {
-            let questions = recheck::doubted(self, program.shape(), &run, (&position, &settled)).await;
+            let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
+            let taken = along.branches.iter();
+            branches.extend(taken.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..])));
+            let questions = recheck::doubted(self, program.shape(), &run, &branches).await;
             if !questions.is_empty() {
                 return Err(RunError::InDoubt { run: header.run.clone(), questions });
             }
@@ -226,26 +241,22 @@ impl Engine {
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
-        let ledger = position.ledger.clone();
+        let (ledger, fans) = (position.ledger.clone(), Sitting::of(&position));
         let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
-        settled.sort_by_key(|record| record.header().seq);
-        for record in &settled {
-            let (seq, old) = (main.seq_of_next_draft(), record.header().seq);
-            let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
-            let is_left = start.evidence == OriginEvidence::Left && record.header().evidence.is_some();
-            if let Some((step, known)) = known.filter(|_| !is_left) {
-                main.position.ledger.insert(step.clone(), settled_at(*known, seq));
-            }
-            let mut copy = copy_of(record);
-            copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
-            main.drafts.push(copy);
-        }
+        let leaves = start.evidence == OriginEvidence::Left;
+        copy_settled(&mut main, &ledger, settled.iter(), leaves);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
-        session.mark_dirty(super::line::MAIN);
+        session.mark_dirty(MAIN);
+        along.seat(&mut session, MAIN, (fans, leaves))?;
         let status = session.create(&sealed, &holder).await?;
+        let lease = session.lease().clone();
+        if let Err(error) = Along::keep_items(self, &lease, along.into_items()).await {
+            let _ = self.store.release(lease, None).await;
+            return Err(error.into());
+        }
         session.work(status).await
     }
 
@@ -294,6 +305,8 @@ struct Origin {
     definition: Definition,
     /// The records that finished steps are still known by.
     settled: Vec<Record>,
+    /// The branches that it is in the middle of.
+    along: Along,
 }
 
 /// How a run begins where another stood.
@@ -331,7 +344,7 @@ impl<S> Default for StartOptions<S> {
 }
 
 /// Writes a record of another run down again.
-fn copy_of(record: &Record) -> Draft {
+pub(super) fn copy_of(record: &Record) -> Draft {
     let header = record.header();
     let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
     draft.told.evidence.clone_from(&header.evidence);
@@ -341,7 +354,7 @@ fn copy_of(record: &Record) -> Draft {
     draft
 }
 
-fn settled_at(settled: Settled, seq: u64) -> Settled {
+pub(super) fn settled_at(settled: Settled, seq: u64) -> Settled {
     match settled {
         Settled::Completed(_) => Settled::Completed(seq),
         Settled::Skipped(_) => Settled::Skipped(seq),
@@ -350,7 +363,7 @@ fn settled_at(settled: Settled, seq: u64) -> Settled {
 }
 
 /// What a position is in a run of its own: nothing is under way, asked or kept there.
-fn begun_anew(mut position: Position) -> Position {
+pub(super) fn begun_anew(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();

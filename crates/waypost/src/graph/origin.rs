@@ -32,6 +32,9 @@ impl Engine {
     ///
     /// It never depends on the other run, which may be deleted. Settings of the run are to be given anew.
     ///
+    /// Amid a fork or items, the branches come along as they stand, and only what they have not finished runs; see
+    /// [`fork_program`](Self::fork_program) for those that are opened anew.
+    ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::NoState`] for a checkpoint whose state is gone.
     pub fn fork<'a, S: State>(
@@ -59,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// Makes a new run `id` that begins with a checkpoint from a file.
+    /// Makes a new run `id` that begins with a checkpoint from a file, and with the branches that it is in the middle of.
     ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
@@ -136,7 +139,7 @@ enum Origin {
 impl<'a, S: State> Forked<'a, S> {
     session_settings!();
 
-    /// Changes the state before anything runs.
+    /// Changes the state before anything runs. Branches that were not joined by then are opened anew with it.
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.edit = Some(Edit(Box::new(edit)));
         self

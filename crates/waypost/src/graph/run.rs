@@ -13,11 +13,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use super::Graph;
+use super::by_hand::{BranchEdits, Settles, held_edits, held_settle};
 use super::level::{Held, State};
 use crate::engine::{
-    Doubtful, Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown,
-    Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions, Settle, StopHandle, Then, TreatAs,
-    Validate,
+    Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
+    ResumeFrom, ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
 use crate::events::{self, Event};
 use crate::id::{RunId, StepId};
@@ -218,7 +218,7 @@ impl Engine {
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
     pub fn resume<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str) -> Resume<'a, S> {
         let (id, session, options) = (id.to_owned(), Session::default(), ResumeOptions::default());
-        Resume { engine: self, graph, id, session, options, settles: Vec::new() }
+        Resume { engine: self, graph, id, session, options, settles: Vec::new(), edits: Vec::new() }
     }
 }
 
@@ -320,7 +320,7 @@ impl<'a, S: State> Run<'a, S> {
         if let Some(there) = there.filter(|there| !matches!(there, Err(StoreError::NotFound { .. }))) {
             there.map_or(Ok(()), |entry| graph.check_name(entry.record.record()))?;
             let (id, options) = (id.to_string(), ResumeOptions::default());
-            return Resume { engine, graph, id, session, options, settles: Vec::new() }.go().await;
+            return Resume { session, options, ..engine.resume(graph, &id) }.go().await;
         }
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let options = session.options()?;
@@ -347,12 +347,10 @@ pub struct Resume<'a, S> {
     graph: &'a Graph<S>,
     id: String,
     session: Session,
-    options: ResumeOptions<S>,
-    settles: Settles,
+    pub(super) options: ResumeOptions<S>,
+    pub(super) settles: Settles,
+    pub(super) edits: BranchEdits,
 }
-
-/// Functions that settle steps in doubt, each for states of one type; each says nothing about those of another.
-type Settles = Vec<Box<dyn Fn(&mut Held, &Doubtful) -> Option<Result<TreatAs, String>> + Send + Sync>>;
 
 impl<S> std::fmt::Debug for Resume<'_, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -384,7 +382,8 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Changes the state of the main branch before anything runs. Branches under way keep their own.
+    /// Changes the state of the main branch before anything runs. Branches under way keep their own: see
+    /// [`edit_branch`](Self::edit_branch).
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.options.edit = Some(Edit(Box::new(edit)));
         self
@@ -399,7 +398,8 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Lays this over the configuration of the run, map by map; it stays for later resumes.
+    /// Lays this over the configuration of the run, map by map; it stays for later resumes. What changes is written down
+    /// also where the run is completed, and no step is left to read it.
     pub fn config(mut self, over: Map<String, Value>) -> Self {
         self.options.config = over;
         self
@@ -422,31 +422,6 @@ impl<'a, S: State> Resume<'a, S> {
     /// another [idempotency key](super::Context::idempotency_key) then.
     pub fn retry_doubtful(mut self) -> Self {
         self.options.on_doubt = OnDoubt::Retry;
-        self
-    }
-
-    /// Settles steps that are in doubt, for who has found out what became of them. `settle` is given the state of the branch
-    /// that the step stands on: the main one, or one of a fork. It puts into the state what the step would have and says
-    /// [`TreatAs::Done`], or says [`TreatAs::Retry`], or refuses with a reason: then nothing changes, and the resume ends
-    /// with [`RunError::NotSettled`].
-    ///
-    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). Which step
-    /// comes next must not depend on the step itself: after one with several ways on, only `Retry` will do.
-    pub fn settle_doubtful(
-        self,
-        settle: impl Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
-    ) -> Self {
-        self.settle_doubtful_as(settle)
-    }
-
-    /// As [`settle_doubtful`](Self::settle_doubtful), for steps on branches whose state is a `T`: of a sub-graph its own, of
-    /// an item [`Child`](super::Child), whose `result` is to be filled in. Can be said for several types.
-    pub fn settle_doubtful_as<T: State>(
-        mut self,
-        settle: impl Fn(&mut T, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
-    ) -> Self {
-        self.settles
-            .push(Box::new(move |held, doubtful| held.downcast_mut().map(|state| settle(state, doubtful))));
         self
     }
 
@@ -478,8 +453,9 @@ impl<'a, S: State> Resume<'a, S> {
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
-        let Self { engine, graph, id, mut session, options, settles } = self;
+        let Self { engine, graph, id, mut session, options, settles, edits } = self;
         let id = RunId::new(&id)?;
+        let edit_branches = held_edits(edits)?;
         if let Some(ResumeFrom::Unknown(name)) = &options.from {
             return Err(RunError::UnknownStep(name.clone()));
         }
@@ -500,6 +476,7 @@ impl<'a, S: State> Resume<'a, S> {
             restart: options.restart.map(|state| Box::new(state) as Held),
             from: options.from,
             edit: options.edit.map(held_edit),
+            edit_branches,
             validate: options.validate.map(|validate| {
                 Validate(Box::new(move |held: &Held| {
                     (validate.0)(held.downcast_ref().expect("a graph has one type of state"))
@@ -524,14 +501,6 @@ impl<'a, S: State> Resume<'a, S> {
         let program = graph.erased();
         engine.resume_program(&program, &id, held).await.map(known)
     }
-}
-
-/// Makes one function of those that settle steps in doubt.
-fn held_settle(settles: Settles) -> Settle<Held> {
-    Settle(Box::new(move |held, doubtful| {
-        let said = settles.iter().find_map(|settle| settle(held, doubtful));
-        said.unwrap_or_else(|| Err("nobody said how, for a branch with a state of its type".to_owned()))
-    }))
 }
 
 impl<'a, S: State> IntoFuture for Resume<'a, S> {

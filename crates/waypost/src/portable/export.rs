@@ -1,6 +1,6 @@
 //! From a store: reading together what belongs to a checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::record::{Fan, Position, Record};
@@ -115,19 +115,25 @@ impl Export<'_> {
             let position = position_of(&parent)?;
             self.history(&parent, &position).await?;
             self.items(&position).await?;
-            let origins: BTreeMap<&str, u64> =
-                fan_outs(&position).map(|(step, fan)| (step.as_str(), fan.since)).collect();
+            // Not by name: the branches of a fork are named after the step before it, and a join waits for them.
+            let origins: BTreeSet<u64> = fan_outs(&position).map(|(_, fan)| fan.since).collect();
+            if origins.is_empty() {
+                continue;
+            }
             let branch = Some(parent.header().branch.clone());
             for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
-                let opener = child.opened_by();
-                let Some(origin) = opener.and_then(|(step, _)| origins.get(step.as_str())) else { continue };
-                let newest = newest_of(self.store, run, child).await?;
-                let record = self.store.load(run, child, newest).await?;
+                let found = self.newest_of(child).await;
+                if let Err(StoreError::Damaged { older: Some(older), .. }) = &found
+                    && !is_of(&self.store.load(run, child, *older).await?, &origins)?
+                {
+                    // What another fan-out left behind does not count, damaged or not.
+                    continue;
+                }
+                let record = found?;
                 if record.body_bytes().is_none() {
                     return Err(ExportError::Absent { reference: record.header().reference() });
                 }
-                // What another fan-out of the same step left behind does not count.
-                if position_of(&record)?.origin != Some(*origin) {
+                if !is_of(&record, &origins)? {
                     continue;
                 }
                 self.grow(size_of(&record))?;
@@ -138,6 +144,12 @@ impl Export<'_> {
             }
         }
         Ok(())
+    }
+
+    async fn newest_of(&self, child: &BranchPath) -> Result<Record, StoreError> {
+        let run = &self.reference.run;
+        let newest = newest_of(self.store, run, child).await?;
+        self.store.load(run, child, newest).await
     }
 
     /// Reads the frozen items of each fan-out.
@@ -166,6 +178,14 @@ impl Export<'_> {
 /// The steps that have child branches open in a position.
 fn fan_outs(position: &Position) -> impl Iterator<Item = (&StepId, &Fan)> {
     position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)))
+}
+
+/// Says whether a record is one of a branch of these fan-outs.
+fn is_of(record: &Record, origins: &BTreeSet<u64>) -> Result<bool, StoreError> {
+    if record.body_bytes().is_none() {
+        return Ok(true);
+    }
+    Ok(position_of(record)?.origin.is_some_and(|origin| origins.contains(&origin)))
 }
 
 fn position_of(record: &Record) -> Result<Position, StoreError> {

@@ -1,6 +1,7 @@
 //! Steps whose evidence undoes that of others: a resume comes to an end, and says which they are.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use waypost::engine::OnUnknown;
@@ -242,5 +243,117 @@ async fn a_person_says_that_a_step_runs_again_whose_evidence_failed() {
     let outcome = desk.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
 
     assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, vec!["a".to_owned()]));
+    assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
+}
+
+/// `a` and `b` pin a file each, and `b` is the last. From when it is told, `b` writes over what `a` pinned, and `a` over
+/// what `b` did, as far as `rivals` says.
+fn last_one_undoes(desk: &Desk, told: &Arc<AtomicBool>, rivals: bool) -> Graph<Notes> {
+    let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
+    let writes = |own: &'static str, others: &'static str, undoes: bool| {
+        let (stage, folder, told) = (desk.stage.clone(), desk.folder.path().to_owned(), Arc::clone(told));
+        move |state: Notes, context: Context| {
+            let name = context.step().to_string();
+            stage.say(&name);
+            std::fs::write(folder.join(own), format!("of {name}")).unwrap();
+            if undoes && told.load(Ordering::Relaxed) {
+                std::fs::write(folder.join(others), format!("of {name}")).unwrap();
+            }
+            std::future::ready(Ok::<_, StepError>(state.and(name)))
+        }
+    };
+    Graph::<Notes>::builder("last")
+        .step("a", writes("a.txt", "b.txt", rivals))
+        .evidence(pins("a.txt"))
+        .step("b", writes("b.txt", "a.txt", true))
+        .evidence(pins("b.txt"))
+        .edge("a", "b")
+        .build()
+        .unwrap()
+}
+
+// The last step of a run was done again for its evidence, and undid that of another one: the run was completed all the
+// same, since nothing came after it that could wait for another look. Now that look is taken before the run ends.
+#[tokio::test]
+async fn what_the_last_step_undoes_is_seen_before_the_run_ends() {
+    let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
+    let graph = last_one_undoes(&desk, &told, false);
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("b.txt")).unwrap();
+    told.store(true, Ordering::Relaxed);
+
+    let resumed = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+    let outcome = resumed.await.unwrap().unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert_eq!(desk.stage.said(), ["b", "a"], "`a` is what `b` has undone, and nothing else is done again");
+    assert_eq!(outcome.state.done, ["a", "b"]);
+    assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
+}
+
+// Each of them once in a resume, and then a person is asked by name, here too.
+#[tokio::test]
+async fn a_last_step_and_one_that_undo_each_other_are_asked_about() {
+    let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
+    let graph = last_one_undoes(&desk, &told, true);
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("b.txt")).unwrap();
+    told.store(true, Ordering::Relaxed);
+
+    let resumed = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+    let refused = resumed.await.unwrap().unwrap_err();
+
+    assert_eq!(desk.stage.said(), ["b", "a"]);
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    let [question] = &questions[..] else { panic!("{questions:?}") };
+    let Cause::EvidenceUndone { others, .. } = &question.cause else { panic!("{:?}", question.cause) };
+    assert_eq!((question.step.as_str(), others[0].0.as_str()), ("b", "a"), "{refused}");
+    // A person may take the files as they are, and then all is done.
+    desk.engine.accept(&graph, "r", "b").await.unwrap();
+    let outcome = desk.engine.resume(&graph, "r").await.unwrap();
+    assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, Vec::new()));
+}
+
+// A step of a branch is done again and comes out in another way, so that the join, which is the last, runs again as well:
+// what the branch has undone meanwhile is seen before the run ends.
+#[tokio::test]
+async fn what_a_branch_undoes_is_seen_before_the_run_ends() {
+    let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
+    let (folder, work, now) = (desk.folder.path().to_owned(), desk.stage.clone(), Arc::clone(&told));
+    let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
+    let graph = Graph::<Notes>::builder("fork")
+        .step("plan", desk.writes(&["plan.txt"]))
+        .evidence(pins("plan.txt"))
+        .step("x", move |state: Notes, _: Context| {
+            work.say("x");
+            std::fs::write(folder.join("x.txt"), "of x").unwrap();
+            let again = now.load(Ordering::Relaxed);
+            if again {
+                std::fs::write(folder.join("plan.txt"), "of x").unwrap();
+            }
+            std::future::ready(Ok::<_, StepError>(state.and(if again { "other" } else { "x" })))
+        })
+        .evidence(pins("x.txt"))
+        .step("y", desk.writes(&[]))
+        .fork("plan", ["x", "y"])
+        .join("merge", desk.stage.merge())
+        .build()
+        .unwrap();
+    desk.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    desk.stage.said();
+    std::fs::remove_file(desk.folder.path().join("x.txt")).unwrap();
+    told.store(true, Ordering::Relaxed);
+
+    let resumed = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
+    let outcome = resumed.await.unwrap().unwrap();
+
+    assert_eq!(
+        (outcome.status, &desk.stage.said()[..3]),
+        (RunStatus::Completed, &["x", "merge", "plan"].map(String::from)[..])
+    );
+    assert_eq!(std::fs::read_to_string(desk.folder.path().join("plan.txt")).unwrap(), "of plan");
+    assert_eq!(outcome.state.done, ["plan", "x=other", "y=y"]);
     assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
 }

@@ -1,7 +1,11 @@
 //! Tests of the library, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod branch_edit;
+mod branch_keys;
 mod branches;
+mod carried;
+mod configuration;
 mod contract;
 mod diff;
 mod doubt;

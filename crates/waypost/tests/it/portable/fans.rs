@@ -12,7 +12,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
     story.add(&main_branch(), Position::default(), |_| ()).await;
     story.blob("items/each", ITEMS).await;
     story.blob("items/deep", DEEP).await;
-    story.add(&branch("other:x"), opened_by(2), |_| ()).await;
+    story.add(&branch("other:x"), opened_by(1), |_| ()).await;
     for seq in 1..=3 {
         let edit = |header: &mut Header| {
             if seq == 3 {
@@ -97,12 +97,14 @@ async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() 
     assert_eq!(items.iter().filter(|byte| **byte == b'\n').count(), 20);
 }
 
+// The branches of a fork are named after the step before it, and it is the join that waits for them: they were looked for
+// under its name, and left out. What tells whose they are is the record with which they were opened.
 #[tokio::test]
 async fn children_of_a_fork_without_items_come_along() {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
     story.add(&branch("fork:a"), opened_by(2), |_| ()).await;
-    story.add(&main_branch(), fans_out("fork", 2, None), |_| ()).await;
+    story.add(&main_branch(), fans_out("merge", 2, None), |_| ()).await;
 
     assert_eq!(story.export(&main_branch(), 2).await.unwrap().children().len(), 1);
 }

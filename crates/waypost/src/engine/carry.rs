@@ -1,0 +1,422 @@
+//! Branches that come along into a run that begins where another stood: what is finished on them is not done again.
+//!
+//! ```text
+//!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 comes next
+//!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 comes next      all in the batch that makes the run
+//! ```
+//!
+//! Each branch comes with its newest sound record of that fan-out, and with what is finished on it and can still matter.
+//! Nothing is under way in the new run: a step that was cut, waited or kept something begins from its top, as on the main
+//! branch. A branch of which nothing sound is left is opened anew.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::portable::{PORTABLE_BYTES_MAX, Portable};
+use crate::record::{End, Fan, FrozenItems, Phase, Position, Reason, Record, Status, Try};
+use crate::store::{BLOB_CHUNK_BYTES, Lease, StoreError, StoreExt as _};
+
+use super::back::{dead_at, is_left_behind, joins};
+use super::begin::decode_state;
+use super::branches::is_fresh;
+use super::chain::{Chain, Draft};
+use super::fan::{FanOut, Item, Items, thaw};
+use super::line::{Line, LineId, MAIN, Opener};
+use super::open::Begin;
+use super::schedule::{children_of, for_children};
+use super::session::Session;
+use super::snapshot::position_of;
+use super::travel::{begun_anew, copy_of, settled_at};
+use super::{Engine, Program, RunError};
+
+/// Where the new run keeps items that were frozen in the other one.
+pub(super) const CARRIED_ITEMS: &str = "items/carried.";
+
+/// A branch of the other run.
+pub(super) struct Taken {
+    pub(super) record: Record,
+    pub(super) position: Position,
+    /// The records that finished steps on it are still known by, without states.
+    pub(super) settled: Vec<Record>,
+}
+
+/// What comes along beside the main branch.
+#[derive(Default)]
+pub(super) struct Along {
+    pub(super) branches: BTreeMap<BranchPath, Taken>,
+    /// Frozen items, by the blob that they were in.
+    items: BTreeMap<String, Vec<u8>>,
+    /// How many branches had failed before those that are about to be joined, by the step that joins them.
+    dead: BTreeMap<StepId, u64>,
+}
+
+impl Along {
+    /// Reads the branches that a checkpoint of the main branch is in the middle of; what is left behind there is taken
+    /// out of `position`, and opened anew.
+    ///
+    /// As for who goes back there: branches are left behind that were joined since, or opened anew, and where the state
+    /// is edited all that did not join yet.
+    ///
+    /// # Errors
+    /// - [`RunError::NoState`]: there is more of them than a run can begin with.
+    /// - Those of the store.
+    pub(super) async fn of_store(
+        engine: &Engine,
+        (run, position): (&RunId, &mut Position),
+        edited: bool,
+    ) -> Result<Self, RunError> {
+        let main = BranchPath::main();
+        let mut along = Self::default();
+        if position.frontier.iter().all(|entry| entry.fan.is_none()) {
+            return Ok(along);
+        }
+        let newest = position_of(&engine.store.newest(run, &main).await?)?;
+        let mut left = Vec::new();
+        for entry in position.frontier.iter().filter(|entry| entry.fan.is_some()) {
+            if is_left_behind(engine, run, (entry, None), &newest, !edited).await? {
+                left.push(entry.step.clone());
+            }
+        }
+        for entry in &mut position.frontier {
+            let Some(fan) = &entry.fan else { continue };
+            let dead = dead_at(engine, run, fan.since).await?.unwrap_or(u64::MAX);
+            if left.contains(&entry.step) {
+                entry.fan = None;
+                position.dead = position.dead.min(dead);
+            } else {
+                along.dead.insert(entry.step.clone(), dead);
+            }
+        }
+        let mut names = engine.store.branches(run).await?;
+        names.remove(&main);
+        let mut fans = BTreeMap::from([(main, fans_of(position))]);
+        let mut bytes = along.read_items(engine, run, position).await?;
+        let mut names: Vec<BranchPath> = names.into_iter().collect();
+        names.sort_by_key(BranchPath::depth);
+        for name in names {
+            let open = name.parent().and_then(|parent| fans.get(&parent));
+            let Some((opener, _)) = name.opened_by() else { continue };
+            let Some(open) = open.filter(|open| !open.is_empty()) else { continue };
+            let Some(taken) = newest_of(engine, run, &name, open).await? else { continue };
+            if taken.record.header().end.is_none() {
+                fans.insert(name.clone(), fans_of(&taken.position));
+                bytes += along.read_items(engine, run, &taken.position).await?;
+            }
+            bytes += taken.record.body_bytes().map_or(0, |body| body.len()) as u64;
+            if bytes > PORTABLE_BYTES_MAX {
+                let at = CheckpointRef { run: run.clone(), branch: name, seq: taken.record.header().seq };
+                let why = format!(
+                    "the branches of `{opener}` have more than the {PORTABLE_BYTES_MAX} bytes that a run can begin with"
+                );
+                return Err(RunError::NoState { at: at.to_string(), why });
+            }
+            along.branches.insert(name, taken);
+        }
+        Ok(along)
+    }
+
+    /// Takes the branches that a portable checkpoint has; of an edited one, those that are about to be joined.
+    pub(super) fn of_portable(
+        from: &Portable,
+        position: &mut Position,
+        edited: bool,
+    ) -> Result<Self, RunError> {
+        for entry in &mut position.frontier {
+            let stays = !edited || joins(entry);
+            entry.fan = entry.fan.take().filter(|_| stays);
+        }
+        let mut along = Self { items: from.blobs().clone(), ..Self::default() };
+        for record in from.children() {
+            let position = position_of(record)?;
+            let branch = record.header().branch.clone();
+            let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
+            let known = from.history().iter().filter(|known| known.header().branch == branch);
+            let known = known.filter(|known| seqs.contains(&known.header().seq));
+            let own = Some(record).filter(|record| seqs.contains(&record.header().seq));
+            let settled = known.chain(own).cloned().collect();
+            along.branches.insert(branch, Taken { record: record.clone(), position, settled });
+        }
+        Ok(along)
+    }
+
+    async fn read_items(
+        &mut self,
+        engine: &Engine,
+        run: &RunId,
+        position: &Position,
+    ) -> Result<u64, RunError> {
+        let mut read = 0;
+        let fans = position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.clone());
+        for FrozenItems { blob, bytes, digest } in fans.collect::<Vec<_>>() {
+            let mut text = Vec::new();
+            while (text.len() as u64) < bytes {
+                let chunk = engine.store.blobs().read(run, &blob, text.len() as u64).await?;
+                if chunk.is_empty() {
+                    break;
+                }
+                text.extend_from_slice(&chunk);
+            }
+            if Digest::of(&text) != digest {
+                let why = format!("the frozen items of run {run} in blob `{blob}` are not what was frozen");
+                return Err(StoreError::Invalid(why).into());
+            }
+            read += bytes;
+            self.items.insert(blob, text);
+        }
+        Ok(read)
+    }
+
+    /// Puts the branches into the session that makes the new run.
+    ///
+    /// # Errors
+    /// [`RunError::Changed`]: the graph does not have them so.
+    pub(super) fn seat<P: Program>(
+        &mut self,
+        session: &mut Session<'_, P>,
+        id: LineId,
+        (fans, leaves): (Vec<Sitting>, bool),
+    ) -> Result<(), RunError> {
+        for Sitting { step, fan, is_joining } in fans {
+            let line = session.lines.get(id);
+            let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+            let changed = |why: String| RunError::Changed { run: run.clone(), why };
+            let unlike = || changed(format!("the graph does not have the branches of step `{step}` so"));
+            let place = line.shape.place(step.as_str()).ok_or_else(unlike)?;
+            let children = line.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
+            let items = self.items_of(&fan, &children.named)?.ok_or_else(unlike)?;
+            let mut out = FanOut::new(place, Items::Named(Arc::clone(&items)), fan.total, false);
+            out.opened = fan.opened;
+            let line = session.lines.get_mut(id);
+            line.fans.push(out);
+            let entry = line.entry_mut(place);
+            let frozen = fan.items.map(|items| FrozenItems { blob: carried_name(&items), ..items });
+            entry.fan = Some(Fan { items: frozen, since: 0, ..fan });
+            let mut missing = Vec::new();
+            for item in items.iter().take(fan.opened as usize) {
+                let name = branch.child(&children.name, &item.key);
+                let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
+                match self.branches.remove(&name) {
+                    Some(taken) => self.sit(session, (id, place, item.index), (name, taken), leaves)?,
+                    None => missing.push((item, name)),
+                }
+            }
+            let line = session.lines.get_mut(id);
+            let (failed, is_complete) = (line.fan_mut(place).failed, line.fan_mut(place).is_complete());
+            if !is_joining || !is_complete || !missing.is_empty() {
+                if is_joining {
+                    // How they ended is not counted twice.
+                    let before = self.dead.get(&step).filter(|_| id == MAIN).copied();
+                    let dead = line.position.dead;
+                    line.position.dead =
+                        before.map_or(dead.saturating_sub(failed), |before| dead.min(before));
+                }
+                let entry = line.entry_mut(place);
+                (entry.status, entry.waits) = (Status::Waiting, vec![for_children()]);
+            }
+            for (item, name) in missing {
+                open_anew(session, (id, place), item, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn items_of(
+        &self,
+        fan: &Fan,
+        named: &[(String, Option<StepId>)],
+    ) -> Result<Option<Arc<[Item]>>, RunError> {
+        match &fan.items {
+            Some(at) => {
+                let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);
+                let items = thaw(text).map_err(|error| {
+                    StoreError::Invalid(format!("the items in blob `{}` are not whole: {error}", at.blob))
+                })?;
+                Ok(Some(items).filter(|items| items.len() as u64 == fan.total))
+            }
+            None => Ok(Some(named).filter(|named| named.len() as u64 == fan.total).map(Items::named_by)),
+        }
+    }
+
+    /// Puts one branch into the session.
+    fn sit<P: Program>(
+        &mut self,
+        session: &mut Session<'_, P>,
+        (opener, place, index): (LineId, usize, u64),
+        (name, taken): (BranchPath, Taken),
+        leaves: bool,
+    ) -> Result<(), RunError> {
+        let above = session.lines.get(opener);
+        let (around, shape) = (above.entry(place).at.iteration.clone(), &*children_of(above, place).shape);
+        let Taken { record, position, settled } = taken;
+        let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+        if let Some(gone) = gone {
+            let why =
+                format!("branch `{name}` stands at step `{}`, which the graph does not have", gone.step);
+            return Err(RunError::Changed { run: record.header().run.clone(), why });
+        }
+        let state = decode_state(session.program, shape.level(), &record)?;
+        // Held after its last step, it had only not been said to have ended.
+        let is_done = position.frontier.is_empty();
+        let end = record.header().end.or(is_done.then_some(End::Completed));
+        let begins = is_fresh(&position);
+        let (fans, ledger) = (Sitting::of(&position), position.ledger.clone());
+        let position = Position { origin: Some(0), ..begun_anew(position) };
+        let mut line = Line::new(Chain::child(&above.chain, name), shape, position, state);
+        line.opener = Some(Opener { line: opener, place, index });
+        line.around = around;
+        let newest = record.header().seq;
+        let finished: Vec<Record> = settled.into_iter().filter(|it| it.header().seq != newest).collect();
+        let own = (end.is_some() || ledger.values().any(|settled| settled.seq() == newest)).then_some(record);
+        copy_settled(&mut line, &ledger, finished.iter().chain(&own), leaves);
+        if end.is_none() {
+            line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+        }
+        line.end = end;
+        line.is_counted_out = end.is_some();
+        line.parked = end.is_none() && begins;
+        line.drafts.last_mut().expect("something was just written").end = end;
+        let parked = line.parked;
+        let id = session.lines.add(line);
+        session.mark_dirty(id);
+        let fan = session.lines.get_mut(opener).fan_mut(place);
+        match end {
+            Some(end) => {
+                fan.ended += 1;
+                fan.mark_ended_here(index);
+                fan.failed += u64::from(end == End::Failed);
+                Ok(())
+            }
+            None if parked => {
+                fan.parked.push_back(id);
+                Ok(())
+            }
+            None => {
+                session.touched.insert(id);
+                self.seat(session, id, (fans, leaves))
+            }
+        }
+    }
+
+    /// Keeps the items of the branches with the new run, which begins to rely on them.
+    pub(super) async fn keep_items(
+        engine: &Engine,
+        lease: &Lease,
+        items: BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), StoreError> {
+        for (name, text) in items.iter().filter(|(_, text)| !text.is_empty()) {
+            for chunk in text.chunks(BLOB_CHUNK_BYTES) {
+                engine.store.blobs().append(lease, name, chunk).await?;
+            }
+            engine.store.blobs().sync(lease, name).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the frozen items by the names that the new run has for them.
+    pub(super) fn into_items(self) -> BTreeMap<String, Vec<u8>> {
+        self.items.into_values().map(|text| (name_of(Digest::of(&text)), text)).collect()
+    }
+}
+
+/// A fan-out that a branch of the new run is in the middle of.
+pub(super) struct Sitting {
+    step: StepId,
+    fan: Fan,
+    /// All of its branches have ended, and the step that joins them is the next.
+    is_joining: bool,
+}
+
+impl Sitting {
+    pub(super) fn of(position: &Position) -> Vec<Self> {
+        let entries = position.frontier.iter().filter_map(|entry| {
+            let (step, fan) = (entry.step.clone(), entry.fan.clone()?);
+            Some(Self { step, fan, is_joining: joins(entry) })
+        });
+        entries.collect()
+    }
+}
+
+/// Writes down again by which records what is finished is known, and has the ledger name them.
+pub(super) fn copy_settled<'r, S>(
+    line: &mut Line<'_, S>,
+    ledger: &BTreeMap<StepId, crate::record::Settled>,
+    records: impl Iterator<Item = &'r Record>,
+    leaves: bool,
+) {
+    let mut records: Vec<&Record> = records.collect();
+    records.sort_by_key(|record| record.header().seq);
+    for record in records {
+        let (seq, old) = (line.seq_of_next_draft(), record.header().seq);
+        let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
+        let is_left = leaves && record.header().evidence.is_some();
+        if let Some((step, known)) = known.filter(|_| !is_left) {
+            line.position.ledger.insert(step.clone(), settled_at(*known, seq));
+        }
+        let mut copy = copy_of(record);
+        copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+        line.drafts.push(copy);
+    }
+}
+
+/// Opens a branch of which nothing sound is left.
+fn open_anew<P: Program>(
+    session: &mut Session<'_, P>,
+    (id, place): (LineId, usize),
+    item: &Item,
+    name: BranchPath,
+) -> Result<(), RunError> {
+    let line = session.lines.get(id);
+    let state = session.program.child(line.spot(place), &line.state, item).map_err(|failure| {
+        let at = format!("{}/{name}", line.chain.run);
+        RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
+    })?;
+    let begin = Begin { chain: Chain::child(&line.chain, name), epoch: line.entry(place).at.epoch };
+    session.lines.get_mut(id).fan_mut(place).opened -= 1;
+    session.open_child(id, place, item, state, begin);
+    Ok(())
+}
+
+/// Returns the records of fan-outs that a position is in the middle of.
+fn fans_of(position: &Position) -> Vec<u64> {
+    position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)).collect()
+}
+
+/// Reads the newest sound record of a branch, if it is of one of these fan-outs.
+async fn newest_of(
+    engine: &Engine,
+    run: &RunId,
+    branch: &BranchPath,
+    origins: &[u64],
+) -> Result<Option<Taken>, RunError> {
+    let store = engine.store.as_ref();
+    let mut found = store.newest(run, branch).await;
+    while let Err(StoreError::Damaged { older: Some(seq), .. }) = found {
+        found = store.load(run, branch, seq).await;
+    }
+    let record = match found {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        record => record?,
+    };
+    if record.state_bytes().is_none() {
+        return Ok(None);
+    }
+    let position = position_of(&record)?;
+    if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
+        return Ok(None);
+    }
+    let mut settled = Vec::new();
+    for at in position.ledger.values() {
+        settled.push(store.load(run, branch, at.seq()).await?.without_body());
+    }
+    Ok(Some(Taken { record, position, settled }))
+}
+
+fn carried_name(items: &FrozenItems) -> String {
+    name_of(items.digest)
+}
+
+/// Names items by what they are: those of several branches may be the same.
+fn name_of(digest: Digest) -> String {
+    format!("{CARRIED_ITEMS}{digest}.jsonl")
+}

@@ -1,0 +1,227 @@
+//! States of branches that a person changes by hand.
+
+use std::time::Duration;
+
+use waypost::engine::RunError;
+use waypost::graph::{Child, ItemEnds};
+use waypost::record::{Phase, Reason, RunStatus};
+use waypost::store::{Scan, Store as _, StoreExt as _};
+use waypost::{Context, Graph, StepError};
+
+use crate::faulty::{World, run_id};
+use crate::play::{Notes, Stage};
+
+fn edited(state: &mut Notes) {
+    state.done.push("edited".to_owned());
+}
+
+/// How many records of a branch say that a person has changed it, and nothing else.
+async fn changes(world: &World, branch: &str) -> usize {
+    let scan = Scan { branch: Some(branch.parse().unwrap()), ..Scan::of(&run_id()) };
+    let records = world.store.scan(&scan).await.unwrap().records;
+    let by_hand = |reason: Reason, phase: &Phase| reason == Reason::Manual && *phase == Phase::Restored;
+    records.iter().filter(|record| by_hand(record.header().reason, &record.header().phase)).count()
+}
+
+// Only the state of the main branch could be changed by hand. Who had a branch that failed for what was in its state had
+// to go back to before the fork, and have the other branches do again what they had finished. Now a branch is changed
+// where it stands.
+#[tokio::test]
+async fn a_branch_that_failed_goes_on_with_what_a_person_put_in_its_state() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage.fail("a2", 1);
+        let failed = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        assert_eq!(failed.status, RunStatus::Failed);
+        stage.said();
+
+        let edit = async |world: &World| {
+            world.engine.resume(&graph, "r").edit_branch("plan:a", edited).into_future().await
+        };
+        stage.crash(&mut world, "a2", edit).await;
+        assert_eq!(changes(&world, "plan:a").await, 1);
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=a+edited+a2", "b=b", "after"]);
+        assert_eq!(stage.said_sorted(), ["a2", "a2", "after", "merge"], "nothing finished is done again");
+        assert_eq!((changes(&world, "plan:a").await, changes(&world, "plan:b").await), (1, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_branch_that_waits_for_an_answer_is_changed_and_waits_on() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let builder = stage.steps(Graph::builder("ask"), &["plan", "b"]).step("a", stage.ask());
+        let graph = builder.fork("plan", ["a", "b"]).join("merge", stage.merge()).build().unwrap();
+        let waits = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        assert_eq!(waits.status, RunStatus::Waiting);
+        let id = waits.waiting[0].wait.id.clone();
+        stage.said();
+
+        let set =
+            world.engine.resume(&graph, "r").edit_branch("plan:a", edited).without_running().await.unwrap();
+        assert_eq!((set.status, set.waiting.len()), (RunStatus::Interrupted, 1));
+        world.reopen();
+        let still = world.engine.resume(&graph, "r").edit_branch("plan:a", edited).await.unwrap();
+        assert_eq!((still.status, &still.waiting[0].wait.id), (RunStatus::Waiting, &id));
+        assert!(stage.said().is_empty(), "the question is asked once");
+        world.engine.answer("r", &id, "yes".into()).await.unwrap();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=edited+edited+a:yes", "b=b"]);
+        assert_eq!(stage.said(), ["a", "merge"]);
+        assert_eq!(changes(&world, "plan:a").await, 2);
+    }
+}
+
+// One that has ended is changed as long as nobody has joined it, also where the join was cut; a crash after that leaves it
+// changed once.
+#[tokio::test]
+async fn the_join_sees_what_was_changed_on_a_branch_that_had_ended() {
+    for at in ["a2", "merge"] {
+        for stays in [false, true] {
+            for mut world in World::each() {
+                let stage = Stage::default();
+                let graph = stage.fork();
+                let run = async |world: &World| world.engine.run(&graph, "r", Notes::default()).await;
+                stage.crash(&mut world, at, run).await;
+                stage.said();
+
+                if stays {
+                    let resume = world.engine.resume(&graph, "r").edit_branch("plan:b", edited);
+                    resume.without_running().await.unwrap();
+                    world.reopen();
+                } else {
+                    let edit = async |world: &World| {
+                        world.engine.resume(&graph, "r").edit_branch("plan:b", edited).into_future().await
+                    };
+                    stage.crash(&mut world, "merge", edit).await;
+                }
+                let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+                assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b+edited", "after"], "{at} {stays}");
+                assert_eq!(outcome.status, RunStatus::Completed);
+                assert!(!stage.said().contains(&"b".to_owned()), "nothing finished is done again");
+                assert_eq!(changes(&world, "plan:b").await, 1);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_branch_that_has_not_begun_begins_with_what_was_changed() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let builder = stage.steps(Graph::builder("narrow"), &["plan", "a", "b"]);
+        let fork = builder.fork("plan", ["a", "b"]).max_parallel(1);
+        let graph = fork.join("merge", stage.merge()).build().unwrap();
+        let run = async |world: &World| world.engine.run(&graph, "r", Notes::default()).await;
+        stage.crash(&mut world, "a", run).await;
+        stage.said();
+
+        let outcome = world.engine.resume(&graph, "r").edit_branch("plan:b", edited).await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=a", "b=edited+b"]);
+        assert_eq!(stage.said(), ["a", "b", "merge"]);
+    }
+}
+
+/// Ten times each of three items; those that are 13 fail, and the others go on.
+fn items(stage: &Stage) -> Graph<Notes> {
+    let (work, join) = (stage.clone(), stage.clone());
+    let each = Graph::builder("items").each(
+        "it",
+        |_: &Notes| [("x", 13), ("y", 2), ("z", 13)].map(|(key, n)| (key.to_owned(), n)).to_vec(),
+        |(key, _): &(String, u32)| key.clone(),
+        move |(key, n): (String, u32), _: Context| {
+            let stage = work.clone();
+            async move {
+                stage.pass(&key).await?;
+                if n == 13 { Err(StepError::fatal("13")) } else { Ok(n * 10) }
+            }
+        },
+    );
+    each.collect()
+        .join(move |mut state: Notes, mut ends: ItemEnds<(String, u32), u32>, _| {
+            let stage = join.clone();
+            async move {
+                stage.pass("join").await?;
+                while let Some(end) = ends.next().await? {
+                    let told = end.result.map_or_else(|failure| failure.error[0].clone(), |n| n.to_string());
+                    state.done.push(format!("{}={told}", end.key));
+                }
+                Ok::<_, StepError>(state)
+            }
+        })
+        .build()
+        .unwrap()
+}
+
+// An item that had failed for good, and that its join was about to be told of, is worked on again as it was changed; how
+// many have failed is counted once.
+#[tokio::test]
+async fn an_item_that_failed_for_good_is_mended_before_it_is_joined() {
+    type Item = Child<(String, u32), u32>;
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = items(&stage);
+        let run = async |world: &World| world.engine.run(&graph, "r", Notes::default()).await;
+        stage.crash(&mut world, "join", run).await;
+        stage.said();
+
+        let mend = async |world: &World| {
+            let resume = world.engine.resume(&graph, "r");
+            resume.edit_branch_as("it:z", |item: &mut Item| item.item.1 = 3).into_future().await
+        };
+        stage.crash(&mut world, "join", mend).await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["x=13", "y=20", "z=30"]);
+        assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+        assert_eq!(stage.said(), ["z", "join", "join"]);
+        let newest = world.store.newest(&run_id(), &waypost::BranchPath::main()).await.unwrap();
+        assert_eq!(newest.position().unwrap().dead, 1);
+    }
+}
+
+// What nobody will ever read is not changed: the resume says so, and nothing runs.
+#[tokio::test]
+async fn a_branch_that_no_step_waits_for_is_not_changed() {
+    for world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        let refused = async |branch: &str| {
+            let (before, _) = (world.records().await, stage.said());
+            let resume = world.engine.resume(&graph, "r").edit_branch(branch, edited).into_future();
+            let error = tokio::time::timeout(Duration::from_secs(60), resume).await.unwrap().unwrap_err();
+            assert_eq!((world.records().await, stage.said()), (before, Vec::new()), "{error}");
+            match error {
+                RunError::NotEdited { why, .. } => why,
+                error => panic!("{error}"),
+            }
+        };
+        let held = world.engine.run(&graph, "r", Notes::default()).interrupt_before(["merge", "after"]).await;
+        assert_eq!(held.unwrap().status, RunStatus::Interrupted);
+        assert_eq!(refused("plan:c").await, "the run has no such branch");
+        assert_eq!(refused("main").await, "it is the main one, whose state has an edit of its own");
+        let error = world.engine.resume(&graph, "r").edit_branch_as("plan:a", |n: &mut u32| *n += 1).await;
+        let RunError::NotEdited { why, .. } = error.unwrap_err() else { panic!("it has another type") };
+        assert_eq!(why, "its state is not a `u32`");
+        let error = world.engine.resume(&graph, "r").edit_branch("no branch!", edited).await.unwrap_err();
+        assert!(matches!(error, RunError::InvalidName(_)), "{error}");
+        let restart = world.engine.resume(&graph, "r").restart(Notes::default());
+        let error = restart.edit_branch("plan:a", edited).await.unwrap_err();
+        assert!(matches!(error, RunError::NotEdited { .. }), "{error}");
+
+        // Joined, and then left behind by going back, also of a run that is completed.
+        let joined = "no step waits for it any more: it was joined, or left behind by what was done again";
+        world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(refused("plan:a").await, joined);
+        world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(refused("plan:a").await, joined);
+        world.engine.resume(&graph, "r").from_checkpoint(1).without_running().await.unwrap();
+        assert_eq!(refused("plan:a").await, joined);
+    }
+}

@@ -1,0 +1,75 @@
+//! Configuration that is laid over that of a run.
+
+use serde_json::{Map, Value, json};
+use waypost::record::RunStatus;
+use waypost::store::Store as _;
+use waypost::{Context, Engine, Graph, StepError};
+
+use crate::faulty::World;
+use crate::play::Notes;
+
+/// `a`, then `b`; each notes what it is configured with.
+fn told() -> Graph<Notes> {
+    let tell = async |state: Notes, context: Context| {
+        let told = Value::Object(context.config().clone()).to_string();
+        Ok::<_, StepError>(state.and(format!("{} {told}", context.step())))
+    };
+    Graph::builder("told").step("a", tell).step("b", tell).edge("a", "b").build().unwrap()
+}
+
+fn map(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+async fn seqs(engine: &Engine) -> usize {
+    engine.history("r").await.unwrap().len()
+}
+
+// A configuration that was given to a resume of a completed run was dropped without a word: there was nothing to do, and
+// so nothing was looked at. Now it is written down like an edit by hand, and a run that is forked there has it.
+#[tokio::test]
+async fn a_configuration_given_after_the_end_is_written_down() {
+    for mut world in World::each() {
+        let graph = told();
+        let begun = world.engine.run(&graph, "r", Notes::default());
+        begun.config(map(json!({ "speed": { "slow": 1 } }))).await.unwrap();
+        let before = seqs(&world.engine).await;
+
+        let over = || map(json!({ "speed": { "fast": 2 } }));
+        let outcome = world.engine.resume(&graph, "r").config(over()).await.unwrap();
+
+        assert_eq!((outcome.status, outcome.idle), (RunStatus::Completed, false));
+        let history = world.engine.history("r").await.unwrap();
+        assert_eq!(history.len(), before + 1, "no step ran");
+        let newest = history.last().unwrap().record().header();
+        assert_eq!(newest.config, Some(map(json!({ "speed": { "slow": 1, "fast": 2 } }))));
+        assert_eq!(newest.end, Some(waypost::record::End::Completed));
+
+        // Said once more, it changes nothing; and it is in force after the end of the process.
+        world.reopen();
+        assert!(world.engine.resume(&graph, "r").config(over()).await.unwrap().idle);
+        assert_eq!(seqs(&world.engine).await, before + 1);
+        let at = history.last().unwrap().at();
+        let forked = world.engine.fork(&graph, &at, "r2").await.unwrap();
+        assert_eq!(forked.status, RunStatus::Completed);
+        let record = world.store.run(&forked.run).await.unwrap().record;
+        assert_eq!(Some(&record.record().config), newest.config.as_ref());
+    }
+}
+
+// Without running anything, too: a program that only sets it before somebody else goes on.
+#[tokio::test]
+async fn a_configuration_is_written_down_without_running() {
+    for world in World::each() {
+        let graph = told();
+        let held = world.engine.run(&graph, "r", Notes::default()).interrupt_before(["b"]).await.unwrap();
+        assert_eq!(held.status, RunStatus::Interrupted);
+
+        let over = map(json!({ "loud": true }));
+        let set = world.engine.resume(&graph, "r").config(over).without_running().await.unwrap();
+        assert_eq!((set.status, set.idle), (RunStatus::Interrupted, false));
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["a {}", r#"b {"loud":true}"#]);
+    }
+}
