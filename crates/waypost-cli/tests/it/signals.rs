@@ -156,6 +156,62 @@ fn a_run_is_stopped_from_afar() {
 }
 
 #[test]
+fn a_supervisor_that_was_stopped_hangs_no_stop() {
+    // What happened: with its supervisor stopped by SIGSTOP, `stop` said that the run had stopped, its process never
+    // ended, and a resume was refused for it.
+    // Why: the end of the supervisor was waited for, which could not end.
+    // What stops it now: who waits for it lets it go on.
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    send(below(running.pid())[0], libc::SIGSTOP);
+
+    assert_eq!(rig.call(&["stop", "r-1"]).status.code(), Some(0));
+
+    let output = running.end_soon();
+    assert_eq!(output.status.code(), Some(130), "{}", rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+    assert_eq!(rig.call(&["delete", "r-1", "--yes"]).status.code(), Some(0), "nobody holds it");
+}
+
+#[test]
+fn a_stop_names_whom_it_waits_for() {
+    // What happened: a run whose process was itself stopped by SIGSTOP was asked to stop, and nothing told why it did not.
+    // A run whose process was killed while its supervisor was stopped was said not to be running, and no resume could
+    // have it. Why: only that it took too long was told, and a dead process counted as nobody.
+    // What stops it now: `stop` waits until nobody has the run, and names who does.
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    let pid = running.pid();
+    let supervisor = below(pid)[0];
+    let stop = |words: &[String]| {
+        let output = rig.call(&["stop", "r-1", "--wait", "300ms"]);
+        let told = rig.told(&output);
+        assert_eq!(output.status.code(), Some(6), "{told}");
+        for words in words {
+            assert!(told.contains(words.as_str()), "`{words}`: {told}");
+        }
+    };
+
+    running.signal(libc::SIGSTOP);
+    let who = format!("process {pid} (waypost)");
+    stop(&["r-1 has not stopped after".to_owned(), who.clone(), format!("kill -CONT {pid}")]);
+    send(supervisor, libc::SIGSTOP);
+    running.signal(libc::SIGKILL);
+    drop(running);
+    stop(&[
+        format!("{} is dead", who.replacen('p', "P", 1)),
+        "its supervisor still holds the run".to_owned(),
+    ]);
+
+    send(supervisor, libc::SIGCONT);
+    let output = rig.call(&["stop", "r-1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+}
+
+#[test]
 fn nohup_is_heeded() {
     let rig = Rig::with(
         "version: 1\nsteps: [{ id: a, run: \"touch begun; while ! test -e go; do sleep 0.05; done\" }]\n",
