@@ -177,7 +177,8 @@ fn a_supervisor_that_was_stopped_hangs_no_stop() {
 #[test]
 fn a_stop_names_whom_it_waits_for() {
     // What happened: a run whose process was itself stopped by SIGSTOP was asked to stop, and nothing told why it did not.
-    // A run whose process was killed was said not to be running while its supervisor still ended what was left. Why: only that it took too long was told, and a dead process counted as nobody.
+    // A run whose process was killed was said not to be running while its supervisor still ended what was left.
+    // Why: only that it took too long was told, and a dead process counted as nobody.
     // What stops it now: `stop` waits until nobody has the run, and names who does.
     let rig = Rig::with(PATIENT);
     let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
