@@ -4,6 +4,7 @@
 //! records stand, read again what they give, and what came since. Nothing is given that was not read by the same call.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use crate::record::Record;
 use crate::store::{PAGE_ITEMS_MAX, Scan, ScanOrder, Scanned, StoreError};
@@ -92,12 +93,14 @@ impl RunReader<'_> {
 
     /// Reads a commit, once for each page.
     fn opened<'o>(&self, number: u64, opened: &'o mut Opened) -> Option<&'o Commit> {
-        if !opened.contains_key(&number) {
-            let Ok(Found::Sound(mut commit)) = self.commit(number) else { return None };
-            commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
-            opened.insert(number, commit);
+        match opened.entry(number) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(place) => {
+                let Ok(Found::Sound(mut commit)) = self.commit(number) else { return None };
+                commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
+                Some(place.insert(commit))
+            }
         }
-        opened.get(&number)
     }
 
     /// Answers from the newest files alone, if they hold all that was asked for and no damage; so the newest records
