@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use waypost::engine::RunError;
+use waypost::lock::Holder;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
@@ -138,12 +139,16 @@ pub(crate) enum Error {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A run did not stop in time.
-    #[error("run {run} has not stopped after {waited}")]
+    #[error("run {run} has not stopped after {waited}: {holder} still has it")]
     StillRunning {
         /// The run.
         run: String,
         /// How long it was waited for.
         waited: String,
+        /// Who has it.
+        holder: Box<Holder>,
+        /// Which of its processes cannot do anything, since somebody has stopped them.
+        halted: Vec<u32>,
     },
     /// The system gave no timers or sockets.
     #[error("cannot begin")]
@@ -340,7 +345,7 @@ impl Error {
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) => {
                 ("internal", Exit::Internal, None)
             }
-            Self::StillRunning { .. } => ("still_running", Exit::Locked, hint("wait longer with `--wait`")),
+            Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
             Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
             Self::Store(error) => of_store(error),
@@ -412,6 +417,18 @@ impl Error {
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
+}
+
+/// Says what helps a run to stop.
+fn how_to_wake(halted: &[u32]) -> String {
+    if halted.is_empty() {
+        return "wait longer with `--wait`".to_owned();
+    }
+    let numbers: Vec<String> = halted.iter().map(ToString::to_string).collect();
+    let (named, numbers) = (numbers.join(" and "), numbers.join(" "));
+    format!(
+        "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
+    )
 }
 
 /// Says whether an error comes from a disk without room.

@@ -29,7 +29,7 @@ use waypost::record::Durability;
 use waypost::store::StoreError;
 
 use crate::fault::{Failure, Fault};
-use crate::open::Place;
+use crate::open::{self, Place};
 use crate::present::Present;
 use crate::schema;
 
@@ -67,6 +67,17 @@ pub(crate) struct Writer {
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Writer").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(link) = lock(&self.link).as_ref()
+            && link.present.check_seen().is_ok()
+        {
+            // Where it fails the log stays, and the next who opens the database reads it.
+            let _ = open::end_log(&link.connection, true);
+        }
     }
 }
 
@@ -323,6 +334,10 @@ impl Writer {
     /// Ends the connection, with a sync of what was acknowledged before one.
     pub(crate) fn close(&self) -> Result<(), StoreError> {
         let Some(link) = lock(&self.link).take() else { return Ok(()) };
+        if let Err(missing) = link.present.check_seen() {
+            // The log is left as it is to those who have it now: `open::writer` has seen to that.
+            return Err(missing.to_store_error());
+        }
         let error = |error: rusqlite::Error| Fault::from(error).to_store_error(&self.place);
         let (busy, _, _): (i64, i64, i64) = link
             .connection
@@ -332,6 +347,7 @@ impl Writer {
             .map_err(error)?;
         // Another process is copying the log into the database right now; that began with the same sync.
         debug_assert!(busy == 0 || busy == 1, "SQLite documents 0 and 1");
+        open::end_log(&link.connection, true).map_err(error)?;
         link.connection.close().map_err(|(_, closed)| error(closed))
     }
 }

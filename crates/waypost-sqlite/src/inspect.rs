@@ -6,7 +6,7 @@ use waypost::folder::has_told;
 use waypost::id::RunId;
 
 use crate::counters;
-use crate::fault::Failure;
+use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::RunRow;
@@ -68,6 +68,24 @@ pub(crate) fn count_folders(place: &Place) -> usize {
 pub(crate) fn count_runs(connection: &Connection) -> usize {
     let count = connection.query_row("SELECT count(*) FROM runs", [], |row| row.get::<_, i64>(0));
     count.ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
+}
+
+/// Returns the runs whose names the index has, and whose rows table `runs` has not: a page of it that was emptied looks
+/// as if they had never been.
+///
+/// # Errors
+/// If the table is empty, and so is its index, and others say that there were runs.
+pub(crate) fn lost_rows(connection: &Connection) -> Result<Vec<RunId>, Failure> {
+    let mut statement = connection.prepare_cached(
+        "SELECT name FROM (SELECT id, name FROM runs INDEXED BY sqlite_autoindex_runs_1) AS known
+         WHERE NOT EXISTS (SELECT 1 FROM runs NOT INDEXED WHERE runs.id = known.id) ORDER BY known.id DESC",
+    )?;
+    let names = statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
+    let is_emptied = "SELECT NOT EXISTS (SELECT 1 FROM runs NOT INDEXED) AND EXISTS (SELECT 1 FROM frozen)";
+    if names.is_empty() && connection.prepare_cached(is_emptied)?.query_row([], |row| row.get(0))? {
+        return Err(Fault::corrupt("table `runs` is empty, and table `frozen` is not").into());
+    }
+    Ok(names.iter().filter_map(|name| RunId::new(name).ok()).collect())
 }
 
 /// Keeps those that the database does not know and that have left a log. What is wrong with a row that cannot be read,

@@ -161,6 +161,7 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
         return Err(StoreError::Create { path: place.file.clone(), source });
     }
     common(&connection).map_err(failed)?;
+    end_log(&connection, false).map_err(failed)?;
     // An empty database gets its log before its tables, so that these come with one commit of the log.
     let is_new = schema::begin(&connection, place)?;
     if is_new {
@@ -178,6 +179,12 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
     watch_checkpoints(&mut connection).map_err(failed)?;
     Ok(connection)
+}
+
+/// Says whether the last connection that ends copies the log into the database and removes it. Only where it is known to
+/// be the last (`present.rs`): all that others wrote to the log would be gone with it.
+pub(crate) fn end_log(connection: &Connection, ends: bool) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !ends).map(drop)
 }
 
 /// Opens a connection that reads and changes nothing, also where nothing may be written.

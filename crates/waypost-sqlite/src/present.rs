@@ -7,6 +7,11 @@
 //! the file away, takes several times as long to find out, and no record is lost by it: that is looked at once in
 //! [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
 //! between a look and the end of the commit is noticed by the next one.
+//!
+//! The shared memory, `-shm`, holds nothing that is not in the log, but by it those who have the database open know of
+//! each other. Who opens it after it was removed makes another, and then two write the same places of the log, each
+//! over what the other had acknowledged; and who ends copies into the database what it knows of the log, and removes
+//! the log with all the rest. So a connection that finds it removed writes no more, and leaves the log as it is.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -30,6 +35,8 @@ pub(crate) struct Present {
     database: Watched,
     /// SQLite opens it in the first transaction.
     log: Watched,
+    /// SQLite opens it with the log's mode.
+    shared: Watched,
     /// When the names were last looked at.
     looked: Cell<Option<Instant>>,
 }
@@ -39,18 +46,19 @@ pub(crate) struct Present {
 pub(crate) struct Missing<'a>(&'a Path);
 
 impl Present {
-    /// Notes which file the database is; to be called right after it was opened.
+    /// Notes which files they are; to be called right after the database was opened and read.
     pub(crate) fn of(place: &Place) -> Self {
         let database = Watched::new(place.file.clone());
+        let [log, shared] = ["-wal", "-shm"].map(|suffix| Watched::new(place.beside(suffix)));
         database.file();
-        let log = Watched::new(place.beside("-wal"));
-        Self { database, log, looked: Cell::new(None) }
+        shared.file();
+        Self { database, log, shared, looked: Cell::new(None) }
     }
 
-    /// Looks whether both are still there; within a transaction, before it ends.
+    /// Looks whether all are still there; within a transaction, before it ends.
     pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
         let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
-        for watched in [&self.database, &self.log] {
+        for watched in [&self.database, &self.log, &self.shared] {
             if !watched.is_there(names) {
                 return Err(Missing(&watched.path));
             }
@@ -59,6 +67,13 @@ impl Present {
             self.looked.set(Some(Instant::now()));
         }
         Ok(())
+    }
+
+    /// Looks whether those that were seen are still there; a connection that never wrote may have seen no log.
+    pub(crate) fn check_seen(&self) -> Result<(), Missing<'_>> {
+        let all = [&self.database, &self.log, &self.shared].into_iter();
+        let gone = all.filter(|watched| watched.file.get().is_some()).find(|watched| !watched.is_there(true));
+        gone.map_or(Ok(()), |watched| Err(Missing(&watched.path)))
     }
 }
 

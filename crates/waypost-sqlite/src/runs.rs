@@ -1,6 +1,7 @@
 //! Run records and summaries.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 
 use jiff::Timestamp;
 use rusqlite::{Row, ToSql};
@@ -161,8 +162,15 @@ impl View<'_> {
                 kept => kept?,
             };
             let id = kept.id;
-            seen.insert(kept.summary.run.clone());
-            let summary = self.find_out(kept)?;
+            let run = kept.summary.run.clone();
+            seen.insert(run.clone());
+            let summary = match self.find_out(kept) {
+                Err(Failure::Refused(error)) if stands_elsewhere(&error) => {
+                    found.damaged.push(UnreadableRun { run, why: with_cause(&error) });
+                    continue;
+                }
+                summary => summary?,
+            };
             if !query.wants(&summary) {
                 continue;
             }
@@ -174,6 +182,16 @@ impl View<'_> {
             found.runs.push(summary);
         }
         let all = RunQuery { limit: query.limit, ..RunQuery::default() };
+        // Where all were read, or none was there to be read.
+        if query.cursor.is_none() && found.next.is_none() && (*query == all || found.runs.is_empty()) {
+            for run in inspect::lost_rows(self.connection)? {
+                if query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix.as_str())) {
+                    let why = "table `runs` has lost its row".to_owned();
+                    found.damaged.push(UnreadableRun { run: run.clone(), why });
+                }
+                seen.insert(run);
+            }
+        }
         let seen = (*query == all && found.next.is_none()).then_some(seen);
         let known = match (&seen, query.cursor.is_none()) {
             (Some(seen), _) => seen.len(),
@@ -232,6 +250,18 @@ fn kept_statuses(query: &RunQuery) -> Vec<&'static str> {
         names.push(RunStatus::Running.name());
     }
     names
+}
+
+/// Says whether an error is about something else in the place of the lock of one run.
+fn stands_elsewhere(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { source, .. } if source.kind() == ErrorKind::InvalidInput)
+}
+
+fn with_cause(error: &StoreError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }
 
 /// Names a run whose summary cannot be read, if its name can.

@@ -3,10 +3,13 @@
 //! What is to be done is found out while others write: bodies are checked, and the frames that the kept ones get are
 //! made. The transaction then only looks whether all is as it was, and does it.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, OptionalExtension, params};
 use waypost::id::RunId;
-use waypost::record::Record;
+use waypost::record::{RETENTION_MIN, Record};
 use waypost::store::Trimmed;
+use waypost::store::retention::{self, Mark};
 
 use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
@@ -15,9 +18,6 @@ use crate::open::Place;
 use crate::pack::{Kept, pack_alone};
 use crate::read::View;
 use crate::rows::{CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of};
-
-/// Fewest checkpoints that keep their body: the newest, and one to fall back to.
-const KEEP_MIN: u32 = 2;
 
 /// What a trim is going to do.
 #[derive(Debug, Default)]
@@ -31,13 +31,13 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 struct BranchPlan {
     branch: Branch,
-    drop: Vec<u64>,
+    drop: BTreeSet<u64>,
     /// Kept bodies that get a frame of their own.
     freed: Vec<Freed>,
     /// All records that keep a body which is made from one that goes: those, and damaged ones.
     dependants: Vec<u64>,
-    /// The oldest record that keeps its body, and its digest.
-    oldest: (u64, [u8; 32]),
+    /// The records that keep their bodies, and their digests.
+    kept: Vec<(u64, [u8; 32])>,
 }
 
 /// A body that gets a frame which needs no other.
@@ -60,20 +60,20 @@ impl Plan {
     }
 }
 
-/// Plans to drop the bodies of all but the newest `keep` sound checkpoints of each branch.
+/// Plans to drop the bodies of all sound checkpoints of each branch but those that [`retention::kept`] names.
 ///
-/// Looks at no branch that has not more than that, and within one only down to the first that was dropped before. With
-/// a token, only for who holds that lease.
+/// Looks at no branch that has not more bodies than are to be kept at least, and within one only down to the oldest
+/// body. With a token, only for who holds that lease.
 pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -> Result<Plan, Failure> {
     let row = RunRow::get(view.connection, run)?;
     if let Some(token) = token {
         row.fence(run, token)?;
     }
     let id = row.id;
-    let keep = keep.max(KEEP_MIN);
+    let keep = keep.max(RETENTION_MIN);
     let mut plan = Plan::default();
     for branch in full_branches(view.connection, id, keep)? {
-        plan_branch(view, run, branch, keep as usize, &mut plan)?;
+        plan_branch(view, run, branch, keep, &mut plan)?;
     }
     Ok(plan)
 }
@@ -81,8 +81,8 @@ pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -
 fn plan_branch(
     view: View<'_>,
     run: &RunId,
-    branch: Branch,
-    keep: usize,
+    (branch, held): (Branch, u64),
+    keep: u32,
     plan: &mut Plan,
 ) -> Result<(), Failure> {
     let sound = |seq| match fetch(view.connection, view.place, run, &branch, seq, Want::Whole)? {
@@ -90,29 +90,23 @@ fn plan_branch(
         Found::Sound(record) => Ok::<_, Failure>(Some(record)),
         _ => Ok(None),
     };
-    let bodies = bodies(view.connection, &branch)?;
-    let mut oldest = None;
-    let (mut kept, mut looked_at) = (0, 0);
-    while kept < keep && looked_at < bodies.len() {
-        if let Some(record) = sound(bodies[looked_at].0)? {
-            kept += 1;
-            oldest = Some((record.header().seq, *record.digest().as_bytes()));
-        }
-        looked_at += 1;
-    }
-    let Some(oldest) = oldest.filter(|_| kept == keep) else { return Ok(()) };
-    let mut drop = Vec::new();
-    // Upward: the body of one is known when that of the next is made.
-    for (seq, bytes) in bodies[looked_at..].iter().rev() {
-        if sound(*seq)?.is_some() {
-            drop.push(*seq);
-            plan.bytes += int(*bytes);
+    let bodies = bodies(view.connection, &branch, held)?;
+    let (mut marks, mut digests) = (Vec::new(), Vec::new());
+    for (seq, _) in &bodies {
+        if let Some(record) = sound(*seq)? {
+            marks.push(if marks.is_empty() { Mark::of_newest(&record) } else { Mark::of(record.header()) });
+            digests.push((*seq, *record.digest().as_bytes()));
         }
     }
+    let stays = retention::kept(&marks, keep);
+    let (kept, gone): (Vec<_>, Vec<_>) = digests.into_iter().partition(|(seq, _)| stays.contains(seq));
+    let drop: BTreeSet<u64> = gone.into_iter().map(|(seq, _)| seq).collect();
     if drop.is_empty() {
         return Ok(());
     }
-    let dependants = dependants(view.connection, &branch, oldest.0)?;
+    let dropped = bodies.iter().filter(|(seq, _)| drop.contains(seq));
+    plan.bytes += dropped.map(|(_, bytes)| int(*bytes)).sum::<i64>();
+    let dependants = dependants(view.connection, &branch, &drop)?;
     let mut freed = Vec::new();
     for &seq in &dependants {
         if let Some(record) = sound(seq)? {
@@ -123,29 +117,27 @@ fn plan_branch(
         }
     }
     plan.checkpoints += drop.len() as u64;
-    plan.branches.push(BranchPlan { branch, drop, freed, dependants, oldest });
+    plan.branches.push(BranchPlan { branch, drop, freed, dependants, kept });
     Ok(())
 }
 
 /// Does what was planned; says whether it did, or changed nothing since something is not as it was.
 pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Plan) -> Result<bool, Failure> {
     let id = RunRow::leased(connection, run, token)?.id;
-    for BranchPlan { branch, freed, dependants: known, oldest, .. } in &plan.branches {
+    for BranchPlan { branch, drop, freed, dependants: known, kept, .. } in &plan.branches {
         let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
             Ok(connection
                 .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND body IS NOT NULL")?
                 .exists(params![key(branch.id, seq), digest])?)
         };
-        if !is_there(oldest.0, &oldest.1)? {
-            return Ok(false);
-        }
-        for one in freed {
-            if !is_there(one.seq, &one.digest)? {
+        let freed = freed.iter().map(|one| (one.seq, one.digest));
+        for (seq, digest) in freed.chain(kept.iter().copied()) {
+            if !is_there(seq, &digest)? {
                 return Ok(false);
             }
         }
         // One that was appended meanwhile may be made from a body that goes.
-        if dependants(connection, branch, oldest.0)?.iter().any(|seq| !known.contains(seq)) {
+        if dependants(connection, branch, drop)?.iter().any(|seq| !known.contains(seq)) {
             return Ok(false);
         }
     }
@@ -219,44 +211,44 @@ pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result
     Ok(())
 }
 
-/// Returns the branches with more bodies than are to be kept.
-fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<Branch>, Failure> {
+/// Returns the branches with more bodies than are to be kept, each with how many it has.
+fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<(Branch, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
-        "SELECT id FROM branches WHERE run = ?1
-         AND ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = branches.run)) > ?2 ORDER BY id",
+        "SELECT id, held FROM (SELECT id,
+             ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = branches.run)) AS held
+             FROM branches WHERE run = ?1) WHERE held > ?2 ORDER BY id",
     )?;
-    let ids = statement.query_map((run, keep), |row| row.get::<_, i64>(0))?;
-    let ids = ids.collect::<Result<Vec<_>, _>>()?;
-    let mut branches = Vec::with_capacity(ids.len());
-    for id in ids {
-        branches.extend(Branch::list(connection, run, id, 1)?);
+    let found = statement.query_map((run, keep), |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))?;
+    let found = found.collect::<Result<Vec<_>, _>>()?;
+    let mut branches = Vec::with_capacity(found.len());
+    for (id, held) in found {
+        let held = count(held)?;
+        branches.extend(Branch::list(connection, run, id, 1)?.into_iter().map(|branch| (branch, held)));
     }
     Ok(branches)
 }
 
-/// Returns seq and size of the bodies of a branch, newest first, down to the first that was dropped.
-fn bodies(connection: &Connection, branch: &Branch) -> Result<Vec<(u64, u64)>, Failure> {
+/// Returns seq and size of the bodies of a branch, newest first. It has `held` of them: what is below the last is not
+/// looked at.
+fn bodies(connection: &Connection, branch: &Branch, held: u64) -> Result<Vec<(u64, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
-        "SELECT key, codec, length(body) FROM records
-         WHERE key > ?1 AND key <= ?2 AND codec IS NOT NULL ORDER BY key DESC",
+        "SELECT key, length(body) FROM records
+         WHERE key > ?1 AND key <= ?2 AND codec <> ?3 AND body IS NOT NULL ORDER BY key DESC LIMIT ?4",
     )?;
-    let mut rows = statement.query([key(branch.id, 0), key(branch.id, SEQ_MAX)])?;
+    let (from, to) = (key(branch.id, 0), key(branch.id, SEQ_MAX));
+    let mut rows = statement.query((from, to, CODEC_TRIMMED, int(held)))?;
     let mut bodies = Vec::new();
     while let Some(row) = rows.next()? {
-        if row.get::<_, i64>(1)? == CODEC_TRIMMED {
-            break;
-        }
-        if let Some(bytes) = row.get::<_, Option<i64>>(2)? {
-            bodies.push((seq_of(row.get(0)?), count(bytes)?));
-        }
+        bodies.push((seq_of(row.get(0)?), count(row.get(1)?)?));
     }
     Ok(bodies)
 }
 
-/// Returns the records from `oldest` on whose bodies are made from one before it.
-fn dependants(connection: &Connection, branch: &Branch, oldest: u64) -> Result<Vec<u64>, Failure> {
-    let deltas = bases(connection, branch, oldest - 1)?;
-    Ok(deltas.into_iter().filter(|(_, base)| *base < oldest).map(|(seq, _)| seq).collect())
+/// Returns the records that stay whose bodies are made from one that goes.
+fn dependants(connection: &Connection, branch: &Branch, drop: &BTreeSet<u64>) -> Result<Vec<u64>, Failure> {
+    let Some(first) = drop.first() else { return Ok(Vec::new()) };
+    let deltas = bases(connection, branch, *first)?.into_iter();
+    Ok(deltas.filter(|(seq, base)| drop.contains(base) && !drop.contains(seq)).map(|(seq, _)| seq).collect())
 }
 
 /// Returns the deltas above record `seq`, oldest first, each with the record that it is made from, as far as the row

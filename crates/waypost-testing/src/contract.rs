@@ -106,6 +106,7 @@ macro_rules! for_each_clause {
             signal_is_unique
             quarantine_keeps_the_bytes
             trim_drops_states_never_headers
+            trim_spares_what_a_resume_needs
             delete_removes_everything
             reading_needs_no_lease
             blobs_are_fenced_and_appended

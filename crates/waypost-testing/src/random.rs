@@ -1,11 +1,11 @@
 //! Random records: valid, with a bit of everything that stores look at, the same for the same seed.
 
 use serde_json::json;
-use waypost::record::{End, Header, Phase, RunStatus, SkipCause};
+use waypost::record::{End, FailureKind, Header, Phase, RunStatus, SkipCause, Verdict};
 use waypost::store::Batch;
 use waypost::{BranchPath, Digest, RunId};
 
-use crate::records::{Links, branch, step_id, time};
+use crate::records::{Links, branch, evidence, failed, step_id, time};
 use crate::seed::Seeded;
 
 /// Branches on which random records stand: few, so that they grow long; in no order of names.
@@ -17,6 +17,8 @@ pub const STEPS: [&str; 3] = ["work", "rest", "work-2"];
 #[derive(Debug, Clone)]
 pub struct Random {
     seeded: Seeded,
+    /// For what retention looks at, so that all else stays as it is for a seed.
+    fates: Seeded,
     made: u64,
 }
 
@@ -40,7 +42,7 @@ pub fn history(seed: u64, run: &RunId, batches: usize) -> Vec<Batch> {
 impl Random {
     /// Begins the records of that seed.
     pub fn new(seed: u64) -> Self {
-        Self { seeded: Seeded::new(seed), made: 0 }
+        Self { seeded: Seeded::new(seed), fates: Seeded::new(!seed), made: 0 }
     }
 
     /// Returns a number from 0 up to and without `limit`.
@@ -106,6 +108,19 @@ impl Random {
         header.created_at = time(self.below(1_000) as i64);
         if self.chance(20) {
             header.phase = Phase::Skipped(SkipCause::Condition("false".to_owned()));
+        }
+        match self.fates.below(10) {
+            0 | 1 => header.phase = failed(FailureKind::Error),
+            2 => header.phase = failed(FailureKind::Evidence),
+            3 if header.seq > 1 => {
+                (header.phase, header.basis) = (Phase::Restored, Some(self.fates.below(header.seq)));
+            }
+            _ => {}
+        }
+        match self.fates.below(10) {
+            0 => header.evidence = Some(evidence(Verdict::Ok)),
+            1 => header.evidence = Some(evidence(Verdict::Failed)),
+            _ => {}
         }
         if self.chance(20) {
             header.labels.insert("color".to_owned(), self.one_of(&["red", "blue"]).to_owned());

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use waypost::lock::Holder;
 use waypost::record::{
-    Body, Definition, Durability, Ending, FORMAT, Header, Phase, Position, Reason, Record, RunRecord,
-    RunStatus, SealedRun, Try,
+    Body, Claim, Definition, Durability, Ending, FORMAT, Failure, FailureKind, Header, Pack, Phase, Position,
+    Reason, Record, RunRecord, RunStatus, SealedRun, Try, Verdict,
 };
 use waypost::store::{Batch, BatchId, FIRST_TOKEN, Lease, Progress, Signal, SignalKind, Summary};
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -252,4 +252,28 @@ impl Links {
         let record = self.record(&BranchPath::main());
         self.batch(vec![record])
     }
+}
+
+/// A phase that says that a try failed, by its own error or because its evidence did not hold.
+pub fn failed(kind: FailureKind) -> Phase {
+    Phase::Failed(Failure::new(kind, vec!["it did not work".to_owned()]))
+}
+
+/// Evidence of one claim, with this verdict.
+pub fn evidence(verdict: Verdict) -> Pack {
+    let claim = Claim {
+        kind: "artifact_exists".to_owned(),
+        subject: "result.txt".to_owned(),
+        name: None,
+        expect: Value::Null,
+        pinned: false,
+        live: false,
+        host: None,
+        file: None,
+        verdict,
+        found: Value::Null,
+        error: None,
+        checked_at: None,
+    };
+    Pack { at_least: None, claims: vec![claim] }
 }

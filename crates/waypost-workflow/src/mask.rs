@@ -5,7 +5,8 @@
 //! forms that count. It deliberately does not know where secrets come from, nor what is done with what it finds.
 //!
 //! What it does not find, and the user's documentation says so: other encodings (hex, gzip, two encodings one in the
-//! other), a secret in pieces, base64 broken into lines of other widths than 64 and 76, or indented, or of a text around a
+//! other), a secret in pieces or of which a program escapes some characters that it need not and others not, single lines
+//! of one that has several, base64 broken into lines of other widths than 64 and 76, or indented, or of a text around a
 //! secret beyond 4 KiB, and up to four bits of the secret's first and last byte where base64 mixes them with what stands
 //! beside it.
 

@@ -51,6 +51,7 @@ mod journal;
 mod lease;
 mod list;
 mod near;
+mod pages;
 mod paths;
 mod read;
 mod replay;

@@ -200,7 +200,7 @@ impl RunLock {
         let file = match OpenOptions::new().read(true).custom_flags(LOCK_FLAGS).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => return Err(why_not_opened(path, error)),
         };
         check_regular(&file.metadata()?)?;
         if !is_locked(&file)? {
@@ -338,9 +338,15 @@ fn open_to_lock(path: &Path) -> io::Result<File> {
     // Not truncated: until the lock is ours, the note is another's.
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(LOCK_FLAGS);
-    let file = options.open(path)?;
+    let file = options.open(path).map_err(|error| why_not_opened(path, error))?;
     check_regular(&file.metadata()?)?;
     Ok(file)
+}
+
+/// Says what stands in the place of a lock file, if that is why it cannot be opened: a socket or a link cannot.
+fn why_not_opened(path: &Path, error: io::Error) -> io::Error {
+    let found = std::fs::symlink_metadata(path).and_then(|metadata| check_regular(&metadata));
+    found.err().filter(|found| found.kind() == io::ErrorKind::InvalidInput).unwrap_or(error)
 }
 
 fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {

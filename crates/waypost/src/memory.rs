@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
+use crate::store::retention::{self, Mark};
 use crate::store::{
     Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Guard, Head, Heads, Lease, PAGE_ITEMS_MAX,
     Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
@@ -30,9 +31,6 @@ mod run;
 #[doc(hidden)]
 pub use hooks::Part;
 use run::{Run, Stored};
-
-/// Most bodies that [`Store::trim`] leaves at least: one to use, and one to fall back to.
-const KEEP_MIN: u32 = 2;
 
 /// A store in memory.
 #[derive(Clone, Default)]
@@ -342,14 +340,18 @@ impl Store for MemoryStore {
             let mut trimmed = Trimmed::default();
             for branch in &mut run.branches {
                 // Damaged ones are neither counted nor touched: quarantine is for them.
-                let sound = |stored: &&mut Stored| stored.body.is_some() && stored.open().is_ok();
-                let stored = branch.records.iter_mut().rev().map(|(_, stored)| stored);
-                let bodies = stored.filter(sound).map(|stored| &mut stored.body);
-                for body in bodies.skip(keep.max(KEEP_MIN) as usize) {
+                let stored = branch.records.iter().rev().filter(|(_, stored)| stored.body.is_some());
+                let sound: Vec<Record> = stored.filter_map(|(_, stored)| stored.open().ok()).collect();
+                let newest = sound.first().map(Mark::of_newest);
+                let older = sound.iter().skip(1).map(|record| Mark::of(record.header()));
+                let stays = retention::kept(&newest.into_iter().chain(older).collect::<Vec<_>>(), keep);
+                for record in sound.iter().filter(|record| !stays.contains(&record.header().seq)) {
                     trimmed.checkpoints += 1;
-                    trimmed.bytes += body.as_ref().map_or(0, |body| body.len()) as u64;
-                    if mode == TrimMode::Apply {
-                        *body = None;
+                    trimmed.bytes += record.body_bytes().map_or(0, |body| body.len()) as u64;
+                    if mode == TrimMode::Apply
+                        && let Some(stored) = branch.records.get_mut(record.header().seq)
+                    {
+                        stored.body = None;
                     }
                 }
             }

@@ -19,6 +19,7 @@ use crate::record::{Record, SealedRun};
 mod batch;
 mod error;
 mod query;
+pub mod retention;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
 pub use error::{Damage, StoreError};
@@ -69,7 +70,9 @@ pub use query::{
 /// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
 /// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
 ///   only the holder may.
-/// - `trim_drops_states_never_headers`: the newest `keep` sound checkpoints with a body, never fewer than 2, keep it.
+/// - `trim_drops_states_never_headers`: the newest `keep` sound step boundaries, never fewer than 2, keep their body.
+/// - `trim_spares_what_a_resume_needs`: however many tries failed since, the newest state whose evidence held keeps its
+///   body, and so do the others that [`retention::kept`] names; what it does not name goes.
 /// - `delete_removes_everything`: and only while nobody holds the lease.
 /// - `reading_needs_no_lease`: and changes nothing.
 /// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is
@@ -169,7 +172,8 @@ pub trait Store: Debug + Display + Send + Sync {
     /// - [`StoreError::Invalid`]: the record is sound; nothing changed.
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError>;
 
-    /// Drops the bodies of all but the newest `keep` checkpoints of each branch that have one (at least 2 stay).
+    /// Drops the bodies of all checkpoints of each branch but those that [`retention::kept`] names: the newest `keep` sound
+    /// step boundaries (at least 2), and what is needed to go on from or back to.
     ///
     /// A dry run changes nothing, so it asks for no right to: the lease only names the run then, and it works where
     /// nothing can be written, and beside whoever writes. See [`StoreExt::would_trim`].

@@ -39,15 +39,17 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     let home = store.home();
     let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
     let damaged: Vec<DamagedRunView> = found.damaged.into_iter().map(unreadable).collect();
+    // Where others could be listed, those that could not are told beside them.
+    let exit = if runs.is_empty() && !damaged.is_empty() { Exit::Damaged } else { Exit::Done };
     for run in &damaged {
         context.output.warn(&format!("run {} cannot be listed: {}", run.run, run.error));
     }
     if context.output.json {
         context.output.document(&ListView { v: VERSION, runs, damaged, next: found.next })?;
-        return Ok(Exit::Done);
+        return Ok(exit);
     }
-    if runs.is_empty() && !damaged.is_empty() {
-        return Ok(Exit::Done);
+    if exit == Exit::Damaged {
+        return Ok(exit);
     }
     if runs.is_empty() {
         let filtered = query != RunQuery { limit: query.limit, ..RunQuery::default() };

@@ -245,7 +245,7 @@ fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
     }
     if let Some(keep) = args.keep {
         let nobody = if args.run.is_some() { "the run does not keep" } else { "no run keeps" };
-        causes.push(format!("{nobody} more than {keep} states on any branch"));
+        causes.push(format!("{nobody} more than the newest {keep} states and what is needed beside them"));
     }
     causes.join(", and ")
 }

@@ -1,10 +1,12 @@
 //! `waypost stop`: leaves a durable message, and waits until the run has written its last checkpoint.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use waypost::RunId;
+use waypost::lock::Holder;
 use waypost::record::RunStatus;
-use waypost::store::{RunSummary, Signal, SignalKind};
+use waypost::store::{Signal, SignalKind, Store, StoreError};
 
 use super::Context;
 use crate::cli::StopArgs;
@@ -22,24 +24,67 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
-    if is_free(&summary) {
+    let Some(holder) = &summary.holder else {
         // A message that nobody takes in would stop the next resume.
         return told(context, &run, summary.status, false);
+    };
+    let began = Instant::now();
+    if holder.is_gone() {
+        let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
+        context.output.note(&first_upper(&note));
+        let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
+        return told(context, &run, status, false);
     }
     let store = context.store(None, Access::Write)?;
     store.signal(&run, &message(context)).await?;
-    context.output.note(&format!("Asked {} to stop.", holder(&summary)));
-    let began = Instant::now();
+    context.output.note(&format!("Asked {holder} to stop."));
+    let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
+    told(context, &run, status, true)
+}
+
+/// Waits until nobody has the run any more, and says how it then stands.
+async fn freed(
+    store: &dyn Store,
+    run: &RunId,
+    (began, wait): (Instant, Duration),
+) -> Result<RunStatus, Error> {
     loop {
-        let summary = store.run(&run).await?.summary;
-        if is_free(&summary) {
-            return told(context, &run, summary.status, true);
+        let summary = store.run(run).await?.summary;
+        match summary.holder {
+            None => return Ok(summary.status),
+            Some(holder) if began.elapsed() >= wait && holder.is_gone() => {
+                return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
+            }
+            Some(holder) if began.elapsed() >= wait => {
+                let halted = halted(&holder);
+                let (run, waited, holder) = (run.to_string(), time::lasted(wait), Box::new(holder));
+                return Err(Error::StillRunning { run, waited, holder, halted });
+            }
+            Some(_) => tokio::time::sleep(POLL_INTERVAL.min(wait)).await,
         }
-        if began.elapsed() >= args.wait {
-            return Err(Error::StillRunning { run: run.to_string(), waited: time::lasted(args.wait) });
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
     }
+}
+
+/// Returns the processes of a run that somebody has stopped by SIGSTOP, as far as the system tells: the one that has the
+/// run, and its supervisor.
+fn halted(holder: &Holder) -> Vec<u32> {
+    let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let is_halted = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name before it stands in parentheses, and may hold anything.
+        status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+    };
+    if !holder.same_boot() {
+        return Vec::new();
+    }
+    let children = children(holder.pid).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    std::iter::once(holder.pid).chain(children).filter(is_halted).collect()
+}
+
+fn first_upper(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 fn message(context: &Context) -> Signal {
@@ -47,15 +92,6 @@ fn message(context: &Context) -> Signal {
     // Unique: one process makes one message.
     let id = format!("stop-{}-{}", now.as_nanosecond(), std::process::id());
     Signal { id, kind: SignalKind::Stop, branch: None, sender: "waypost stop".to_owned(), created_at: now }
-}
-
-/// Says whether nobody works on the run any more.
-fn is_free(summary: &RunSummary) -> bool {
-    summary.holder.as_ref().is_none_or(waypost::lock::Holder::is_gone)
-}
-
-fn holder(summary: &RunSummary) -> String {
-    summary.holder.as_ref().map_or_else(|| "the run".to_owned(), ToString::to_string)
 }
 
 fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Result<Exit, Error> {

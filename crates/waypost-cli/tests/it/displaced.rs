@@ -73,9 +73,13 @@ fn a_pipe_in_place_of_any_file_hangs_nothing() {
 // it now: before each commit the names of database and log are looked up (present.rs).
 #[test]
 fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
-    let of_sqlite = ["rm kept/waypost.db-wal", "cp kept/waypost.db new; mv new kept/waypost.db"];
+    let of_sqlite = [
+        "rm kept/waypost.db-wal",
+        "rm kept/waypost.db-shm",
+        "cp kept/waypost.db new; mv new kept/waypost.db",
+    ];
     let of_all = ["rm -rf kept", "mv kept elsewhere"];
-    for (url, harms) in STORES.iter().zip([&[of_sqlite, of_all].concat()[..], &of_all]) {
+    for (url, harms) in STORES.iter().zip([&[&of_sqlite[..], &of_all].concat()[..], &of_all]) {
         let why = if url.starts_with("sqlite:") { "removed or replaced while it was in use" } else { "" };
         for harm in harms {
             let rig = Rig::with(&format!("steps:\n  - run: {harm}\n  - run: touch second\n")).at(url);
@@ -84,6 +88,50 @@ fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
             expect(&rig, &["run", "flow.yaml", "--id", "r"], 74, &["cannot write", why, hint]);
             assert!(!rig.path("second").exists(), "{url}: {harm}");
         }
+    }
+}
+
+// What happened: the shared memory of a database was removed while a run was under way, another run was begun and said to
+// be completed, and nothing of it was there afterwards. Why: each of the two had a shared memory of its own and did not
+// know of the other; they wrote the same places of the log, and the one that ended last removed what the other had
+// written. What stops it now: the one whose shared memory is gone writes no more and leaves the log as it is (present.rs).
+#[test]
+fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
+    // A step ends in the run that stays behind before the other run does, or after it, or it is killed.
+    for (goes_on, killed) in [("at once", false), ("after", false), ("after", true)] {
+        let rig = Rig::with(
+            "steps:\n  - run: touch begun; while ! test -e go; do sleep 0.02; done\n  - run: echo second >> second\n",
+        )
+        .at("sqlite:kept/waypost.db");
+        rig.write("other.yaml", "steps:\n  - run: echo 1\n  - run: sleep 0.3\n  - run: echo 3\n");
+        let behind = rig.start(&["run", "flow.yaml", "--id", "behind", "-q"]);
+        wait_until("the step", || rig.path("begun").exists());
+        fs::remove_file(rig.path("kept/waypost.db-shm")).unwrap();
+
+        let other = rig.start(&["run", "other.yaml", "--id", "other", "-q"]);
+        if goes_on == "after" {
+            assert_eq!(other.end_soon().status.code(), Some(0));
+            if killed {
+                behind.signal(libc::SIGKILL);
+            }
+            rig.write("go", "");
+        } else {
+            rig.write("go", "");
+            assert_eq!(other.end_soon().status.code(), Some(0));
+        }
+        let output = behind.end_soon();
+        if !killed {
+            let told = rig.told(&output);
+            assert_eq!(output.status.code(), Some(74), "{goes_on}: {told}");
+            assert!(told.contains("waypost.db-shm") && told.contains("while it was in use"), "{told}");
+        }
+
+        assert!(!rig.path("second").exists());
+        expect(&rig, &["verify", "--all"], 0, &["other", "behind"]);
+        let other = rig.json(&["show", "other", "--json"]);
+        assert_eq!(other["status"], "completed", "{goes_on}: {other}");
+        expect(&rig, &["resume", "behind", "-q"], 0, &[]);
+        assert_eq!(rig.read("second"), "second\n");
     }
 }
 
@@ -124,4 +172,63 @@ fn what_a_lost_database_left_is_found_in_its_own_folder() {
 
     expect(&rig, &["list"], 7, &["a.db", "r"]);
     expect(&rig, &["list", "--store", "sqlite:kept/b.db"], 5, &[]);
+}
+
+// What happened: with a socket, a link or a device in the place of one run's lock, `list` of the whole store said only
+// that; of an SQLite store also with a pipe or a folder there. Why: it was taken for a matter of the whole store. What
+// stops it now: a run whose holder cannot be asked for is told as damaged beside the others.
+#[test]
+fn something_else_in_the_place_of_one_lock_hides_no_other_run() {
+    type Put = fn(&Path);
+    let things: [(Put, &str); 4] = [
+        (put_pipe, "it is a pipe"),
+        (|path| drop(std::os::unix::net::UnixListener::bind(path).unwrap()), "it is a socket"),
+        (|path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap(), "it is a symbolic link"),
+        (|path| fs::create_dir(path).unwrap(), "it is a folder"),
+    ];
+    for url in STORES {
+        let rig = Rig::with("steps:\n  - run: touch begun; sleep 60\n").at(url);
+        rig.write("quick.yaml", "steps:\n  - run: exit 3\n");
+        let running = rig.start(&["run", "flow.yaml", "--id", "cut", "-q"]);
+        wait_until("the step", || rig.path("begun").exists());
+        running.signal(libc::SIGKILL);
+        running.end_soon();
+        expect(&rig, &["stop", "cut"], 0, &[]);
+        expect(&rig, &["run", "quick.yaml", "--id", "failed"], 1, &[]);
+        let lock = rig.path("kept/locks/cut.lock");
+        for (put, what) in things {
+            fs::remove_file(&lock).unwrap();
+            put(&lock);
+
+            expect(&rig, &["list"], 0, &["failed", "run cut cannot be listed", "cut.lock", what]);
+            expect(&rig, &["show", "cut"], 7, &["cut.lock", what]);
+
+            if lock.is_dir() {
+                fs::remove_dir(&lock).unwrap()
+            } else {
+                fs::remove_file(&lock).unwrap()
+            }
+            fs::write(&lock, "").unwrap();
+        }
+        expect(&rig, &["list"], 0, &["failed", "cut"]);
+    }
+}
+
+// What happened: with a folder in the place of a run's record, and asked to go on. What it must do: name it, and leave all
+// as it is.
+#[test]
+fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
+    let rig = Rig::with("steps:\n  - run: echo one\n  - run: test -e ok\n").at("file:kept");
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 1, &[]);
+    let record = rig.path("kept/runs/r/run.json");
+    fs::rename(&record, rig.path("aside")).unwrap();
+    fs::create_dir(&record).unwrap();
+
+    expect(&rig, &["resume", "r"], 7, &["kept/runs/r/run.json", "it is a folder", "put back what was there"]);
+
+    fs::remove_dir(&record).unwrap();
+    fs::rename(rig.path("aside"), &record).unwrap();
+    rig.write("ok", "");
+    expect(&rig, &["verify", "r"], 0, &[]);
+    expect(&rig, &["resume", "r"], 0, &["is completed"]);
 }

@@ -398,7 +398,7 @@ fn something_else_in_the_place_of_a_folder_is_damage() {
     for args in [&["show", "r-1"][..], &["verify", "r-1"], &["resume", "r-1"]] {
         expect(&rig, args, 7, &["kept/runs/r-1/history"]);
     }
-    expect(&rig, &["list"], 0, &["run r-1 cannot be listed", "kept/runs/r-1/history"]);
+    expect(&rig, &["list"], 7, &["run r-1 cannot be listed", "kept/runs/r-1/history"]);
 }
 
 #[test]

@@ -156,6 +156,58 @@ fn a_run_is_stopped_from_afar() {
 }
 
 #[test]
+fn a_supervisor_that_was_stopped_hangs_no_stop() {
+    // What happened: with its supervisor stopped by SIGSTOP, `stop` said that the run had stopped, its process never
+    // ended, and a resume was refused for it.
+    // Why: the end of the supervisor was waited for, which could not end.
+    // What stops it now: who waits for it lets it go on.
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    send(below(running.pid())[0], libc::SIGSTOP);
+
+    assert_eq!(rig.call(&["stop", "r-1"]).status.code(), Some(0));
+
+    let output = running.end_soon();
+    assert_eq!(output.status.code(), Some(130), "{}", rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)));
+    assert_eq!(rig.call(&["delete", "r-1", "--yes"]).status.code(), Some(0), "nobody holds it");
+}
+
+#[test]
+fn a_stop_names_whom_it_waits_for() {
+    // What happened: a run whose process was itself stopped by SIGSTOP was asked to stop, and nothing told why it did not.
+    // A run whose process was killed was said not to be running while its supervisor still ended what was left.
+    // Why: only that it took too long was told, and a dead process counted as nobody.
+    // What stops it now: `stop` waits until nobody has the run, and names who does.
+    let rig = Rig::with(PATIENT);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    let pid = running.pid();
+    let supervisor = below(pid)[0];
+
+    running.signal(libc::SIGSTOP);
+    let output = rig.call(&["stop", "r-1", "--wait", "300ms"]);
+    let told = rig.told(&output);
+    assert_eq!(output.status.code(), Some(6), "{told}");
+    for words in
+        ["r-1 has not stopped after", &format!("process {pid} (waypost)"), &format!("kill -CONT {pid}")]
+    {
+        assert!(told.contains(words), "`{words}`: {told}");
+    }
+
+    send(supervisor, libc::SIGSTOP);
+    running.signal(libc::SIGKILL);
+    drop(running);
+    // The system lets it go on where nobody is left who could; else we do.
+    let supervisor = rustix::process::Pid::from_raw(supervisor).unwrap();
+    let _ = rustix::process::kill_process(supervisor, rustix::process::Signal::CONT);
+    let output = rig.call(&["stop", "r-1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+    assert!(rig.read("pids").lines().all(|pid| !lives(pid)), "it was waited for");
+}
+
+#[test]
 fn nohup_is_heeded() {
     let rig = Rig::with(
         "version: 1\nsteps: [{ id: a, run: \"touch begun; while ! test -e go; do sleep 0.05; done\" }]\n",

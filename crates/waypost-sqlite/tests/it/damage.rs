@@ -5,7 +5,7 @@ use std::path::Path;
 
 use waypost::BranchPath;
 use waypost::record::{Durability, Record};
-use waypost::store::{Page, Renewal, Scan, Signalled, Store, StoreError};
+use waypost::store::{Page, Renewal, RunQuery, Scan, Signalled, Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
 
@@ -262,4 +262,59 @@ fn empty_table(site: &Site, table: &str) {
     page[0] = 13;
     page[5..7].copy_from_slice(&u16::try_from(bytes).unwrap().to_be_bytes());
     fs::write(site.file(), file).unwrap();
+}
+
+#[tokio::test]
+async fn an_emptied_page_of_runs_is_not_an_empty_store() {
+    // What happened: a page of table `runs` was overwritten by an empty one, and `list` said that there are no runs.
+    // Why: such a page is sound, and nothing else was asked whether there had been runs.
+    // What stops it now: the index of their names is, and the table of their records.
+    let site = Site::new();
+    let store = site.open();
+    for name in ["r-1", "r-2"] {
+        drop(Writing::begin(&store, name, Durability::Sync).await);
+    }
+    store.close().await.unwrap();
+    drop(store);
+    // Without their logs, nothing beside the database tells of them.
+    fs::remove_dir_all(site.home().join("runs")).unwrap();
+    let query = RunQuery { workflow: Some("another".to_owned()), ..RunQuery::default() };
+
+    empty_pages(&site, &["runs"]);
+    let listed = site.open_read_only().runs(&RunQuery::default()).await.unwrap();
+    let names: Vec<_> = listed.damaged.iter().map(|run| run.run.to_string()).collect();
+    assert_eq!((listed.runs.len(), names), (0, vec!["r-2".to_owned(), "r-1".to_owned()]));
+    assert_eq!(site.open_read_only().runs(&query).await.unwrap().damaged.len(), 2, "whatever was asked for");
+
+    empty_pages(&site, &["runs", "sqlite_autoindex_runs_1"]);
+    let told = site.open_read_only().runs(&query).await.unwrap_err();
+    assert!(chain(&told).contains("table `runs` is empty, and table `frozen` is not"), "{}", chain(&told));
+}
+
+/// Overwrites the first page of each with an empty one of its kind.
+fn empty_pages(site: &Site, names: &[&str]) {
+    const PAGE: usize = 8192;
+    let connection = rusqlite::Connection::open(site.file()).unwrap();
+    let root = |name: &&str| -> u32 {
+        let sql = "SELECT rootpage FROM sqlite_master WHERE name = ?1";
+        connection.query_row(sql, [name], |row| row.get(0)).unwrap()
+    };
+    let roots: Vec<u32> = names.iter().map(root).collect();
+    drop(connection);
+    let mut bytes = fs::read(site.file()).unwrap();
+    for root in roots {
+        let root = root as usize;
+        let page = &mut bytes[(root - 1) * PAGE..root * PAGE];
+        // A leaf of the same kind, without cells; what they take begins at the end of the page.
+        let kind = if matches!(page[0], 5 | 13) { 13 } else { 10 };
+        page.fill(0);
+        page[0] = kind;
+        page[5..7].copy_from_slice(&u16::try_from(PAGE).unwrap().to_be_bytes());
+    }
+    fs::write(site.file(), bytes).unwrap();
+}
+
+/// Returns an error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(|error| format!("{error}: ")).collect()
 }

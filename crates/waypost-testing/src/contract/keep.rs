@@ -1,17 +1,17 @@
 //! Clauses about what is kept, for how long, and what goes.
 
 use serde_json::json;
-use waypost::record::{Reason, RunStatus};
+use waypost::record::{FailureKind, Phase, Reason, Record, RunStatus, Verdict};
 use waypost::store::{
-    BLOB_CHUNK_BYTES, Damage, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError, StoreExt as _,
-    TrimMode, Trimmed,
+    BLOB_CHUNK_BYTES, Damage, Lease, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError,
+    StoreExt as _, TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
 
 use super::support::{create, create_with, files, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
 use crate::picture::{heads, list, of_scan, picture, scan_all};
-use crate::records::{Links, branch, run_id, run_record, sealed, signal};
+use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
 
 async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
     match store.load(run, branch, seq).await {
@@ -97,7 +97,7 @@ fn with_bodies(picture: &str) -> Vec<&str> {
     records.map(|line| line.split(' ').next().unwrap_or(line)).collect()
 }
 
-/// The newest `keep` sound checkpoints with a body, never fewer than 2, keep it; headers all stay.
+/// The newest `keep` sound step boundaries, never fewer than 2, keep their body; headers all stay.
 pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -114,15 +114,14 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let all = of_scan(&scan_all(&*store, Scan::of(&run)).await.unwrap());
     let before = picture(&*store, &run).await;
     refused!(
-        store.trim(&stale(&waypost::store::Lease::new(run.clone(), 0, None)), 3, TrimMode::Apply).await,
+        store.trim(&stale(&Lease::new(run.clone(), 0, None)), 3, TrimMode::Apply).await,
         StoreError::Fenced { .. }
     );
     assert_eq!(store.trim(&lease, 100, TrimMode::Apply).await.unwrap(), Trimmed::default());
 
     let would = store.trim(&lease, 3, TrimMode::DryRun).await.unwrap();
     assert_eq!(would.checkpoints, 6 + 1);
-    let of_others =
-        store.trim(&stale(&waypost::store::Lease::new(run.clone(), 0, None)), 3, TrimMode::DryRun).await;
+    let of_others = store.trim(&stale(&Lease::new(run.clone(), 0, None)), 3, TrimMode::DryRun).await;
     assert_eq!(of_others.unwrap(), would, "to look needs no lease");
     assert_eq!(store.would_trim(&run, 3).await.unwrap(), would);
     assert!(would.bytes > 0);
@@ -164,6 +163,90 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
         ["r-1@7", "r-1@8", "r-1/each:a@3", "r-1/each:a@4"]
     );
     assert_eq!(heads(&*store, &run, 1).await.unwrap()[0].record.header().seq, 8);
+}
+
+/// What a record of the next clause says.
+enum Made {
+    Done,
+    Verified,
+    Failed,
+    /// The state of this record holds again.
+    Back(u64),
+}
+
+async fn make(store: &dyn Store, lease: &Lease, links: &mut Links, path: &BranchPath, made: Made) -> Record {
+    let mut header = links.header(path);
+    match made {
+        Made::Done => {}
+        Made::Verified => header.evidence = Some(evidence(Verdict::Ok)),
+        Made::Failed => header.phase = failed(FailureKind::Error),
+        Made::Back(basis) => {
+            (header.phase, header.reason, header.basis) = (Phase::Restored, Reason::Rollback, Some(basis));
+        }
+    }
+    let state = json!({ "seq": header.seq, "fill": "as it was ".repeat(50) });
+    let record = links.seal(header, &state);
+    let batch = links.batch(vec![record.clone()]);
+    store.append(lease, batch).await.unwrap();
+    record
+}
+
+/// However many tries failed since, the newest state whose evidence held keeps its body, and what a rollback undid does
+/// not stand in the way of what it went back to.
+pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
+    use Made::{Back, Done, Failed, Verified};
+    let run = run_id("r-1");
+    let item = branch("each:a");
+    let mut links = Links::of(&run);
+    let store = fixture.store();
+    let lease = create(&*store, &mut links).await;
+    let verified = make(&*store, &lease, &mut links, &main(), Verified).await;
+    for _ in 3..=5 {
+        make(&*store, &lease, &mut links, &main(), Done).await;
+    }
+    for _ in 6..=40 {
+        make(&*store, &lease, &mut links, &main(), Failed).await;
+    }
+    // The second and third are undone.
+    for made in [Done, Verified, Done, Back(1), Failed, Failed, Failed] {
+        make(&*store, &lease, &mut links, &item, made).await;
+    }
+
+    let would = store.would_trim(&run, 2).await.unwrap();
+    assert_eq!(store.trim(&lease, 2, TrimMode::Apply).await.unwrap(), would);
+
+    let of_item = ["r-1/each:a@1", "r-1/each:a@6", "r-1/each:a@7"];
+    let kept = ["r-1@2", "r-1@4", "r-1@5", "r-1@39", "r-1@40"].iter().chain(&of_item).copied();
+    assert_eq!(with_bodies(&picture(&*store, &run).await), kept.collect::<Vec<_>>());
+    assert_eq!(store.trim(&lease, 2, TrimMode::Apply).await.unwrap(), Trimmed::default(), "nothing is left");
+
+    // The same again and again, in other processes too, until the verified one lies far below all else.
+    drop((lease, store));
+    for round in 1..=3 {
+        fixture.reopen().await;
+        let store = fixture.store();
+        let lease = store.acquire(&run, &main(), &other()).await.unwrap();
+        links.under(&lease);
+        for made in [Done, Failed, Done, Failed, Failed, Done, Failed, Failed, Failed] {
+            make(&*store, &lease, &mut links, &main(), made).await;
+        }
+        store.trim(&lease, 2, TrimMode::Apply).await.unwrap();
+        let last = 40 + round * 9;
+        let numbers = [2, last - 6, last - 3, last - 1, last].map(|seq| format!("r-1@{seq}"));
+        let kept = numbers.iter().map(String::as_str).chain(of_item);
+        assert_eq!(with_bodies(&picture(&*store, &run).await), kept.collect::<Vec<_>>(), "round {round}");
+        let found = store.load(&run, &main(), 2).await.unwrap();
+        assert_eq!((found.digest(), found.body_bytes()), (verified.digest(), verified.body_bytes()));
+        if round == 3 {
+            // Once a newer one holds, the older one goes.
+            make(&*store, &lease, &mut links, &main(), Verified).await;
+            store.trim(&lease, 2, TrimMode::Apply).await.unwrap();
+            let numbers = [last - 3, last - 1, last, last + 1].map(|seq| format!("r-1@{seq}"));
+            let kept = numbers.iter().map(String::as_str).chain(of_item);
+            assert_eq!(with_bodies(&picture(&*store, &run).await), kept.collect::<Vec<_>>());
+            return;
+        }
+    }
 }
 
 /// `delete` removes everything, and only while nobody holds the lease.

@@ -53,6 +53,7 @@ enum Bug {
     LetsAnyoneQuarantine,
     TrimsInADryRun,
     KeepsOneTooFew,
+    CountsFailures,
     DeletesWhatIsHeld,
     AppendsBlobsUnfenced,
     ReadsBlobsElsewhere,
@@ -97,6 +98,7 @@ const PLANTED: &[(&str, Bug, bool)] = &[
     ("quarantine_keeps_the_bytes", LetsAnyoneQuarantine, true),
     ("trim_drops_states_never_headers", TrimsInADryRun, true),
     ("trim_drops_states_never_headers", KeepsOneTooFew, true),
+    ("trim_spares_what_a_resume_needs", CountsFailures, true),
     ("delete_removes_everything", DeletesWhatIsHeld, true),
     ("blobs_are_fenced_and_appended", AppendsBlobsUnfenced, true),
     ("blobs_are_fenced_and_appended", ReadsBlobsElsewhere, true),
@@ -363,7 +365,11 @@ impl Store for Planted {
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
         let mode = if self.has(TrimsInADryRun) { TrimMode::Apply } else { mode };
         let keep = if self.has(KeepsOneTooFew) { keep.saturating_sub(1) } else { keep };
-        self.inner.trim(lease, keep, mode).await
+        let trimmed = self.inner.trim(lease, keep, mode).await?;
+        if self.has(CountsFailures) && mode == TrimMode::Apply {
+            self.inner.trim_by_age(lease.run(), keep.max(2) as usize);
+        }
+        Ok(trimmed)
     }
 
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {

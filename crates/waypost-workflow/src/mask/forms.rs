@@ -13,9 +13,15 @@ const LINE_WIDTHS: [usize; 2] = [76, 64];
 /// all that belongs to it. There are some two hundred such forms, one for each place that a line can end.
 const WITHIN_LINES_BYTES_MAX: usize = 4096;
 
+/// How far the lines of a secret may be indented: what eight levels of YAML or JSON take, and four of tabs.
+const INDENT_SPACES_MAX: usize = 16;
+/// The same in tabs.
+const INDENT_TABS_MAX: usize = 4;
+
 /// Lists every form of a secret that counts.
 pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
     let mut forms = vec![value.to_vec()];
+    indented(value, &mut forms);
     base64(value, &mut forms);
     base64_within_lines(value, &mut forms);
     url(value, &mut forms);
@@ -27,6 +33,30 @@ pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
         forms.push(lossy.into_owned().into_bytes());
     }
     forms
+}
+
+/// A secret of several lines, each a bit to the right: a key within YAML, or behind `sed 's/^/  /'`.
+fn indented(value: &[u8], forms: &mut Vec<Vec<u8>>) {
+    let lines: Vec<&[u8]> = value.split(|byte| *byte == b'\n').collect();
+    if lines.len() < 2 {
+        return;
+    }
+    let spaces = (1..=INDENT_SPACES_MAX).map(|count| vec![b' '; count]);
+    let tabs = (1..=INDENT_TABS_MAX).map(|count| vec![b'\t'; count]);
+    for indent in spaces.chain(tabs) {
+        // An empty line is moved by some, and left as it is by others.
+        for moves_empty in [true, false] {
+            let mut form = lines[0].to_vec();
+            for line in &lines[1..] {
+                form.push(b'\n');
+                if moves_empty || !line.trim_ascii().is_empty() {
+                    form.extend_from_slice(&indent);
+                }
+                form.extend_from_slice(line);
+            }
+            forms.push(form);
+        }
+    }
 }
 
 /// Base64 in both alphabets: alone, with and without padding, broken into lines, and as a part of something longer.
@@ -102,8 +132,14 @@ fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
         // HTML forms.
         b"*-._",
     ];
+    const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
+    for hex in DIGITS {
+        // Each byte by its number, letters too.
+        let escaped = |byte: &u8| [b'%', hex[usize::from(byte >> 4)], hex[usize::from(byte & 15)]];
+        forms.push(value.iter().flat_map(escaped).collect());
+    }
     for kept in KEPT {
-        for hex in [b"0123456789ABCDEF", b"0123456789abcdef"] {
+        for hex in DIGITS {
             for space in [&b"%20"[..], b"+"] {
                 let mut form = Vec::with_capacity(value.len() * 3);
                 for byte in value {
@@ -124,6 +160,11 @@ fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
 
 /// The inside of a JSON string, as encoders differ in what they escape and how.
 fn json(text: &str, forms: &mut Vec<Vec<u8>>) {
+    // Each character by its number, which no encoder must do and any may.
+    for upper in [false, true] {
+        let style = JsonStyle { upper, ..JsonStyle::default() };
+        forms.push(text.chars().map(|char| style.number(char)).collect::<String>().into_bytes());
+    }
     for ascii_only in [false, true] {
         for slash in [false, true] {
             for html in [false, true] {
@@ -141,7 +182,7 @@ fn json(text: &str, forms: &mut Vec<Vec<u8>>) {
 }
 
 /// What a JSON encoder escapes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct JsonStyle {
     /// Everything beyond ASCII, as Python does.
     ascii_only: bool,

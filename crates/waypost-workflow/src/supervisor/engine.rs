@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
+use rustix::process::{Pid, Signal};
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
@@ -31,6 +32,9 @@ const END_MAX: Duration = Duration::from_secs(1);
 
 /// What became of a supervisor that closed its end of the channel before it served.
 const ENDED_AT_ONCE: &str = "it ended at once";
+
+/// How often a supervisor that was told to end is woken, as somebody may stop it again: seldom enough to cost nothing.
+const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many reapers without a step are kept for the next ones: as many as steps of one run usually are in flight.
 const IDLE_REAPERS_MAX: usize = 32;
@@ -160,7 +164,7 @@ impl Supervisor {
 
     /// Resolves when the supervisor process is gone.
     pub async fn ended(&self) {
-        while self.shared.control.receive().await.is_some() {}
+        self.shared.heard_out().await;
     }
 
     /// Returns the process number of the supervisor, or `None` after it was reaped.
@@ -179,8 +183,7 @@ impl Supervisor {
     /// perhaps later than this returns.
     pub async fn shutdown(self) -> Result<(), SupervisorError> {
         *self.shared.reapers() = Reapers::default();
-        self.shared.control.finish();
-        self.ended().await;
+        self.shared.give_up().await;
         let process = self.shared.process().take();
         // The channel ended because the process did: there is next to nothing to wait for. If this program has its
         // children reaped by the kernel (SIGCHLD ignored), the status is not to be had.
@@ -282,6 +285,7 @@ impl Shared {
             let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
             self.control.send(&Control::Await { id: reaper.id }.encode(), &[theirs.as_fd()]).await?;
             drop(theirs);
+            self.wake();
             // The answer is the end of the pipe.
             let ours = pipe::Receiver::from_owned_fd(ours)?;
             ours.readable().await?;
@@ -301,7 +305,28 @@ impl Shared {
     /// as far as that can be heard.
     async fn give_up(&self) {
         self.control.finish();
+        loop {
+            self.wake();
+            if tokio::time::timeout(WAKE_INTERVAL, self.heard_out()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Returns when the supervisor has ended.
+    async fn heard_out(&self) {
         while self.control.receive().await.is_some() {}
+    }
+
+    /// Lets a supervisor go on that somebody has stopped, by SIGSTOP, so that it does what it is asked; to any other
+    /// it is nothing.
+    fn wake(&self) {
+        if let Some(process) = self.process().as_ref()
+            && let Some(pid) = i32::try_from(process.id()).ok().and_then(Pid::from_raw)
+        {
+            // It was not waited for, so the number is still its own.
+            let _ = rustix::process::kill_process(pid, Signal::CONT);
+        }
     }
 
     /// Says whether the supervisor is there: it has said all it has to say, so only its end can be read.
@@ -324,6 +349,7 @@ impl Shared {
         if self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await.is_err() {
             self.control.finish();
         }
+        self.wake();
     }
 
     /// Keeps a reaper whose step has ended and left nothing.
@@ -374,6 +400,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let Some(mut process) = self.process().take() else { return };
         self.control.finish();
+        self.wake();
         // It ends as soon as the processes of the run are dead; somebody must reap it then. Without a thread it stays
         // a zombie until this program ends, which harms nobody.
         let _ = std::thread::Builder::new().name("waypost-reap".into()).spawn(move || process.wait());

@@ -69,6 +69,39 @@ fn the_forms_that_real_programs_write_are_masked() {
 }
 
 #[test]
+fn a_secret_written_by_numbers_alone_is_masked() {
+    // What happened: a token passed through an encoder that writes every character by its number, and stood in the log.
+    // Why: only what must be escaped was looked for in escaped form.
+    // What stops it now: the form in which everything is escaped is one of those that are looked for.
+    let secret = "tok-\u{e9}1234";
+    for form in [
+        r"\u0074\u006f\u006b\u002d\u00e9\u0031\u0032\u0033\u0034",
+        r"\u0074\u006F\u006B\u002D\u00E9\u0031\u0032\u0033\u0034",
+        "%74%6F%6B%2D%C3%A9%31%32%33%34",
+        "%74%6f%6b%2d%c3%a9%31%32%33%34",
+    ] {
+        assert_eq!(masked(&[secret], &format!("a {form} b")), "a *** b");
+    }
+}
+
+#[test]
+fn a_secret_of_several_lines_is_masked_when_it_is_indented() {
+    // What happened: a key in PEM, printed within a YAML document, stood in the log.
+    // Why: its lines were looked for at the beginning of a line.
+    // What stops it now: each indent up to sixteen spaces or four tabs gives a form of its own.
+    let key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n\nAQEFAASCBKcwggSjAgEA\n-----END KEY-----\n";
+    for indent in [" ", "  ", "    ", "                ", "\t", "\t\t\t\t"] {
+        let moved: String = key.lines().map(|line| format!("{indent}{line}\n")).collect();
+        assert_eq!(masked(&[key], &format!("key: |\n{moved}end")), format!("key: |\n{indent}***\nend"));
+        let as_yaml = moved.replace(&format!("\n{indent}\n"), "\n\n");
+        assert_eq!(masked(&[key], &as_yaml), format!("{indent}***\n"));
+    }
+    // A line of it alone is not the secret.
+    let begin = "-----BEGIN KEY-----\nMIIE";
+    assert_eq!(masked(&[key], begin), begin);
+}
+
+#[test]
 fn base64_is_masked_at_each_alignment_within_something_longer() {
     // `user:SECRET`, `us:SECRET!`, and a byte before, as base64 writes them.
     for (text, expected) in [

@@ -3,7 +3,7 @@
 //! Whoever goes through a run reads its records one by one. So each of them must cost the same however long the run is:
 //! it is looked for where it should be, and the whole history is walked only if it is not there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::id::{BranchPath, RunId};
@@ -12,7 +12,8 @@ use crate::store::StoreError;
 
 use super::format::Commit;
 use super::journal::{self, Index};
-use super::read::{Bodies, Found, RunReader, Walk, read_error};
+use super::read::{Bodies, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
+use super::witness::Listed;
 
 /// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
 /// the place is remembered from the first walk on.
@@ -25,8 +26,22 @@ pub(super) struct Remembered {
     places: Mutex<BTreeMap<RunId, Places>>,
 }
 
-/// In which commit the records of each branch were seen, by seq.
-type Places = BTreeMap<BranchPath, BTreeMap<u64, u64>>;
+/// What was seen of one run.
+#[derive(Debug, Default)]
+struct Places {
+    branches: BTreeMap<BranchPath, Seen>,
+    /// The ordinal of the run of which all commits were seen, and the sound ones of them: another run of the same name
+    /// has another one.
+    complete: Option<(u64, BTreeSet<u64>)>,
+}
+
+/// In which commit the records of a branch were seen, by seq.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Its place in the order of opening.
+    opened: u64,
+    commits: BTreeMap<u64, u64>,
+}
 
 /// The memory of a store, as readers use it.
 #[derive(Debug)]
@@ -57,20 +72,92 @@ impl IndexSource<'_> {
         let mut all = locked(&self.0.places);
         let places = all.entry(run.clone()).or_default();
         if walk.exhausted {
-            places.clear();
+            *places = Places::default();
         }
-        for commit in &walk.sound {
-            for header in commit.records.iter().map(|(_, record)| record.header()) {
-                match places.get_mut(&header.branch) {
-                    Some(numbers) => drop(numbers.insert(header.seq, commit.number)),
-                    None => drop(places.insert(header.branch.clone(), [(header.seq, commit.number)].into())),
-                }
+        walk.sound.iter().for_each(|commit| places.add(commit));
+    }
+
+    /// Remembers that a walk has seen all commits of a run.
+    pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &Walk) {
+        let mut all = locked(&self.0.places);
+        let places = all.entry(run.clone()).or_default();
+        // 0: it cannot be told which run it is.
+        let is_whole = walk.exhausted && walk.copied.is_none() && ordinal > 0;
+        places.complete =
+            is_whole.then(|| (ordinal, walk.sound.iter().map(|commit| commit.number).collect()));
+    }
+
+    /// Returns where the records of a run stand, without reading the commits that were seen before; none if not all of
+    /// them were, or what is wrong with the newest must be looked at.
+    pub(super) fn slots(&self, reader: &RunReader<'_>) -> Result<Option<Slots>, StoreError> {
+        let ordinal = reader.ordinal()?;
+        let Listed { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
+        if !missing.is_empty() {
+            return Ok(None);
+        }
+        let new: Vec<u64> = match locked(&self.0.places).get(reader.run).and_then(|p| p.complete.as_ref()) {
+            Some((known, seen)) if *known == ordinal => {
+                numbers.iter().filter(|number| !seen.contains(number)).copied().collect()
             }
+            _ => return Ok(None),
+        };
+        let (mut sound, mut damaged) = (Vec::new(), Vec::new());
+        for number in new {
+            match reader.commit(number) {
+                Ok(Found::Sound(commit)) => sound.push(commit),
+                Ok(Found::Damaged(file)) => damaged.push(file),
+                Ok(Found::Copied(..)) | Err(Stop::Gone) => return Ok(None),
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+        damaged.reverse();
+        // After the files: what was taken away meanwhile is in the journal.
+        let journal = self.get(reader)?;
+        let found = match locked(&self.0.places).get_mut(reader.run) {
+            Some(places) if places.complete.as_ref().is_some_and(|(known, _)| *known == ordinal) => {
+                sound.iter().for_each(|commit| places.add(commit));
+                places.found(&numbers.into_iter().collect())
+            }
+            _ => return Ok(None),
+        };
+        reader.arranged(found, &journal, &damaged).map(Some)
+    }
+
+    pub(super) fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
+        locked(&self.0.places).get(run)?.branches.get(branch)?.commits.get(&seq).copied()
+    }
+}
+
+impl Places {
+    fn add(&mut self, commit: &Commit) {
+        for (opened, record) in &commit.records {
+            let header = record.header();
+            if !self.branches.contains_key(&header.branch) {
+                self.branches.insert(header.branch.clone(), Seen::default());
+            }
+            let seen = self.branches.get_mut(&header.branch).expect("it was just put there");
+            seen.opened = *opened;
+            seen.commits.insert(header.seq, commit.number);
+        }
+        if let Some((_, sound)) = &mut self.complete {
+            sound.insert(commit.number);
         }
     }
 
-    fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
-        locked(&self.0.places).get(run)?.get(branch)?.get(&seq).copied()
+    /// Returns the records of these commits, and forgets those of others, which rotation has removed.
+    fn found(&mut self, numbers: &BTreeSet<u64>) -> Unordered {
+        let mut found = Unordered::default();
+        for (branch, seen) in &mut self.branches {
+            seen.commits.retain(|_, number| numbers.contains(number));
+            for (seq, number) in &seen.commits {
+                found.add(branch.clone(), seen.opened, *seq, Slot::There(*number));
+            }
+        }
+        self.branches.retain(|_, seen| !seen.commits.is_empty());
+        if let Some((_, sound)) = &mut self.complete {
+            sound.retain(|number| numbers.contains(number));
+        }
+        found
     }
 }
 
@@ -127,7 +214,7 @@ impl RunReader<'_> {
     }
 
     /// Looks for a record in a commit where it was seen before.
-    fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
+    pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
         let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
         take(commit, branch, seq)
     }
@@ -175,7 +262,7 @@ fn seqs_of(commit: &Commit, branch: &BranchPath) -> impl Iterator<Item = u64> {
     headers.filter(move |header| header.branch == *branch).map(|header| header.seq)
 }
 
-fn take(commit: Commit, branch: &BranchPath, seq: u64) -> Option<Record> {
+pub(super) fn take(commit: Commit, branch: &BranchPath, seq: u64) -> Option<Record> {
     let mut records = commit.records.into_iter().map(|(_, record)| record);
     records.find(|record| record.header().branch == *branch && record.header().seq == seq)
 }

@@ -9,10 +9,10 @@ use std::io;
 use crate::disk::Disk;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Reason, Record};
-use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
+use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
-use super::journal::{self, Line};
+use super::journal::{self, Index, Line};
 use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
 use super::witness::Listed;
@@ -103,6 +103,8 @@ pub(super) enum Slot {
     Record(Box<Record>),
     /// In `checkpoint.json` alone, although its own file should have it.
     Copied(Box<Record>),
+    /// In this commit file, as far as is remembered.
+    There(u64),
     /// In the journal.
     Line(Line),
     /// Not what was written, or not there.
@@ -110,6 +112,20 @@ pub(super) enum Slot {
 }
 
 pub(super) type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
+
+/// Records as they are found, before the branches are put in the order in which they were opened.
+#[derive(Default)]
+pub(super) struct Unordered {
+    order: BTreeMap<BranchPath, u64>,
+    branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>>,
+}
+
+impl Unordered {
+    pub(super) fn add(&mut self, branch: BranchPath, opened: u64, seq: u64, slot: Slot) {
+        self.order.insert(branch.clone(), opened);
+        self.branches.entry(branch).or_default().insert(seq, slot);
+    }
+}
 
 /// Why a read could not be finished.
 #[derive(Debug)]
@@ -136,13 +152,23 @@ impl<'a> RunReader<'a> {
         bodies: Bodies,
         enough: impl Fn(&mut T, &Commit) -> bool,
     ) -> Result<(Walk, T), StoreError> {
+        self.walk_from(u64::MAX, bodies, enough)
+    }
+
+    /// As [`walk`](Self::walk), from commit `first` on.
+    pub(super) fn walk_from<T: Default>(
+        &self,
+        first: u64,
+        bodies: Bodies,
+        enough: impl Fn(&mut T, &Commit) -> bool,
+    ) -> Result<(Walk, T), StoreError> {
         self.again(|| {
             let Listed { numbers, copied, missing } = self.listed()?;
             let damaged = missing.into_iter().rev().map(DamagedFile::missing).collect();
             let copied = copied.map(|number| Copied { number, flaw: Flaw::Missing });
             let mut walk = Walk { numbers, copied, damaged, ..Walk::default() };
             let mut memory = T::default();
-            for number in walk.numbers.clone().into_iter().rev() {
+            for number in walk.numbers.clone().into_iter().rev().skip_while(|number| *number > first) {
                 let mut commit = match self.commit(number)? {
                     // Whether one that is not there is missed, the list says.
                     Found::Sound(commit) | Found::Copied(commit, Flaw::Missing) => commit,
@@ -216,7 +242,7 @@ impl<'a> RunReader<'a> {
         })
     }
 
-    fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
+    pub(super) fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
         let place = format!("{HISTORY}/{}", commit_name(number));
         Damage { run: self.run.clone(), branch, seq, place, flaw }
     }
@@ -300,81 +326,6 @@ impl<'a> RunReader<'a> {
         Ok(Heads { heads, next: None })
     }
 
-    pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
-        let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
-        let after = scan.cursor.as_deref().map(position).transpose()?;
-        if let Some(found) = self.scan_newest(scan, limit, after)? {
-            return Ok(found);
-        }
-        let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
-        let mut last = None;
-        let (all, copied) = self.slots(index)?;
-        for ((opened, branch), slots) in all {
-            let skip = after.is_some_and(|(at, _)| opened < at)
-                || scan.branch.as_ref().is_some_and(|wanted| *wanted != branch);
-            if skip {
-                continue;
-            }
-            let slots: Box<dyn Iterator<Item = (u64, Slot)>> = match scan.order {
-                ScanOrder::OldestFirst => Box::new(slots.into_iter()),
-                ScanOrder::NewestFirst => Box::new(slots.into_iter().rev()),
-            };
-            for (seq, slot) in slots {
-                if after.is_some_and(|(at, after)| opened == at && !comes_after(scan.order, seq, after)) {
-                    continue;
-                }
-                if found.records.len() == limit {
-                    found.next = last.map(|(opened, seq): (u64, u64)| format!("{opened}.{seq}"));
-                    return Ok(found);
-                }
-                last = Some((opened, seq));
-                if let (Slot::Copied(_), Some(Copied { number, flaw }), true) =
-                    (&slot, &copied, scan.spans(seq))
-                {
-                    found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
-                }
-                match self.open_slot(&branch, seq, slot)? {
-                    Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
-                    Ok(_) => {}
-                    Err(damage) if scan.spans(seq) => found.damaged.push(damage),
-                    Err(_) => {}
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// Answers from the newest files alone, if they hold all that was asked for and no damage; so the newest records
-    /// cost the same however long the run is.
-    fn scan_newest(
-        &self,
-        scan: &Scan,
-        limit: usize,
-        after: Option<(u64, u64)>,
-    ) -> Result<Option<Scanned>, StoreError> {
-        let (Some(branch), ScanOrder::NewestFirst) = (&scan.branch, scan.order) else { return Ok(None) };
-        let wanted = |record: &Record| {
-            let header = record.header();
-            header.branch == *branch
-                && after.is_none_or(|(_, after)| header.seq < after)
-                && scan.wants(record)
-        };
-        let enough = |count: &mut usize, commit: &Commit| {
-            *count += commit.records.iter().filter(|(_, record)| wanted(record)).count();
-            *count > limit
-        };
-        let (walk, _) = self.walk(Bodies::Drop, enough)?;
-        if walk.exhausted || !walk.damaged.is_empty() || walk.copied.is_some() || !self.gone()?.is_empty() {
-            return Ok(None);
-        }
-        let newest_first = walk.sound.into_iter().flat_map(|commit| commit.records.into_iter().rev());
-        let found: Vec<(u64, Record)> =
-            newest_first.filter(|(_, record)| wanted(record)).take(limit).collect();
-        let next = found.last().map(|(opened, record)| format!("{opened}.{}", record.header().seq));
-        let records = found.into_iter().map(|(_, record)| record.without_body()).collect();
-        Ok(Some(Scanned { records, damaged: Vec::new(), next }))
-    }
-
     pub(super) fn open_slot(
         &self,
         branch: &BranchPath,
@@ -384,6 +335,10 @@ impl<'a> RunReader<'a> {
         let line = match slot {
             Slot::Record(record) | Slot::Copied(record) => return Ok(Ok(*record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
+            Slot::There(number) => {
+                let damage = || self.damage(branch.clone(), seq, number, Flaw::Missing);
+                return Ok(self.load_from(number, branch, seq).ok_or_else(damage));
+            }
             Slot::Line(line) => line,
         };
         let path = self.paths.journal();
@@ -399,41 +354,50 @@ impl<'a> RunReader<'a> {
     /// Returns all records that are or should be: those of the files, those of the journal, and those that are
     /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
     pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
+        let ordinal = self.ordinal()?;
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
-        let gone = self.gone()?;
         index.remember(self.run, &walk);
-        let mut order: BTreeMap<BranchPath, u64> = BTreeMap::new();
-        let mut branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>> = BTreeMap::new();
+        index.complete(self.run, ordinal, &walk);
+        let mut found = Unordered::default();
         for commit in walk.sound {
             let is_copied = walk.copied.as_ref().is_some_and(|copied| copied.number == commit.number);
             let slot = if is_copied { Slot::Copied } else { Slot::Record };
             for (opened, record) in commit.records {
                 let (branch, seq) = (record.header().branch.clone(), record.header().seq);
-                order.insert(branch.clone(), opened);
-                branches.entry(branch).or_default().insert(seq, slot(Box::new(record)));
+                found.add(branch, opened, seq, slot(Box::new(record)));
             }
         }
+        Ok((self.arranged(found, &journal, &walk.damaged)?, walk.copied))
+    }
+
+    /// Puts what was found in files beside what the journal has, and in order.
+    pub(super) fn arranged(
+        &self,
+        found: Unordered,
+        journal: &Index,
+        damaged: &[DamagedFile],
+    ) -> Result<Slots, StoreError> {
+        let Unordered { order, mut branches } = found;
+        let gone = self.gone()?;
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
             for (seq, line) in lines.iter().filter(|(seq, _)| !gone.contains(&(branch.clone(), **seq))) {
                 slots.entry(*seq).or_insert(Slot::Line(*line));
             }
         }
-        for file in &walk.damaged {
-            for branch in &file.branches {
-                branches.entry(branch.clone()).or_default();
-            }
+        for branch in damaged.iter().flat_map(|file| &file.branches) {
+            branches.entry(branch.clone()).or_default();
         }
         let mut all = Slots::new();
         for (branch, mut slots) in branches {
-            self.add_damage(&branch, &mut slots, &walk.damaged, &gone)?;
+            self.add_damage(&branch, &mut slots, damaged, &gone)?;
             // Where no file tells the order any more, the branch comes last.
             let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
             all.insert((opened, branch), slots);
         }
-        Ok((all, walk.copied))
+        Ok(all)
     }
 
     /// Returns the records that a damaged commit file held, as far as can be told.
@@ -478,7 +442,7 @@ impl<'a> RunReader<'a> {
         for (seq, slot) in &*slots {
             let gap = (expect..*seq).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
             let mut gap = gap.take(MISSING_MAX.saturating_sub(missing.len())).peekable();
-            if gap.peek().is_some() && !self.repairs(slot)? {
+            if gap.peek().is_some() && !self.repairs(branch, *seq, slot)? {
                 missing.extend(gap);
             }
             expect = seq + 1;
@@ -502,21 +466,19 @@ impl<'a> RunReader<'a> {
     }
 
     /// Says whether a record may stand behind a gap.
-    fn repairs(&self, slot: &Slot) -> Result<bool, StoreError> {
-        let record = match slot {
-            Slot::Record(record) | Slot::Copied(record) => (**record).clone(),
-            Slot::Damaged(_) => return Ok(false),
+    fn repairs(&self, branch: &BranchPath, seq: u64, slot: &Slot) -> Result<bool, StoreError> {
+        let reason = match slot {
+            Slot::Record(record) | Slot::Copied(record) => Some(record.header().reason),
+            Slot::Damaged(_) => None,
+            Slot::There(number) => self.load_from(*number, branch, seq).map(|record| record.header().reason),
             Slot::Line(line) => {
                 let path = self.paths.journal();
-                match journal::read(self.disk, &path, self.run, *line)
-                    .map_err(|source| read_error(&path, source))?
-                {
-                    Ok(record) => record,
-                    Err(_) => return Ok(false),
-                }
+                let read = journal::read(self.disk, &path, self.run, *line);
+                let read = read.map_err(|source| read_error(&path, source))?;
+                read.ok().map(|record| record.header().reason)
             }
         };
-        Ok(record.header().reason == Reason::Repair)
+        Ok(reason == Some(Reason::Repair))
     }
 }
 
@@ -534,22 +496,10 @@ impl End {
     }
 }
 
-fn comes_after(order: ScanOrder, seq: u64, after: u64) -> bool {
-    match order {
-        ScanOrder::OldestFirst => seq > after,
-        ScanOrder::NewestFirst => seq < after,
-    }
-}
-
-fn position(cursor: &str) -> Result<(u64, u64), StoreError> {
-    let (opened, seq) = cursor.split_once('.').ok_or_else(|| no_cursor(cursor))?;
-    Ok((number(opened)?, number(seq)?))
-}
-
 pub(super) fn number(cursor: &str) -> Result<u64, StoreError> {
     cursor.parse().map_err(|_| no_cursor(cursor))
 }
 
-fn no_cursor(cursor: &str) -> StoreError {
+pub(super) fn no_cursor(cursor: &str) -> StoreError {
     StoreError::Invalid(format!("`{cursor}` is not a cursor of this store"))
 }

@@ -6,6 +6,7 @@ use std::io;
 use crate::folder::create_temp;
 use crate::id::BranchPath;
 use crate::record::Flaw;
+use crate::store::retention::{self, Mark};
 use crate::store::{Damage, StoreError, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
@@ -16,15 +17,31 @@ use super::read::{Bodies, RunReader, read_error};
 use super::signals;
 use super::write::{Writer, no_links, seal, write_sidecar};
 
-/// Fewest step boundaries that keep their states: one, and one more in case that one is damaged.
-const KEEP_MIN: usize = 2;
 /// How the name in quarantine begins of a commit file that was written again from a copy.
 const REPLACED_PREFIX: &str = "replaced_";
 /// How many names are tried for a file that is moved aside: so often the same one would have been damaged before.
 const ASIDE_NAMES_MAX: u32 = 10_000;
 
-/// Bytes of each body of a commit, by branch and seq.
-type BodySizes = BTreeMap<u64, Vec<(BranchPath, u64, u64)>>;
+/// What a walk notes of bodies.
+#[derive(Default)]
+struct Noted {
+    /// Bytes of each body of a commit, by branch and seq.
+    sizes: BTreeMap<u64, Vec<(BranchPath, u64, u64)>>,
+    /// What retention looks at, newest first.
+    marks: BTreeMap<BranchPath, Vec<Mark>>,
+}
+
+impl Noted {
+    fn note(&mut self, commit: &Commit) {
+        let sizes = self.sizes.entry(commit.number).or_default();
+        for (_, record) in commit.records.iter().rev() {
+            let (header, Some(body)) = (record.header(), record.body_bytes()) else { continue };
+            sizes.push((header.branch.clone(), header.seq, body.len() as u64));
+            let marks = self.marks.entry(header.branch.clone()).or_default();
+            marks.push(if marks.is_empty() { Mark::of_newest(record) } else { Mark::of(header) });
+        }
+    }
+}
 
 /// What is more than is to be kept.
 #[derive(Debug)]
@@ -34,13 +51,16 @@ pub(super) struct Surplus {
     removed: Vec<Commit>,
     /// Numbers of those that lose some bodies, oldest first.
     rewritten: Vec<u64>,
-    /// Of each branch that has a body, the seq of the oldest that stays.
-    oldest_kept: BTreeMap<BranchPath, u64>,
+    /// The bodies that stay, by branch and seq.
+    kept: Kept,
 }
 
-/// Says whether a body is older than all of its branch that are kept.
-fn is_older(oldest_kept: &BTreeMap<BranchPath, u64>, branch: &BranchPath, seq: u64) -> bool {
-    oldest_kept.get(branch).is_some_and(|kept| seq < *kept)
+/// Seqs by branch.
+type Kept = BTreeMap<BranchPath, BTreeSet<u64>>;
+
+/// Says whether a body goes. One that is not listed came later, or is damaged.
+fn goes(kept: &Kept, branch: &BranchPath, seq: u64) -> bool {
+    kept.get(branch).is_some_and(|kept| !kept.contains(&seq))
 }
 
 impl Writer {
@@ -51,15 +71,15 @@ impl Writer {
         rotated
     }
 
-    /// Drops the bodies of all but the newest `keep` sound records of each branch that have one. A commit file of
+    /// Drops the bodies of all sound records but those that [`retention::kept`] names. A commit file of
     /// which no body is left goes, once its headers are durable in the journal; the newest sound one of each branch
     /// always stays, since it tells where the branch goes on, and so do damaged ones.
     pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
-        let Surplus { trimmed, removed, rewritten, oldest_kept } = self.reader().surplus(keep)?;
+        let Surplus { trimmed, removed, rewritten, kept } = self.reader().surplus(keep)?;
         self.remove(&removed)?;
-        self.rewrite(&rewritten, &|branch, seq| is_older(&oldest_kept, branch, seq))?;
+        self.rewrite(&rewritten, &|branch, seq| goes(&kept, branch, seq))?;
         Ok(trimmed)
     }
 
@@ -261,32 +281,29 @@ impl Writer {
 impl RunReader<'_> {
     /// Finds out what a trim would drop.
     pub(super) fn surplus(&self, keep: u32) -> Result<Surplus, StoreError> {
-        let sizes = |sizes: &mut BodySizes, commit: &Commit| {
-            let bodies = commit.records.iter().filter_map(|(_, record)| {
-                let header = record.header();
-                record.body_bytes().map(|body| (header.branch.clone(), header.seq, body.len() as u64))
-            });
-            sizes.insert(commit.number, bodies.collect());
+        let note = |noted: &mut Noted, commit: &Commit| {
+            noted.note(commit);
             false
         };
-        let (walk, sizes) = self.walk(Bodies::Drop, sizes)?;
-        let oldest_kept = oldest_kept(&sizes, (keep as usize).max(KEEP_MIN));
+        let (walk, Noted { sizes, marks }) = self.walk(Bodies::Drop, note)?;
+        let stays = |(branch, marks): (BranchPath, Vec<Mark>)| (branch, retention::kept(&marks, keep));
+        let kept: Kept = marks.into_iter().map(stays).collect();
         let mut trimmed = Trimmed::default();
         let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
         let ends = ends_of_branches(&walk.sound);
         for commit in walk.sound.into_iter().skip(1).rev() {
             let bodies = &sizes[&commit.number];
-            let (gone, kept): (Vec<_>, Vec<_>) =
-                bodies.iter().partition(|(branch, seq, _)| is_older(&oldest_kept, branch, *seq));
+            let (gone, stay): (Vec<_>, Vec<_>) =
+                bodies.iter().partition(|(branch, seq, _)| goes(&kept, branch, *seq));
             trimmed.checkpoints += gone.len() as u64;
             trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
-            if kept.is_empty() && !ends.contains(&commit.number) {
+            if stay.is_empty() && !ends.contains(&commit.number) {
                 removed.push(commit);
             } else if !gone.is_empty() {
                 rewritten.push(commit.number);
             }
         }
-        Ok(Surplus { trimmed, removed, rewritten, oldest_kept })
+        Ok(Surplus { trimmed, removed, rewritten, kept })
     }
 }
 
@@ -304,18 +321,4 @@ fn ends_of_branches(commits: &[Commit]) -> BTreeSet<u64> {
         new > 0
     };
     commits.iter().filter(is_end).map(|commit| commit.number).collect()
-}
-
-/// Returns the seq of the oldest body of each branch that is kept.
-fn oldest_kept(sizes: &BodySizes, keep: usize) -> BTreeMap<BranchPath, u64> {
-    let mut by_branch: BTreeMap<&BranchPath, Vec<u64>> = BTreeMap::new();
-    for (branch, seq, _) in sizes.values().flatten() {
-        by_branch.entry(branch).or_default().push(*seq);
-    }
-    let oldest = by_branch.into_iter().map(|(branch, mut seqs)| {
-        seqs.sort_unstable_by(|a, b| b.cmp(a));
-        let oldest = seqs.iter().take(keep).next_back().copied().expect("a branch here has a body");
-        (branch.clone(), oldest)
-    });
-    oldest.collect()
 }

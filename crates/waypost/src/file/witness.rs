@@ -110,6 +110,11 @@ impl RunReader<'_> {
         begin.ok().and_then(|begin| number_at_begin(self.run, &begin)).unwrap_or(0)
     }
 
+    /// Returns which run of the store it is, counted from 1; 0 if that cannot be told.
+    pub(super) fn ordinal(&self) -> Result<u64, StoreError> {
+        Ok(read_run(self.disk, self.run, &self.paths)?.map_or(0, |(ordinal, _)| ordinal))
+    }
+
     /// Says whether a power cut may take commits of this run that were acknowledged.
     fn may_lose(&self) -> Result<bool, StoreError> {
         let run = read_run(self.disk, self.run, &self.paths)?;

@@ -15,14 +15,18 @@ use super::error::StepError;
 use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, Told};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::path::FieldPath;
-use crate::record::{Flaw, Note, Usage, WaitKind, encode};
+use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, WaitKind, encode};
 
 /// Sleeps up to this long are slept in memory; longer ones give the lease back, and the run is due again at their end.
 pub const SLEEP_IN_MEMORY_MAX: Duration = Duration::from_secs(30);
 
-/// Most bytes of events and report text that a step may say for one checkpoint: they stand in its header, beside what the
-/// engine writes there.
-pub const SAID_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of events and report text that a step may say for one checkpoint, as they are written: they stand in its
+/// header, beside a result that is kept, or a chain of errors, and what the engine writes there.
+pub const SAID_BYTES_MAX: usize = 512 << 10;
+
+/// What is left in a header for all else: a pack of evidence, keys, labels, names.
+const HEADER_REST_BYTES: usize = 512 << 10;
+const _: () = assert!(SAID_BYTES_MAX + MEMO_BYTES_MAX + HEADER_REST_BYTES <= HEADER_BYTES_MAX);
 
 /// A step's view of its run: who it is, what it kept, and what it has to say. Clones are one.
 ///
@@ -230,14 +234,14 @@ impl Context {
     /// A `Value` has no NaN: a float that is none is `null` before it gets here. `json!` and `Value::from` do that.
     pub fn emit(&self, name: &str, data: impl Into<Value>) {
         let data = data.into();
-        let bytes = match keepable(name, &data) {
-            Ok(_) => name.len() + data.to_string().len(),
-            Err(error) => return self.refuse(format!("an event cannot be written: {error}")),
-        };
-        self.say(bytes, Note::Event { name: name.to_owned(), data });
+        if let Err(error) = keepable(name, &data) {
+            return self.refuse(format!("an event cannot be written: {error}"));
+        }
+        self.say(Note::Event { name: name.to_owned(), data });
     }
 
-    fn say(&self, bytes: usize, note: Note) {
+    fn say(&self, note: Note) {
+        let bytes = written_bytes(&note);
         let said = self.inner.said_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if said > SAID_BYTES_MAX {
             return self.refuse(format!(
@@ -271,8 +275,7 @@ impl Context {
 
     /// Adds Markdown to the section of this step in the report, which is written when the step ends.
     pub fn report(&self, markdown: &str) {
-        let as_json = serde_json::to_string(markdown).map_or(usize::MAX, |text| text.len());
-        self.say(as_json, Note::Report(markdown.to_owned()));
+        self.say(Note::Report(markdown.to_owned()));
     }
 
     /// Makes durable now what was said so far: usage and events. Report text is written when the step ends.
@@ -309,8 +312,7 @@ impl Context {
         let notes = std::mem::take(&mut told.notes);
         let (report, now): (Vec<_>, Vec<_>) =
             notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
-        let bytes = |note: &Note| if let Note::Report(text) = note { text.len() } else { 0 };
-        self.inner.said_bytes.store(report.iter().map(bytes).sum(), Ordering::Relaxed);
+        self.inner.said_bytes.store(report.iter().map(written_bytes).sum(), Ordering::Relaxed);
         told.notes = report;
         Told { notes: now, usage: told.usage.take(), evidence: None }
     }
@@ -367,4 +369,9 @@ fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepEr
 fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {
     serde_json::from_value(value)
         .map_err(|error| StepError::fatal(format!("what was kept as `{key}` is of another kind: {error}")))
+}
+
+/// Returns how many bytes a note takes in a header, with the comma behind it: many small ones are more than their texts.
+fn written_bytes(note: &Note) -> usize {
+    serde_json::to_vec(note).map_or(usize::MAX, |text| text.len() + 1)
 }

@@ -75,9 +75,9 @@ impl Recorder {
     /// Finds the newest checkpoint, of one label or of all, whose own evidence holds now.
     ///
     /// Every candidate is checked by its own claims, as they must hold to go back there: nothing is remembered, and
-    /// nothing is written. What a rollback undid is no candidate, nor is what retention has dropped the state of: a file
-    /// store keeps five unless told otherwise, and a step that failed has one of them. At most [`SEARCH_TRIES_MAX`] are checked, in about
-    /// [`SEARCH_TIME_MAX`].
+    /// nothing is written. What a rollback undid is no candidate, nor is what retention has dropped the state of; that of
+    /// the newest whose evidence held when it was last looked at is always kept. At most [`SEARCH_TRIES_MAX`] are checked,
+    /// in about [`SEARCH_TIME_MAX`].
     ///
     /// # Errors
     /// [`Error::Store`]: reading failed. A damaged checkpoint is passed by.

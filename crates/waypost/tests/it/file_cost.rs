@@ -1,10 +1,11 @@
 //! What the file store reads of a run that somebody goes through record by record.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use waypost::BranchPath;
 use waypost::file::FileStore;
-use waypost::store::{Lease, Scan, Store};
+use waypost::store::{Lease, Scan, ScanOrder, Scanned, Store, TrimMode};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
 
@@ -98,4 +99,119 @@ async fn a_record_costs_the_same_however_many_branches_its_run_has() {
     }
 
     assert!(costs[1] <= costs[0].max(8), "calls for each record with few and with many branches: {costs:?}");
+}
+
+/// Goes through all records in pages; returns their names in order, and the calls of the disk for each.
+async fn scan_in_pages(store: &FileStore, disk: &SimDisk, scan: Scan) -> (Vec<String>, u64) {
+    let mut scan = Scan { limit: 8, ..scan };
+    let mut names = Vec::new();
+    let before = disk.call_count();
+    loop {
+        let found = store.scan(&scan).await.unwrap();
+        assert!(found.damaged.is_empty(), "{:?}", found.damaged);
+        names.extend(found.records.iter().map(|record| record.header().reference().to_string()));
+        match found.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let cost = (disk.call_count() - before).div_ceil(names.len() as u64);
+    (names, cost)
+}
+
+#[tokio::test]
+async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is() {
+    // What happened: going through 4,000 steps of a file store in pages read every file of the run again for each page.
+    // Why: a page was cut out of the whole history, and nothing of that was remembered.
+    // What stops it now: the first page remembers where records stand; the others read what they give.
+    for retention in [None, Some(5)] {
+        for order in [ScanOrder::OldestFirst, ScanOrder::NewestFirst] {
+            for of_one_branch in [true, false] {
+                let mut costs = Vec::new();
+                for steps in [40, 400] {
+                    let disk = SimDisk::with_folder("store");
+                    let mut links = Links::of(&run_id(RUN));
+                    let writer = store(&disk, retention);
+                    let lease = make(&writer, &mut links).await;
+                    let (child, main) = (branch("each:a"), BranchPath::main());
+                    for number in 1..steps {
+                        let path = if number % 4 == 3 { &child } else { &main };
+                        let record = links.record(path);
+                        let batch = links.batch(vec![record]);
+                        writer.append(&lease, batch).await.unwrap();
+                    }
+                    writer.close().await.unwrap();
+                    let scan = Scan {
+                        branch: of_one_branch.then(BranchPath::main),
+                        order,
+                        ..Scan::of(&run_id(RUN))
+                    };
+
+                    let (names, cost) = scan_in_pages(&store(&disk, retention), &disk, scan).await;
+
+                    let mut expect = Vec::new();
+                    for path in [&main, &child].into_iter().take(if of_one_branch { 1 } else { 2 }) {
+                        let seqs = 1..links.next(path);
+                        let name =
+                            |seq| format!("{RUN}{}@{seq}", if path.is_main() { "" } else { "/each:a" });
+                        match order {
+                            ScanOrder::OldestFirst => expect.extend(seqs.map(name)),
+                            ScanOrder::NewestFirst => expect.extend(seqs.rev().map(name)),
+                        }
+                    }
+                    assert_eq!(names, expect);
+                    costs.push(cost);
+                }
+                assert!(
+                    costs[1] <= costs[0].max(8),
+                    "calls for each record of a short and a long run: {costs:?}, {retention:?} {order:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_changes_between_two_pages_is_seen_by_the_second() {
+    // What is remembered says only where to look: damage, rotation, new records and another run of the same name count.
+    let disk = SimDisk::with_folder("store");
+    let mut links = Links::of(&run_id(RUN));
+    let writer = store(&disk, None);
+    let lease = make(&writer, &mut links).await;
+    for _ in 1..30 {
+        writer.append(&lease, links.step()).await.unwrap();
+    }
+    let reader = store(&disk, None);
+    let first = Scan { limit: 8, ..Scan::of(&run_id(RUN)) };
+    let cursor = reader.scan(&first).await.unwrap().next;
+    let second = Scan { limit: 100, cursor, ..first.clone() };
+    let seqs = |found: &Scanned| found.records.iter().map(|r| r.header().seq).collect::<Vec<_>>();
+
+    writer.append(&lease, links.step()).await.unwrap();
+    assert_eq!(seqs(&reader.scan(&second).await.unwrap()), (9..=31).collect::<Vec<_>>());
+
+    writer.trim(&lease, 5, TrimMode::Apply).await.unwrap();
+    assert_eq!(seqs(&reader.scan(&second).await.unwrap()), (9..=31).collect::<Vec<_>>());
+
+    writer.close().await.unwrap();
+    let path = Path::new("store/runs/long/history/checkpoint_0000000030.json");
+    disk.settle();
+    disk.spoil(path, |bytes| bytes[300] ^= 1).unwrap();
+    let found = reader.scan(&second).await.unwrap();
+    assert_eq!(seqs(&found), (9..=31).filter(|seq| *seq != 30).collect::<Vec<_>>());
+    assert_eq!(found.damaged.iter().map(|damage| damage.seq).collect::<Vec<_>>(), [30]);
+
+    let other = store(&disk, None);
+    drop(lease);
+    other.delete(&run_id(RUN)).await.unwrap();
+    let mut links = Links::of(&run_id(RUN));
+    let lease = make(&other, &mut links).await;
+    let records = vec![links.record(&BranchPath::main()), links.record(&branch("each:a"))];
+    let batch = links.batch(records);
+    other.append(&lease, batch).await.unwrap();
+    let page = Scan { limit: 1, ..Scan::of(&run_id(RUN)) };
+    let cursor = Some("0.1".to_owned());
+    let found = reader.scan(&Scan { limit: 10, cursor, ..page }).await.unwrap();
+    let names: Vec<_> = found.records.iter().map(|r| r.header().reference().to_string()).collect();
+    assert_eq!(names, ["long@2", "long/each:a@1"]);
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use waypost::engine::Outcome;
+use waypost::engine::{MEMO_BYTES_MAX, Outcome};
 use waypost::graph::{ItemEnds, SAID_BYTES_MAX};
 use waypost::record::{FailureKind, RunStatus, Usage};
 use waypost::{Context, Graph, StepError};
@@ -154,7 +154,7 @@ async fn what_a_step_says_and_cannot_be_written_fails_the_step() {
     type Say = fn(&Context);
     let says: [(Say, &str); 3] = [
         (|context| context.usage(&Usage { cost: f64::NAN, ..Usage::default() }), "a cost of NaN"),
-        (|context| context.emit("large", "x".repeat(SAID_BYTES_MAX)), "large"),
+        (|context| context.emit("large", "x".repeat(MEMO_BYTES_MAX)), "large"),
         (
             |context| (0..3).for_each(|_| context.report(&"x".repeat(SAID_BYTES_MAX / 2))),
             "since its last checkpoint",
@@ -175,12 +175,55 @@ async fn what_a_step_says_and_cannot_be_written_fails_the_step() {
     }
 }
 
+// What happened: a step kept a result and had said something, each within its limit, and the run ended with "the header
+// has 2101000 bytes, 2097152 are allowed"; each resume did the step again and ended so again. Likewise many small events.
+// Why: both limits were half of a header's, which left nothing for the rest, and of an event only its own text was counted.
+// What stops it now: what is said is counted as it is written, and both limits and a rest fit into a header.
+#[tokio::test]
+async fn what_a_step_may_say_and_keep_fits_into_one_checkpoint() {
+    // Each takes `{"event":{"name":"n","data":...}},` in the header, a quote in the data one more.
+    let of_one = |data: usize| r#"{"event":{"name":"n","data":""}},"#.len() + data;
+    let one_large = |beyond: usize| vec![SAID_BYTES_MAX - of_one(0) + beyond];
+    let many_small = |beyond: usize| {
+        let count = SAID_BYTES_MAX / of_one(0) - 1;
+        let rest = SAID_BYTES_MAX - count * of_one(0) - of_one(0);
+        let mut events = vec![0; count];
+        events.push(rest + beyond);
+        events
+    };
+    for (events, fits) in
+        [(one_large(0), true), (many_small(0), true), (one_large(1), false), (many_small(1), false)]
+    {
+        let graph = only(move |state: Notes, context: Context| {
+            let events = events.clone();
+            async move {
+                events.iter().for_each(|bytes| context.emit("n", "x".repeat(*bytes)));
+                // With its quotes it is as large as may be.
+                let result = "y".repeat(MEMO_BYTES_MAX - 2);
+                context.once("result", async { Ok::<_, StepError>(result) }).await?;
+                context.emit("n", "x".repeat(SAID_BYTES_MAX - of_one(0)));
+                Ok(state)
+            }
+        });
+        let world = World::memory();
+
+        let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+
+        if fits {
+            assert_eq!(outcome.status, RunStatus::Completed);
+        } else {
+            let told = fatal(outcome);
+            assert!(told.contains("since its last checkpoint"), "{told}");
+        }
+    }
+}
+
 // What is written meanwhile does not count: only a single checkpoint is limited.
 #[tokio::test]
 async fn a_step_may_say_as_much_as_it_likes_in_several_checkpoints() {
     let graph = only(|state: Notes, context: Context| async move {
         for _ in 0..3 {
-            context.emit("half", "x".repeat(SAID_BYTES_MAX / 2));
+            context.emit("most", "x".repeat(SAID_BYTES_MAX * 2 / 3));
             context.checkpoint().await?;
         }
         Ok(state)

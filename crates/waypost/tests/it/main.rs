@@ -42,6 +42,7 @@ mod portable;
 mod random_graphs;
 mod recorder;
 mod report;
+mod retention;
 mod retries;
 mod run_events;
 mod schema;

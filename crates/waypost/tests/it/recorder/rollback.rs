@@ -93,6 +93,7 @@ async fn a_state_that_retention_dropped_is_not_gone_back_to() {
     let recorder = rig.create().await;
     let a = step(&rig, &recorder, "a", 1).await;
     step(&rig, &recorder, "b", 2).await;
+    step(&rig, &recorder, "c", 3).await;
     recorder.close().await.unwrap();
     let holder = waypost_testing::records::holder("trimmer");
     let lease = rig.store.acquire(&run(), &BranchPath::main(), &holder).await.unwrap();
@@ -106,6 +107,7 @@ async fn a_state_that_retention_dropped_is_not_gone_back_to() {
     assert!(matches!(error, Error::NoState(_)), "{error}");
     assert_eq!(rig.count().await, before);
     rig.remove("b.txt");
+    rig.remove("c.txt");
     let search = recorder.last_verified_checkpoint(None).await.unwrap();
     assert_eq!(search.checkpoint, None, "what has no state is no place to go back to");
 }
