@@ -67,7 +67,8 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
-    /// Newer checkpoints that are damaged or missing and were passed over, newest first, where there are any.
+    /// Checkpoints that are damaged or missing, where there are any, newest first: newer ones, which were passed over, and
+    /// those of the history, which is told without them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<String>,
 }
@@ -127,6 +128,17 @@ pub(crate) struct StepView {
     /// The command as it was run, where it is not the text of the workflow; for screens.
     #[serde(skip)]
     pub(crate) command: Option<String>,
+}
+
+impl StepView {
+    /// Says whether the run goes on behind it.
+    pub(crate) fn is_finished(&self) -> bool {
+        match self.status {
+            StepStatus::Completed | StepStatus::Skipped => true,
+            StepStatus::Failed => !self.holds_up,
+            _ => false,
+        }
+    }
 }
 
 /// Why a step failed.

@@ -6,6 +6,7 @@ mod bad_input;
 mod displaced;
 mod examples;
 mod help;
+mod history;
 mod invariants;
 mod killed;
 mod looking;

@@ -49,3 +49,4 @@ mod traps_5;
 mod travel;
 mod unwritten;
 mod waits;
+mod walks;
