@@ -11,6 +11,7 @@ mod invariants;
 mod killed;
 mod looking;
 mod lost;
+mod newer;
 mod pruning;
 mod reading;
 mod resuming;
