@@ -18,17 +18,17 @@ use crate::{place, reference};
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Says why a run cannot be gone on with by anything that is in the store: a newer version wrote it, or its records are
-/// damaged beyond what a resume goes on from. None where it can be read.
+/// Reads a run that a store names without a summary: a newer version wrote it, or something of it is damaged.
 ///
 /// # Errors
-/// Those of the store's medium.
-pub(crate) async fn unreadable(store: &dyn Store, run: &RunId) -> Result<Option<Error>, Error> {
+/// Why it cannot be gone on with.
+pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus, Error> {
     match Snapshot::read(store, run).await {
-        Ok(_) => Ok(None),
-        // A store names a run that it does not know if that has left its log; or somebody has deleted it.
-        Err(StoreError::NotFound { .. }) => Ok(reference::lost(store, run.as_str()).await),
-        Err(error) if is_of_one_run(&error) => Ok(Some(error.into())),
+        Ok(snapshot) => Ok(snapshot.status()),
+        // A store also names runs that it does not know and that have left their logs.
+        Err(error @ StoreError::NotFound { .. }) => {
+            Err(reference::lost(store, run.as_str()).await.unwrap_or(error.into()))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -174,8 +174,14 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
         }
     }
     let mut unreadable = Vec::new();
-    for run in &damaged {
-        unreadable.extend(standing::unreadable(store, run).await?);
+    for run in damaged {
+        match standing::unlisted(store, &run).await {
+            Ok(RunStatus::Interrupted | RunStatus::Queued) => runs.push(run),
+            Ok(_) => {}
+            // Deleted meanwhile.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) => unreadable.push(error),
+        }
     }
     Ok(Due { runs, unreadable })
 }

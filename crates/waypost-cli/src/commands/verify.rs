@@ -58,9 +58,8 @@ async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error>
         let page = store.runs(&query).await?;
         let said = |error: &String, run: &RunId| error.starts_with(&format!("run {run} "));
         for found in page.damaged {
-            if let Some(Error::Store(error @ StoreError::Version { .. })) =
-                standing::unreadable(store, &found.run).await?
-            {
+            let read = standing::unlisted(store, &found.run).await;
+            if let Err(Error::Store(error @ StoreError::Version { .. })) = read {
                 newer.push(unverified(context, &found.run, &error)?);
             } else if !errors.iter().any(|error| said(error, &found.run)) {
                 errors.push(format!("run {} cannot be listed: {}", found.run, found.why));
