@@ -145,6 +145,11 @@ fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(None),
         Err(_) => Ok((access != Access::Create).then_some(false)),
         Ok(0) => Ok(Some(true)),
+        // Its tables are in its log, or were.
+        Ok(_) if begins_sqlite(&header) && header[APPLICATION_ID] == [0; 4] => {
+            let opened = SqliteStore::open_read_only(database, SqliteOptions::default());
+            Ok(matches!(opened, Err(StoreError::NotFound { .. })).then_some(true))
+        }
         // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
         Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => Ok(None),
         Ok(_) => Err(Error::NoSqlite(database.to_owned())),
@@ -170,6 +175,9 @@ fn begins_sqlite(header: &[u8]) -> bool {
         page_bytes == 1 || (page_bytes >= 512 && page_bytes.is_power_of_two())
     }
 }
+
+/// Where the header of a database says which program it belongs to; nothing until that was copied out of its log.
+const APPLICATION_ID: std::ops::Range<usize> = 68..72;
 
 fn beside(database: &Path, suffix: &str) -> PathBuf {
     let mut path = database.as_os_str().to_owned();

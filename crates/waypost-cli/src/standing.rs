@@ -133,20 +133,33 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
 /// Returns the checkpoint that the log of a run tells of last, if the store has lost it.
 ///
 /// A line of `events.jsonl` is written after its record is acknowledged, so the log is never ahead of its store, unless
-/// somebody put an older store in its place or took files of it away. Only a run whose acknowledged checkpoints a power
-/// cut may take (durability `async`) is not asked. What is damaged or in quarantine is not lost.
-pub(crate) fn told_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
-    let record = snapshot.entry.record.record();
-    if record.durability == Durability::Async || snapshot.entry.summary.holder.is_some() {
+/// somebody put an older store in its place or took files of it away. What was read of the store before the log may
+/// well be behind it, as another goes on with the run meanwhile: only what is missed when the store is read once more is
+/// lost. Only a run whose acknowledged checkpoints a power cut may take (durability `async`) is not asked. What is
+/// damaged or in quarantine is not lost.
+pub(crate) async fn told_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
+    if !may_be_asked(snapshot) {
         return None;
     }
-    let Cursor { branch, seq, .. } = last_event(&store.folder(&record.run)?)?;
-    if !branch.is_main() {
+    let run = snapshot.entry.record.record().run.clone();
+    let Cursor { branch, seq, .. } = last_event(&store.folder(&run)?)?;
+    if !branch.is_main() || seq <= newest(snapshot) {
         return None;
     }
+    let again = Snapshot::read(store, &run).await.ok()?;
+    (may_be_asked(&again) && seq > newest(&again)).then_some(CheckpointRef { run, branch, seq })
+}
+
+/// Says whether the log of a run must not be ahead of what was read of its store.
+fn may_be_asked(snapshot: &Snapshot) -> bool {
+    let is_async = snapshot.entry.record.record().durability == Durability::Async;
+    !is_async && snapshot.entry.summary.holder.is_none()
+}
+
+/// Returns the last seq that the main branch had, as was read of its store.
+fn newest(snapshot: &Snapshot) -> u64 {
     let open = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
-    let newest = open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1);
-    (seq > newest).then(|| CheckpointRef { run: record.run.clone(), branch, seq })
+    open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1)
 }
 
 /// Reads which event the last whole line of a run's log is.
@@ -163,4 +176,60 @@ fn last_event(folder: &Path) -> Option<Cursor> {
     let end = tail.iter().rposition(|byte| *byte == b'\n')?;
     let begin = tail[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |before| before + 1);
     serde_json::from_slice::<Line>(&tail[begin..end]).ok().map(|line| line.cursor)
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::record::RunRecord;
+    use waypost_testing::contract::block_on;
+    use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
+
+    use super::*;
+
+    /// A store in a folder, with a run of one checkpoint that nobody holds, and what its records continue.
+    async fn kept(folder: &Path) -> (waypost::FileStore, Links) {
+        let store = waypost::FileStore::open(folder).unwrap();
+        let run = run_id("r-1");
+        let mut links = Links::of(&run);
+        let record = RunRecord { created_at: time(0), ..run_record(&run) };
+        let lease = store.create(&sealed(record), links.step(), &holder("first")).await.unwrap();
+        store.release(lease, None).await.unwrap();
+        (store, links)
+    }
+
+    // What happened: of several resumes of one run at once, some ended with "checkpoints are lost" (7), now and then,
+    // instead of "held" (6). Why: the log was read after the store, and another resume had appended in between. What
+    // stops it now: what the log tells beyond what was read is looked for in the store once more.
+    #[test]
+    fn what_another_added_meanwhile_is_not_lost() {
+        block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (store, mut links) = kept(folder.path()).await;
+            let run = run_id("r-1");
+            let before = Snapshot::read(&store, &run).await.unwrap();
+
+            let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("second")).await.unwrap();
+            links.under(&lease);
+            store.append(&lease, links.step()).await.unwrap();
+            store.release(lease, None).await.unwrap();
+
+            assert_eq!(told_and_lost(&store, &before).await, None);
+        });
+    }
+
+    #[test]
+    fn what_only_the_log_tells_of_is_lost() {
+        block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (store, _) = kept(folder.path()).await;
+            let snapshot = Snapshot::read(&store, &run_id("r-1")).await.unwrap();
+            let log = store.folder(&run_id("r-1")).unwrap().join("events.jsonl");
+            let lines = std::fs::read_to_string(&log).unwrap();
+            std::fs::write(&log, lines.replace("main@1.", "main@7.")).unwrap();
+
+            let lost = told_and_lost(&store, &snapshot).await.expect("a checkpoint is missed");
+
+            assert_eq!(lost.to_string(), "r-1@7");
+        });
+    }
 }

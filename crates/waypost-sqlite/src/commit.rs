@@ -79,6 +79,29 @@ impl Drop for Turn {
     }
 }
 
+/// The connection that writes, lent for reading.
+pub(crate) struct Borrowed<'a> {
+    writer: &'a Arc<Writer>,
+    guard: Option<MutexGuard<'a, Option<Link>>>,
+}
+
+impl Borrowed<'_> {
+    pub(crate) fn connection(&self) -> &Connection {
+        let link = self.guard.as_ref().and_then(|guard| guard.as_ref());
+        &link.expect("it is there until it is given back").connection
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.guard = None;
+        // Whoever came meanwhile has queued and left the rest to whoever had the connection.
+        if !lock(&self.writer.queue).is_empty() {
+            self.writer.lead();
+        }
+    }
+}
+
 /// How a transaction ended that was not committed.
 enum Undone {
     /// One piece of work failed after it had changed something.
@@ -157,6 +180,16 @@ impl Writer {
         answer.await.unwrap_or_else(|lost| {
             Err(StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })
         })
+    }
+
+    /// Lends the connection for reading, if nobody has it; what is queued meanwhile is committed when it comes back.
+    pub(crate) fn borrow(self: &Arc<Self>) -> Option<Borrowed<'_>> {
+        let guard = match self.link.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        guard.is_some().then_some(Borrowed { writer: self, guard: Some(guard) })
     }
 
     /// Commits what waits until nothing waits, unless somebody else is at it.

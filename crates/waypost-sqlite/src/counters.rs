@@ -6,6 +6,7 @@
 //! somebody asks for that ([`findings`]), and mended when the run is taken up ([`mend`]).
 
 use rusqlite::{Connection, OptionalExtension};
+use waypost::id::BranchPath;
 
 use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
@@ -154,6 +155,7 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
     if opened != found {
         connection.prepare_cached("UPDATE runs SET branches = ?2 WHERE id = ?1")?.execute((id, found))?;
     }
+    mend_main(connection, id)?;
     let kept = kept(connection, id)?;
     if !(0..=RECOUNT_ALWAYS_MAX).contains(&kept.0) {
         let most = most(connection, id)?;
@@ -175,6 +177,32 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
             .prepare_cached("UPDATE runs SET checkpoints = ?2, bytes = ?3 WHERE id = ?1")?
             .execute((id, counted.0, counted.1))?;
     }
+    Ok(())
+}
+
+/// Makes what the row of a run says of its main branch what the branch and its records say.
+fn mend_main(connection: &Connection, id: i64) -> Result<(), Failure> {
+    let Some((kept, main)) = main_ids(connection, id)? else { return Ok(()) };
+    if kept != main {
+        connection.prepare_cached("UPDATE runs SET main = ?2 WHERE id = ?1")?.execute((id, main))?;
+    }
+    let Some(branch) = Branch::find(connection, id, &BranchPath::main())? else { return Ok(()) };
+    let settled = branch.clone().settled(connection, id)?;
+    if settled.newest != branch.newest {
+        connection
+            .prepare_cached("UPDATE runs SET main_newest = ?2 WHERE id = ?1")?
+            .execute((id, int(settled.newest)))?;
+    }
+    Ok(())
+}
+
+/// Makes the count of a run's bytes what its records say, if they are few enough to be counted.
+pub(crate) fn mend_bytes(connection: &Connection, id: i64) -> Result<(), Failure> {
+    if most(connection, id)? > RECOUNT_MAX {
+        return Ok(());
+    }
+    let (_, bytes) = counted(connection, id)?;
+    connection.prepare_cached("UPDATE runs SET bytes = ?2 WHERE id = ?1")?.execute((id, bytes))?;
     Ok(())
 }
 

@@ -151,6 +151,11 @@ impl Fault {
         matches!(self.primary(), ffi::SQLITE_CANTOPEN | ffi::SQLITE_READONLY)
     }
 
+    /// Says whether there is no room for what connections share in memory, which is a file beside the database.
+    pub(crate) fn has_no_room_to_share(&self) -> bool {
+        matches!(self.code, ffi::SQLITE_IOERR_SHMSIZE | ffi::SQLITE_IOERR_SHMOPEN | ffi::SQLITE_IOERR_SHMMAP)
+    }
+
     /// Says whether a sync failed: what the disk holds is not known from here on.
     pub(crate) fn is_failed_sync(&self) -> bool {
         matches!(self.code, ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC)
@@ -165,6 +170,9 @@ impl Fault {
         let io = |action, kind| StoreError::Io { action, place: file(), source: source(kind) };
         match self.primary() {
             ffi::SQLITE_FULL => {
+                StoreError::Full { place: file(), source: source(io::ErrorKind::StorageFull) }
+            }
+            ffi::SQLITE_IOERR if self.code == ffi::SQLITE_IOERR_SHMSIZE && self.errno.is_none() => {
                 StoreError::Full { place: file(), source: source(io::ErrorKind::StorageFull) }
             }
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),

@@ -162,10 +162,15 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
     }
     common(&connection).map_err(failed)?;
     // An empty database gets its log before its tables, so that these come with one commit of the log.
-    if schema::begin(&connection, place)? {
+    let is_new = schema::begin(&connection, place)?;
+    if is_new {
         settle(&connection, place, options)?;
     }
     schema::ensure(&mut connection, place, options)?;
+    if is_new {
+        // A log that is damaged later does not take the tables with it. Where others are in the way, it waits.
+        let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    }
     settle(&connection, place, options)?;
     schema::make_shrinkable(&connection);
     schema::set_durability(&connection, waypost::record::Durability::Sync)
@@ -180,6 +185,9 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
 /// A database whose folder cannot be written, and that has no log, is opened as immutable: SQLite then makes no shared
 /// memory. With a log that is not possible, since what it holds would be missed; nor with a rollback journal, whose
 /// owner was killed while it wrote the database itself.
+///
+/// Where the disk is full, so that there is no room for shared memory, a log is read by a connection that has the database
+/// to itself, and needs none.
 pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let prepare = |connection: Connection| -> rusqlite::Result<Connection> {
@@ -195,14 +203,29 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
         Err(error) => {
             let fault = Fault::from(error);
             let is_behind = |suffix| fs::metadata(place.beside(suffix)).is_ok_and(|beside| beside.len() > 0);
-            if !fault.is_unwritable() || is_behind("-wal") || is_behind("-journal") {
+            let is_crowded = fault.has_no_room_to_share();
+            if !(fault.is_unwritable() || is_crowded) || is_behind("-journal") {
                 return Err(explain(fault, place));
+            }
+            if is_behind("-wal") {
+                let alone = if is_crowded { alone(place).and_then(prepare).ok() } else { None };
+                return alone.ok_or_else(|| explain(fault, place));
             }
             Connection::open_with_flags(immutable_url(&place.file), flags | OpenFlags::SQLITE_OPEN_URI)
                 .and_then(prepare)
                 .map_err(|error| explain(Fault::from(error), place))
         }
     }
+}
+
+/// Opens a connection that keeps the database to itself, shares no memory, and leaves the log as it is.
+fn alone(place: &Place) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(&place.file, flags)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.pragma_update(None, "query_only", true)?;
+    connection.query_row("PRAGMA locking_mode = EXCLUSIVE", [], |_| Ok(()))?;
+    Ok(connection)
 }
 
 /// Says that a database is one of ours, or going to be, and has no tables.

@@ -95,12 +95,14 @@ impl View<'_> {
         }
     }
 
-    /// Says whether a branch that is kept as ended has a sound newest record: then it need not be read as a whole.
+    /// Says whether a branch that is kept as ended has a sound newest record: then it is not a head. What the main branch
+    /// ended with is the result of the run, so that its body must be sound, too; those of others, who joins them reads.
     fn has_ended(&self, run: &RunId, branch: &Branch) -> Result<bool, Failure> {
         if branch.open {
             return Ok(false);
         }
-        let newest = self.fetch(run, branch, branch.newest, Want::Header)?;
+        let want = if branch.path.is_main() { Want::Whole } else { Want::Header };
+        let newest = self.fetch(run, branch, branch.newest, want)?;
         Ok(matches!(newest, Found::Sound(record) if record.header().end.is_some()))
     }
 

@@ -2,23 +2,36 @@
 
 use std::collections::HashSet;
 
+use jiff::Timestamp;
 use rusqlite::{Row, ToSql};
 use waypost::disk::RealDisk;
 use waypost::folder::has_told;
-use waypost::id::RunId;
-use waypost::record::{RunRecord, RunStatus};
+use waypost::id::{BranchPath, RunId};
+use waypost::record::{Header, Phase, RunRecord, RunStatus};
 use waypost::store::{Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
+use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::inspect;
 use crate::lease;
 use crate::read::{View, unknown_cursor};
-use crate::rows::{RunRow, count, time_of, time_text};
+use crate::rows::{Found, RunRow, Want, count, fetch, int, time_of, time_text};
 use crate::witness::folder_of;
 
 const SUMMARY: &str =
     "SELECT id, name, workflow, path, labels, created_at, updated_at, status, doubtful, step, done,
     total, wake_at, lost, checkpoints, bytes, leased FROM runs";
+
+/// Most records that are read to count the steps of a run whose summary is lost.
+const STEPS_COUNTED_MAX: u64 = 10_000;
+
+/// How a run has ended, by its records.
+struct Ended {
+    status: RunStatus,
+    /// Steps that came to something.
+    done: u64,
+    at: Timestamp,
+}
 
 /// A summary as kept, before its truth is found out.
 struct Kept {
@@ -54,8 +67,8 @@ impl View<'_> {
         }
     }
 
-    /// Writes the summary of a run anew from its frozen record, if it cannot be read. What else it said, the next append
-    /// says.
+    /// Writes the summary of a run anew, if it cannot be read: from its frozen record, and from the records of its main
+    /// branch if these have ended it. What else it said, the next append says.
     pub(crate) fn mend_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
         if self.summary_finding(id)?.is_none() {
             return Ok(());
@@ -63,9 +76,12 @@ impl View<'_> {
         let record = self.frozen(id, run)?;
         let record = record.record();
         let created_at = time_text(record.created_at);
+        let end = self.end_of(id, run)?;
+        let (status, done) = end.as_ref().map_or((RunStatus::Interrupted, 0), |end| (end.status, end.done));
+        let updated_at = end.map_or_else(|| created_at.clone(), |end| time_text(end.at));
         self.connection.execute(
-            "UPDATE runs SET workflow = ?2, path = ?3, labels = ?4, created_at = ?5, updated_at = ?5,
-                 status = ?6, doubtful = 0, step = NULL, done = 0, total = 0, wake_at = NULL, lost = 0,
+            "UPDATE runs SET workflow = ?2, path = ?3, labels = ?4, created_at = ?5, updated_at = ?6,
+                 status = ?7, doubtful = 0, step = NULL, done = ?8, total = ?8, wake_at = NULL, lost = 0,
                  checkpoints = max(checkpoints, 0), bytes = max(bytes, 0)
              WHERE id = ?1",
             (
@@ -74,10 +90,36 @@ impl View<'_> {
                 &record.path,
                 labels_text(record),
                 created_at,
-                RunStatus::Interrupted.name(),
+                updated_at,
+                status.name(),
+                int(done),
             ),
         )?;
         Ok(())
+    }
+
+    /// Returns how a run has ended by the newest record of its main branch, if that is sound and says so.
+    fn end_of(&self, id: i64, run: &RunId) -> Result<Option<Ended>, Failure> {
+        let Some(main) = Branch::find(self.connection, id, &BranchPath::main())? else { return Ok(None) };
+        let main = main.settled(self.connection, id)?;
+        let header = |seq| match fetch(self.connection, self.place, run, &main, seq, Want::Header)? {
+            Found::Sound(record) => Ok(Some(record)),
+            Found::Damaged(_) | Found::Absent => Ok::<_, Failure>(None),
+        };
+        let Some(newest) = header(main.newest)? else { return Ok(None) };
+        let Some(status) = newest.header().status.filter(|_| newest.header().end.is_some()) else {
+            return Ok(None);
+        };
+        let mut done = HashSet::new();
+        for seq in main.newest.saturating_sub(STEPS_COUNTED_MAX).max(1)..=main.newest {
+            if let Some(record) = header(seq)?
+                && let Header { step: Some(step), phase: Phase::Completed(_) | Phase::Skipped(_), .. } =
+                    record.header()
+            {
+                done.insert(step.clone());
+            }
+        }
+        Ok(Some(Ended { status, done: done.len() as u64, at: newest.header().created_at }))
     }
 
     /// Returns a page of summaries, newest first, and how many runs the database knows.

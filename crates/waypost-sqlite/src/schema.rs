@@ -203,6 +203,9 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
         Durability::Async => 1,
     };
     connection.pragma_update(None, "synchronous", level)?;
+    if durability == Durability::Async {
+        return Ok(());
+    }
     let found: i64 = connection.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
     if found == level {
         return Ok(());

@@ -30,6 +30,8 @@ use crate::teller::{SharedFolder, Teller};
 use crate::witness::{self, Lost};
 use crate::{append, inspect, lease, pack, schema, tidy, trim};
 
+/// Transactions of this store after which reading gets a connection of its own: one takes the lease of a run.
+const COMMITS_BEFORE_READER: u64 = 1;
 /// How often a trim is planned anew since something came in between.
 const TRIM_TRIES_MAX: u32 = 3;
 
@@ -54,6 +56,7 @@ pub struct SqliteStore {
     /// Bodies were dropped, and pages may be left that nothing is on.
     trimmed: AtomicBool,
     teller: Teller,
+    /// The connection that only reads, opened when it is first needed beside the one that writes.
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
     writer: Option<Arc<Writer>>,
@@ -101,8 +104,8 @@ impl SqliteStore {
         writer: Option<Arc<Writer>>,
         options: SqliteOptions,
     ) -> Result<Self, StoreError> {
-        let reader = open::reader(&place, &options)?;
-        schema::check(&reader, &place)?;
+        // What writes has seen to the schema, and what it is not busy with it can read.
+        let reader = if writer.is_none() { Some(open_reader(&place, &options)?) } else { None };
         Ok(Self {
             options,
             place,
@@ -111,7 +114,7 @@ impl SqliteStore {
             closed: AtomicBool::new(false),
             trimmed: AtomicBool::new(false),
             teller: Teller::default(),
-            reader: Mutex::new(Some(reader)),
+            reader: Mutex::new(reader),
             writer,
         })
     }
@@ -155,9 +158,20 @@ impl SqliteStore {
     }
 
     fn with_reader<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Failure>) -> Result<T, StoreError> {
-        let reader = lock(&self.reader);
-        let reader = reader.as_ref().ok_or_else(|| StoreError::Closed(self.to_string()))?;
-        work(reader).map_err(|failure| failure.ask_system(reader).into_store_error(&self.place))
+        let mut reader = lock(&self.reader);
+        self.check_open()?;
+        let read = |connection: &Connection| {
+            work(connection).map_err(|failure| failure.ask_system(connection).into_store_error(&self.place))
+        };
+        if let Some(reader) = reader.as_ref() {
+            return read(reader);
+        }
+        // A process that takes up a run reads before it writes much: a connection less is a good part of that.
+        let idle = self.writer.as_ref().filter(|writer| writer.commits() <= COMMITS_BEFORE_READER);
+        match idle.and_then(|writer| writer.borrow()) {
+            Some(borrowed) => read(borrowed.connection()),
+            None => read(reader.insert(open_reader(&self.place, &self.options)?)),
+        }
     }
 
     /// Reads everything from one state of the database.
@@ -258,6 +272,12 @@ impl SqliteStore {
     fn take_lock(&self, run: &RunId, holder: &Holder) -> Result<RunLock, StoreError> {
         lease::take_lock(&self.place, run, holder, self.options.allow_network)
     }
+}
+
+fn open_reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
+    let reader = open::reader(place, options)?;
+    schema::check(&reader, place)?;
+    Ok(reader)
 }
 
 impl fmt::Display for SqliteStore {

@@ -5,6 +5,7 @@ use waypost::id::RunId;
 use waypost::store::{Damage, StoreError};
 
 use crate::branch::Branch;
+use crate::counters;
 use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::read::View;
@@ -80,6 +81,8 @@ fn note(
         connection
             .prepare_cached("UPDATE runs SET checkpoints = max(checkpoints - 1, 0) WHERE id = ?1")?
             .execute([run])?;
+        // How many bytes it had, nobody knows any more.
+        return counters::mend_bytes(connection, run);
     }
     Ok(())
 }

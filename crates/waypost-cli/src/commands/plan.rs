@@ -20,7 +20,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
     tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
-    print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot))?;
+    print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot).await)?;
     Ok(Exit::Done)
 }
 
@@ -104,12 +104,12 @@ fn sentence(decision: &Decision) -> String {
 }
 
 /// Says what stops a resume before it does anything: checkpoints that were there and are not any more.
-pub(crate) fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
+pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
         let at = checkpoints::reference_of(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
     });
-    let told = standing::told_and_lost(store, snapshot).map(|told| {
+    let told = standing::told_and_lost(store, snapshot).await.map(|told| {
         format!("the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back")
     });
     missing.chain(told).collect()
@@ -122,7 +122,7 @@ async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> R
         let at = checkpoints::reference_of(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
-    for stop in stops(store, snapshot) {
+    for stop in stops(store, snapshot).await {
         context.output.warn(&stop);
     }
     if let Some(holder) = &snapshot.entry.summary.holder {

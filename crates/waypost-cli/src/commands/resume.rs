@@ -196,7 +196,7 @@ async fn dry_run(
     let chosen = choose(store, &snapshot, &Choice::of(args))?;
     chosen.tell(context);
     let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
-    let stops = if args.restart { Vec::new() } else { super::plan::stops(store, &snapshot) };
+    let stops = if args.restart { Vec::new() } else { super::plan::stops(store, &snapshot).await };
     for stop in &stops {
         context.output.warn(stop);
     }
@@ -239,7 +239,7 @@ impl Prepared {
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
                 if !args.restart {
-                    refuse_behind(store.as_ref(), &snapshot)?;
+                    refuse_behind(store.as_ref(), &snapshot).await?;
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
                 if args.treat_as.is_some() {
@@ -338,8 +338,8 @@ async fn refuse_without_doubt(
 }
 
 /// Refuses to go on from less than the run has told: what was finished since would be done again unasked.
-fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
-    let Some(told) = standing::told_and_lost(store, snapshot) else { return Ok(()) };
+async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
+    let Some(told) = standing::told_and_lost(store, snapshot).await else { return Ok(()) };
     let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
     Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
 }

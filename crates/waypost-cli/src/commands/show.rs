@@ -120,7 +120,7 @@ impl Shown {
             let history = store.effective_history(run, &name, record.header().seq).await?;
             branches.push(Branch { name, record, history });
         }
-        let lost = standing::told_and_lost(store, &snapshot);
+        let lost = standing::told_and_lost(store, &snapshot).await;
         Ok(Self { snapshot, branches, at: asked, lost })
     }
 

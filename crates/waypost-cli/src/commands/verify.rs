@@ -162,7 +162,7 @@ async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, E
     errors.extend(store.inspect(Some(run)).await?);
     // What more is wrong with it, was found above.
     if let Ok(snapshot) = Snapshot::read(store, run).await {
-        if let Some(told) = standing::told_and_lost(store, &snapshot) {
+        if let Some(told) = standing::told_and_lost(store, &snapshot).await {
             errors.push(format!("its log tells of checkpoint {told}, which is not there"));
         }
         if snapshot.is_overstated() && snapshot.damaged().next().is_none() {

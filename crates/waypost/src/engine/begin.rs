@@ -428,7 +428,8 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
     Ok(Outcome {
         run: newest.header().run.clone(),
-        status: snapshot.entry.summary.summary.status,
+        // Its summary may have been damaged, the record is sound.
+        status: newest.header().status.unwrap_or(snapshot.entry.summary.summary.status),
         state: decode_state(program, program.shape().level(), newest)?,
         at: newest.header().seq,
         waiting,

@@ -44,7 +44,7 @@ impl Snapshot {
                 None => break,
             }
         }
-        Self::of_heads(store, entry, super::branches::live(heads)?).await
+        Self::of_heads(store, entry, super::branches::live(heads)?, None).await
     }
 
     /// Reads the main branch only: what it costs does not grow with the other branches.
@@ -54,19 +54,36 @@ impl Snapshot {
     pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
         // The heads of a branch that has ended are not there: looking for one reads the ends of all branches.
-        let heads = match has_ended(store, run).await? {
-            true => Vec::new(),
-            false => store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads,
+        let ended = match has_ended(store, run).await? {
+            true => match store.newest(run, &BranchPath::main()).await {
+                Ok(newest) => Some(newest),
+                // Its header says that it ended the branch; what it ended with is not sound, so that it does not count.
+                Err(StoreError::Damaged { .. }) => None,
+                Err(error) => return Err(error),
+            },
+            false => None,
+        };
+        let heads = match ended {
+            Some(_) => Vec::new(),
+            None => store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads,
         };
         let heads = heads.into_iter().filter(|head| head.record.header().branch.is_main()).collect();
-        Self::of_heads(store, entry, heads).await
+        Self::of_heads(store, entry, heads, ended).await
     }
 
-    async fn of_heads(store: &dyn Store, entry: RunEntry, heads: Vec<Head>) -> Result<Self, StoreError> {
+    async fn of_heads(
+        store: &dyn Store,
+        entry: RunEntry,
+        heads: Vec<Head>,
+        ended: Option<Record>,
+    ) -> Result<Self, StoreError> {
         let run = entry.record.record().run.clone();
         let main = BranchPath::main();
         let open = heads.iter().find(|head| head.record.header().branch == main).map(|head| &head.record);
-        let ended = if open.is_none() { Some(store.newest(&run, &main).await?) } else { None };
+        let ended = match (open, ended) {
+            (None, None) => Some(store.newest(&run, &main).await?),
+            (_, ended) => ended,
+        };
         let newest = open.or(ended.as_ref()).expect("one of the two was just read");
         let definition = Self::definition(store, &entry, newest).await?;
         let mut snapshot = Self { entry, heads, ended, definition };

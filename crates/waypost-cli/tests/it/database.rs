@@ -1,0 +1,176 @@
+//! What the command does where SQLite's files are damaged in ways that SQLite does not notice, or have no room.
+
+use std::fs;
+use std::process::Command;
+
+use crate::rig::{Rig, wait_until};
+
+const STORE: &str = "sqlite:kept/waypost.db";
+const FLOW: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t}\n";
+const ENDLESS: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t; sleep 99}\n";
+
+/// Calls the program, which must end so and say all of this.
+fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
+    let output = rig.call(args);
+    let told = rig.told(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+    for words in said {
+        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
+    }
+}
+
+fn change(rig: &Rig, sql: &str) {
+    let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
+    database.execute_batch(&format!("PRAGMA ignore_check_constraints = 1; {sql}")).unwrap();
+}
+
+/// Makes a folder in which run `r` was killed in its second step.
+fn killed() -> Rig {
+    let rig = Rig::with(ENDLESS).at(STORE);
+    let run = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    wait_until("the second step", || fs::read_to_string(rig.path("t")).is_ok_and(|text| text.contains('b')));
+    run.signal(libc::SIGKILL);
+    run.end();
+    wait_until("the end of its steps", || rig.waypost(&["show", "r"]).contains("r  interrupted"));
+    rig
+}
+
+// What happened: after a kill, one byte changed early in SQLite's log made every reader say that there are no runs yet.
+// Why: the tables themselves were only in the log, which SQLite cuts off where it is damaged. What stops it now: the
+// tables are copied into the database as soon as they are made.
+#[test]
+fn a_log_that_is_damaged_early_hides_no_run() {
+    let rig = killed();
+    let log = rig.path("kept/waypost.db-wal");
+    let mut bytes = fs::read(&log).unwrap();
+    bytes[5_000] ^= 0xff;
+    fs::write(&log, bytes).unwrap();
+
+    expect(&rig, &["list"], 0, &["run r cannot be listed: it has left its log"]);
+    expect(&rig, &["verify", "--all"], 7, &["run r has left its log"]);
+    for command in ["show", "plan", "verify", "resume"] {
+        expect(&rig, &[command, "r"], 7, &["its records are gone"]);
+    }
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 7, &["its records are gone"]);
+    assert_eq!(rig.read("t"), "a\nb\n", "nothing was done again");
+}
+
+// The same for a database whose tables never came out of its log.
+#[test]
+fn a_database_without_tables_hides_no_run() {
+    let rig = Rig::with(FLOW).at(STORE);
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 0, &[]);
+    let database = rig.path("kept/waypost.db");
+    fs::remove_file(&database).unwrap();
+    let empty = rusqlite::Connection::open(&database).unwrap();
+    empty
+        .execute_batch("PRAGMA page_size = 8192; PRAGMA auto_vacuum = 2; PRAGMA journal_mode = WAL;")
+        .unwrap();
+    drop(empty);
+    assert!(fs::metadata(&database).unwrap().len() > 0);
+
+    for args in [&["list"][..], &["show", "r"], &["verify", "--all"], &["resume", "r"], &["run", "flow.yaml"]]
+    {
+        expect(&rig, args, 7, &["is empty, but run r has left its log"]);
+    }
+}
+
+// What happened: with the body of its last record damaged, a completed run could neither be shown nor resumed, and the
+// hint named the command that had failed. Why: of branches that have ended only headers were looked at. What stops it
+// now: what the main branch ended with must be sound as a whole, or the record before it stands.
+#[test]
+fn a_damaged_result_of_a_completed_run_is_done_again() {
+    for harm in ["body = x'7b7d'", "body = substr(body, 1, 20)", "codec = 1 - codec", "header = x'00'"] {
+        let rig = Rig::with(FLOW).at(STORE);
+        expect(&rig, &["run", "flow.yaml", "--id", "r"], 0, &[]);
+        change(&rig, &format!("UPDATE records SET {harm} WHERE key = (SELECT max(key) FROM records)"));
+
+        expect(&rig, &["list"], 0, &["newer checkpoints of run r are damaged", "interrupted"]);
+        expect(&rig, &["show", "r"], 0, &["r  interrupted", "1 of 2 done", "r@3 is damaged"]);
+        expect(&rig, &["verify", "r"], 7, &["r@3"]);
+        expect(&rig, &["resume", "r"], 0, &["quarantined", "is completed"]);
+        expect(&rig, &["verify", "r"], 0, &["r: sound"]);
+        assert_eq!(rig.read("t"), "a\nb\nb\n", "{harm}");
+    }
+}
+
+// What happened: a completed run whose row could not be read became `interrupted` for good by its resume, which ended as
+// if by Ctrl-C; and a wrong end of its main branch was never mended. Why: the row was written anew as if the run had not
+// ended. What stops it now: its newest record says how it ended.
+#[test]
+fn a_damaged_row_of_a_completed_run_is_mended_by_its_records() {
+    let harms = [
+        "status = 'zzz'",
+        "done = -1",
+        "updated_at = 'now'",
+        "labels = '['",
+        "main = 99",
+        "main_newest = 99",
+    ];
+    let rig = Rig::with(FLOW).at(STORE);
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 0, &[]);
+    for harm in harms {
+        change(&rig, &format!("UPDATE runs SET {harm}"));
+        expect(&rig, &["verify", "r"], 7, &["table `runs`"]);
+
+        expect(&rig, &["resume", "r"], 0, &["Nothing to do for run r, because it is completed."]);
+
+        expect(&rig, &["verify", "r"], 0, &["r: sound"]);
+        expect(&rig, &["list"], 0, &["r    completed  2/2"]);
+    }
+    assert_eq!(rig.read("t"), "a\nb\n");
+}
+
+// What happened: after the resume that got over a row that was taken away, `verify` found the count of bytes wrong. Why:
+// what that row had was still counted. What stops it now: the bytes are counted anew when it is noted that it is gone.
+#[test]
+fn what_a_lost_row_had_is_counted_no_more() {
+    let rig = Rig::with(FLOW).at(STORE);
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 0, &[]);
+    change(&rig, "DELETE FROM records WHERE key = (SELECT max(key) FROM records)");
+
+    expect(&rig, &["resume", "r"], 0, &["is completed"]);
+
+    expect(&rig, &["verify", "r"], 0, &["r: sound"]);
+}
+
+// What happened: on a full disk every command that reads failed with "disk I/O error". Why: SQLite makes 32 KiB of
+// shared memory beside the database before it reads. What stops it now: where there is no room for that, a database
+// without a log is read as one that nobody changes, and one with a log by a connection that has it to itself.
+#[test]
+fn a_full_disk_hides_no_run() {
+    let completed = Rig::with(FLOW).at(STORE);
+    expect(&completed, &["run", "flow.yaml", "--id", "r"], 0, &[]);
+    for rig in [completed, killed()] {
+        let files = |rig: &Rig| {
+            ["waypost.db", "waypost.db-wal"]
+                .map(|name| fs::read(rig.path("kept").join(name)).ok().filter(|bytes| !bytes.is_empty()))
+        };
+        let before = files(&rig);
+        for args in [
+            "list",
+            "show r",
+            "plan r",
+            "verify r",
+            "events r",
+            "logs r",
+            "checkpoints r",
+            "resume r --dry-run",
+        ] {
+            let mut shell = Command::new("sh");
+            // No file may grow: what SQLite is told then, it takes as it takes a full disk.
+            shell.args([
+                "-c",
+                "ulimit -f 0; exec \"$0\" --store \"$@\"",
+                env!("CARGO_BIN_EXE_waypost"),
+                STORE,
+            ]);
+            let output = shell.args(args.split(' ')).current_dir(rig.path("")).output().unwrap();
+
+            let told = rig.told(&output);
+            assert_eq!(output.status.code(), Some(0), "{args}: {told}");
+            assert!(!told.contains("error"), "{args}: {told}");
+            assert!(files(&rig) == before, "{args} changed the store");
+        }
+    }
+}
