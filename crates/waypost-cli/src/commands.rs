@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use waypost::store::Store;
+use waypost::store::{Store, StoreError};
 use waypost::{Clock as _, RunId, SystemClock};
 
 use crate::cli::{Cli, Command};
@@ -102,10 +102,13 @@ impl Context {
         diagnosis.exit
     }
 
-    /// Opens the store for reading and finds a run in it.
+    /// Opens the store for reading and finds a run in it, unless a newer version wrote its record.
     pub(crate) async fn find(&self, run: Option<&str>) -> Result<(Arc<dyn Store>, RunId), Error> {
         let store = self.store(None, Access::Read)?;
         let run = reference::find(store.as_ref(), run, Default::Newest).await?;
+        if let Err(error @ StoreError::Version { .. }) = store.run(&run).await {
+            return Err(error.into());
+        }
         Ok((store, run))
     }
 }

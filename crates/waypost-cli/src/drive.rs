@@ -127,6 +127,9 @@ impl<'a> Session<'a> {
         if output.actions {
             self.tell_job(outcome, told);
         }
+        if let Some(error) = self.progress.unheard() {
+            return Err(error.into());
+        }
         Ok(exit(outcome, told))
     }
 

@@ -90,7 +90,9 @@ impl Exit {
             Self::NotFound => (5, "no such run, step, checkpoint, item"),
             Self::Locked => (6, "locked by a live process"),
             Self::Damaged => (7, "store damaged: `verify` found it, or nothing sound is left"),
-            Self::InDoubt => (8, "in doubt: a non-idempotent step was cut, needs a decision"),
+            Self::InDoubt => {
+                (8, "in doubt: a non-idempotent step was cut, also by a signal; needs a decision")
+            }
             Self::Changed => (9, "the workflow changed, needs a choice"),
             Self::Unreachable => (69, "store not reachable"),
             Self::Internal => (70, "internal error"),

@@ -110,12 +110,15 @@ impl Output {
         self.err(&format!("{} {text}", self.paint_err.yellow("warning:")));
     }
 
-    /// Tells of an error: on stderr, or as the JSON answer.
+    /// Tells of an error: on stderr, or as the JSON answer, if that can be written.
     pub(crate) fn error(&self, diagnosis: &Diagnosis) {
         if self.json {
-            // With nobody to read it, there is nothing left to tell.
-            let _ = self.line(&ErrorDocument::of(diagnosis));
-            return;
+            match self.line(&ErrorDocument::of(diagnosis)) {
+                // Somebody may still read the other stream.
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {}
+                // With nobody to read it, there is nothing left to tell.
+                _ => return,
+            }
         }
         let paint = self.paint_err;
         if let Some(rendered) = &diagnosis.rendered {

@@ -4,26 +4,70 @@ use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use serde::Deserialize;
-use waypost::CheckpointRef;
 use waypost::engine::Snapshot;
 use waypost::events::Cursor;
 use waypost::record::{Durability, RunStatus, Status};
 use waypost::shape::Unfinished;
 use waypost::store::{Page, RunSummary, Store, StoreError};
+use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
 use crate::error::Error;
-use crate::place;
+use crate::{place, reference};
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Makes a summary say how the run stands by its newest sound record, if newer ones are damaged; says whether so.
+/// Reads a run that a store names without a summary: a newer version wrote it, or something of it is damaged.
+///
+/// # Errors
+/// Why it cannot be gone on with.
+pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus, Error> {
+    match Snapshot::read(store, run).await {
+        Ok(snapshot) => Ok(snapshot.status()),
+        // A store also names runs that it does not know and that have left their logs.
+        Err(error @ StoreError::NotFound { .. }) => {
+            Err(reference::lost(store, run.as_str()).await.unwrap_or(error.into()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Says whether an error is about one run, so that the others are none the worse for it.
+fn is_of_one_run(error: &StoreError) -> bool {
+    match error {
+        StoreError::Version { .. } | StoreError::Damaged { .. } => true,
+        StoreError::Io { source, .. } => matches!(
+            source.kind(),
+            ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::InvalidInput
+        ),
+        _ => false,
+    }
+}
+
+/// What came of correcting a summary.
+#[derive(Debug)]
+pub(crate) enum Corrected {
+    /// It was right.
+    Right,
+    /// It says now what the newest sound record does.
+    Fallen,
+    /// Nothing vouches for it: the record of the run is damaged, or a newer version wrote something of the run.
+    Unreadable(StoreError),
+}
+
+/// Makes a summary say how the run stands by its newest sound record, if newer ones are damaged.
 ///
 /// A run that is under way is left as it is: its holder knows better.
-pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<bool, Error> {
+pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
     if summary.holder.is_some() || summary.status == RunStatus::Running {
-        return Ok(false);
+        return Ok(Corrected::Right);
+    }
+    // What a store keeps to list runs by may be as it was where the record itself is not.
+    if let Err(error @ (StoreError::Damaged { .. } | StoreError::Version { .. })) =
+        store.run(&summary.run).await
+    {
+        return Ok(Corrected::Unreadable(error));
     }
     let found = match store.heads(&summary.run, &Page { limit: 1, ..Page::default() }).await {
         Ok(found) => found,
@@ -31,25 +75,18 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
             summary.status = RunStatus::Interrupted;
             summary.summary.progress.done = 0;
             summary.summary.step = None;
-            return Ok(true);
+            return Ok(Corrected::Fallen);
         }
-        // Something else stands in the place of its files: the others are none the worse for it.
-        Err(StoreError::Io { source, .. })
-            if matches!(
-                source.kind(),
-                ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::InvalidInput
-            ) =>
-        {
-            return Ok(true);
-        }
-        // Deleted meanwhile, or of a newer version: there is nothing to correct it by.
-        Err(StoreError::NotFound { .. } | StoreError::Version { .. }) => return Ok(false),
+        // Deleted meanwhile: there is nothing to correct it by.
+        Err(StoreError::NotFound { .. }) => return Ok(Corrected::Right),
+        Err(error @ StoreError::Version { .. }) => return Ok(Corrected::Unreadable(error)),
+        Err(error) if is_of_one_run(&error) => return Ok(Corrected::Fallen),
         Err(error) => return Err(error.into()),
     };
     let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
     let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
     if found.heads.iter().all(|head| head.damaged.is_empty()) && !(is_done && is_open) {
-        return Ok(false);
+        return Ok(Corrected::Right);
     }
     match Snapshot::read(store, &summary.run).await {
         Ok(mut snapshot) => {
@@ -59,7 +96,7 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
         Err(StoreError::Damaged { .. }) => summary.status = RunStatus::Interrupted,
         Err(error) => return Err(error.into()),
     }
-    Ok(true)
+    Ok(Corrected::Fallen)
 }
 
 /// Does the same to what was read of a run.

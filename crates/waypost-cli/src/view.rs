@@ -19,15 +19,15 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) struct ListView {
     pub(crate) v: u32,
     pub(crate) runs: Vec<RunView>,
-    /// Runs of which nothing can be listed.
+    /// Runs of which nothing can be listed: damaged, or written by a newer version.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) damaged: Vec<DamagedRunView>,
+    pub(crate) damaged: Vec<UnreadableRunView>,
     pub(crate) next: Option<String>,
 }
 
-/// A run that is damaged so that it cannot be listed.
+/// A run of which only its name can be told.
 #[derive(Debug, Serialize)]
-pub(crate) struct DamagedRunView {
+pub(crate) struct UnreadableRunView {
     pub(crate) run: String,
     pub(crate) error: String,
 }
@@ -67,7 +67,8 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
-    /// Newer checkpoints that are damaged or missing and were passed over, newest first, where there are any.
+    /// Checkpoints that are damaged or missing, where there are any, newest first: newer ones, which were passed over, and
+    /// those of the history, which is told without them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<String>,
 }
@@ -127,6 +128,17 @@ pub(crate) struct StepView {
     /// The command as it was run, where it is not the text of the workflow; for screens.
     #[serde(skip)]
     pub(crate) command: Option<String>,
+}
+
+impl StepView {
+    /// Says whether the run goes on behind it.
+    pub(crate) fn is_finished(&self) -> bool {
+        match self.status {
+            StepStatus::Completed | StepStatus::Skipped => true,
+            StepStatus::Failed => !self.holds_up,
+            _ => false,
+        }
+    }
 }
 
 /// Why a step failed.
@@ -231,6 +243,9 @@ pub(crate) struct VerifyAllView {
     /// What is wrong with the store as a whole.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) errors: Vec<String>,
+    /// Runs that cannot be verified since a newer version wrote something of them; then not all is known to be sound.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) newer: Vec<UnreadableRunView>,
     pub(crate) runs: Vec<VerifiedRunView>,
 }
 

@@ -24,8 +24,8 @@ pub mod retention;
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
 pub use error::{Damage, StoreError};
 pub use query::{
-    Head, Heads, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan, ScanOrder,
-    Scanned, Trimmed, UnreadableRun,
+    Head, Heads, History, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan,
+    ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
 
 /// Keeps runs and their records.
@@ -187,6 +187,7 @@ pub trait Store: Debug + Display + Send + Sync {
     /// # Errors
     /// - [`StoreError::Held`]: it is running. Nothing changed.
     /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::Version`]: a newer version wrote its record, which tells what belongs to it. Nothing changed.
     async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
 
     /// Looks over what is kept beside records, such as indexes and counts, and says what is wrong, a sentence each: of one
@@ -375,14 +376,29 @@ pub trait StoreExt: Store {
         self.load(run, branch, record.header().seq).await
     }
 
-    /// Returns the effective history of a branch from `seq` back: the walk of `basis`, newest first, without bodies.
+    /// Returns the sound records of the [`effective_history`](Self::effective_history) of a branch from `seq` back.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn history(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Vec<Record>, StoreError> {
+        Ok(self.effective_history(run, branch, seq).await?.records)
+    }
+
+    /// Returns the effective history of a branch from `seq` back: the walk of `basis`, and the damage on it.
     ///
     /// What a rollback undid is not on it. Reads the branch's headers once, a page at a time.
     ///
     /// # Errors
     /// As [`Store::scan`].
-    async fn history(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Vec<Record>, StoreError> {
-        let mut walk = Vec::new();
+    async fn effective_history(
+        &self,
+        run: &RunId,
+        branch: &BranchPath,
+        seq: u64,
+    ) -> Result<History, StoreError> {
+        let mut history = History { records: Vec::new(), damaged: Vec::new() };
+        // What should be there and is not: from behind the first seq to the second.
+        let mut gaps = Vec::new();
         let mut next = Some(seq);
         let mut scan = Scan {
             branch: Some(branch.clone()),
@@ -392,21 +408,25 @@ pub trait StoreExt: Store {
         };
         loop {
             let page = self.scan(&scan).await?;
+            history.damaged.extend(page.damaged);
             for record in page.records {
-                if next == Some(record.header().seq) {
-                    next = record.header().basis();
-                    walk.push(record);
-                } else if next.is_some_and(|seq| seq > record.header().seq) {
-                    // The record meant is damaged or in quarantine: go on with the next sound one below.
-                    next = record.header().basis();
-                    walk.push(record);
-                }
+                let found = record.header().seq;
+                let Some(wanted) = next.filter(|wanted| *wanted >= found) else { continue };
+                // Where the record meant is damaged or in quarantine, the next sound one below is gone on with.
+                gaps.extend((wanted > found).then_some((found, wanted)));
+                next = record.header().basis();
+                history.records.push(record);
             }
             match page.next {
                 Some(cursor) if next.is_some() => scan.cursor = Some(cursor),
-                _ => return Ok(walk),
+                _ => break,
             }
         }
+        gaps.extend(next.map(|wanted| (0, wanted)));
+        let is_missed = |seq: u64| gaps.iter().any(|(below, wanted)| (below + 1..=*wanted).contains(&seq));
+        history.damaged.retain(|damage| is_missed(damage.seq));
+        history.damaged.sort_by_key(|damage| std::cmp::Reverse(damage.seq));
+        Ok(history)
     }
 
     /// Finds the newest record of the effective history of a branch from `seq` back that is `wanted`.

@@ -1,6 +1,7 @@
 //! `waypost delete`: removes runs with all that belongs to them, after asking.
 
 use waypost::RunId;
+use waypost::engine::Snapshot;
 use waypost::store::{Store, StoreError, StoreExt as _};
 
 use super::Context;
@@ -26,6 +27,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     }
     for run in &runs {
         refuse_live(store.as_ref(), run).await?;
+        refuse_newer(store.as_ref(), run).await?;
     }
     let names = runs.iter().map(ToString::to_string).collect::<Vec<_>>();
     if !args.yes && !agreed(context, &names)? {
@@ -54,11 +56,16 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
             Err(StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into())
         }
         // A damaged run can be deleted too, and one of which only its log is left.
-        Ok(_)
-        | Err(StoreError::Damaged { .. } | StoreError::Version { .. } | StoreError::NotFound { .. }) => {
-            Ok(())
-        }
+        Ok(_) | Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses a run of which a newer version wrote something: what belongs to it, and who works on it, only that knows.
+pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
+    match Snapshot::read(store, run).await {
+        Err(error @ StoreError::Version { .. }) => Err(error),
+        _ => Ok(()),
     }
 }
 

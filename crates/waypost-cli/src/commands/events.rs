@@ -1,15 +1,16 @@
 //! `waypost events`: what happened, one line each, derived from the records.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use waypost::RunId;
 use waypost::events::{self, Cursor, Event};
-use waypost::record::RunStatus;
-use waypost::store::{Scan, Store, StoreExt as _};
+use waypost::record::{Flaw, RunStatus};
+use waypost::store::{Damage, Scan, Store, StoreExt as _};
+use waypost::{BranchPath, RunId};
 
-use super::Context;
+use super::{Context, checkpoints};
 use crate::cli::EventsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -26,9 +27,9 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
     loop {
         // Asked first: what is written between the two questions belongs to a run that still works.
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
-        let told = reader.read(&context.output).await?;
+        let told = reader.read(context).await?;
         if !args.follow || !working {
-            if !told && !args.follow {
+            if !told && !args.follow && reader.damaged.is_empty() {
                 context.output.note("Nothing to print, because no event comes after that cursor.");
             }
             return Ok(Exit::Done);
@@ -49,17 +50,19 @@ struct Reader<'a> {
     run: &'a RunId,
     /// The last event printed of each branch.
     printed: Vec<Cursor>,
+    /// Checkpoints whose events cannot be told, and that was said.
+    damaged: BTreeSet<(BranchPath, u64)>,
     /// Branches before that of `--after` were printed by whoever gives the cursor.
     begin: Option<Cursor>,
 }
 
 impl<'a> Reader<'a> {
     fn new(store: &'a dyn Store, run: &'a RunId, begin: Option<Cursor>) -> Self {
-        Self { store, run, printed: begin.clone().into_iter().collect(), begin }
+        Self { store, run, printed: begin.clone().into_iter().collect(), damaged: BTreeSet::new(), begin }
     }
 
     /// Prints what is new, and says whether anything was.
-    async fn read(&mut self, output: &Output) -> Result<bool, Error> {
+    async fn read(&mut self, context: &Context) -> Result<bool, Error> {
         let mut told = false;
         let mut reached = self.begin.is_none();
         for branch in self.branches().await? {
@@ -77,10 +80,15 @@ impl<'a> Reader<'a> {
                 let page = self.store.scan(&scan).await?;
                 let all = page.records.iter().flat_map(events::of);
                 for event in all.filter(|event| seen.as_ref().is_none_or(|seen| event.cursor > *seen)) {
-                    print(output, &event)?;
+                    print(&context.output, &event)?;
                     told = true;
                     self.remember(event.cursor);
                 }
+                // One that is damaged in one place and sound in another is told.
+                let is_told =
+                    |damage: &&Damage| page.records.iter().any(|record| record.header().seq == damage.seq);
+                let gaps = page.damaged.iter().filter(|damage| !is_told(damage));
+                gaps.for_each(|damage| self.tell_of_gap(context, damage));
                 match page.next {
                     Some(cursor) => scan.cursor = Some(cursor),
                     None => break,
@@ -88,6 +96,19 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(told)
+    }
+
+    /// Warns, once, of a checkpoint whose events cannot be told.
+    fn tell_of_gap(&mut self, context: &Context, damage: &Damage) {
+        let at = checkpoints::reference_of(self.run, damage);
+        let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
+        let text = format!(
+            "checkpoint {at} is {what}, so its events are not told; `waypost verify {}` says more",
+            self.run
+        );
+        if self.damaged.insert((damage.branch.clone(), damage.seq)) {
+            context.output.warn(&context.with_store(&text));
+        }
     }
 
     fn remember(&mut self, cursor: Cursor) {
@@ -98,7 +119,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the branches in the order in which they were opened.
-    async fn branches(&self) -> Result<Vec<waypost::BranchPath>, Error> {
+    async fn branches(&self) -> Result<Vec<BranchPath>, Error> {
         let mut names = Vec::new();
         let mut scan = Scan { seq_max: Some(1), ..Scan::of(self.run) };
         loop {
@@ -111,7 +132,7 @@ impl<'a> Reader<'a> {
             }
         }
         // A main branch whose first record is damaged or in quarantine is there all the same.
-        let main = waypost::BranchPath::main();
+        let main = BranchPath::main();
         if !names.contains(&main) && self.store.newest(self.run, &main).await.is_ok() {
             names.insert(0, main);
         }

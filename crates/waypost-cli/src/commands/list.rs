@@ -12,9 +12,9 @@ use crate::exit::Exit;
 use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
 use crate::size;
-use crate::standing;
+use crate::standing::{self, Corrected};
 use crate::time;
-use crate::view::{DamagedRunView, ListView, RunView, VERSION};
+use crate::view::{ListView, RunView, UnreadableRunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
     refuse_two_values(&args)?;
@@ -27,18 +27,29 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     };
     let query = query(context, store.as_ref(), &args);
     let mut found = store.runs(&query).await?;
-    for run in &mut found.runs {
-        if standing::correct(store.as_ref(), run).await? {
-            let text =
-                format!("newer checkpoints of run {0} are damaged: `waypost verify {0}` says more", run.run);
-            context.output.warn(&context.with_store(&text));
+    let mut listed = Vec::with_capacity(found.runs.len());
+    for mut run in found.runs {
+        match standing::correct(store.as_ref(), &mut run).await? {
+            Corrected::Right => {}
+            Corrected::Fallen => {
+                let text = format!(
+                    "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
+                    run.run
+                );
+                context.output.warn(&context.with_store(&text));
+            }
+            Corrected::Unreadable(error) => {
+                found.damaged.push(UnreadableRun { run: run.run, why: error.to_string() });
+                continue;
+            }
         }
+        listed.push(run);
     }
     // One that is not as was asked for after all.
-    found.runs.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
+    listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
     let home = store.home();
-    let runs: Vec<RunView> = found.runs.into_iter().map(|run| view(home, run)).collect();
-    let damaged: Vec<DamagedRunView> = found.damaged.into_iter().map(unreadable).collect();
+    let runs: Vec<RunView> = listed.into_iter().map(|run| view(home, run)).collect();
+    let damaged: Vec<UnreadableRunView> = found.damaged.into_iter().map(unreadable).collect();
     // Where others could be listed, those that could not are told beside them.
     let exit = if runs.is_empty() && !damaged.is_empty() { Exit::Damaged } else { Exit::Done };
     for run in &damaged {
@@ -132,8 +143,8 @@ fn view(home: Option<&std::path::Path>, run: RunSummary) -> RunView {
     }
 }
 
-fn unreadable(found: UnreadableRun) -> DamagedRunView {
-    DamagedRunView { run: found.run.to_string(), error: found.why }
+fn unreadable(found: UnreadableRun) -> UnreadableRunView {
+    UnreadableRunView { run: found.run.to_string(), error: found.why }
 }
 
 fn table(context: &Context, runs: &[RunView]) -> String {

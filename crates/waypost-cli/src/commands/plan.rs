@@ -1,11 +1,13 @@
 //! `waypost plan` and `waypost why`: what a resume would do, and from which records that follows.
 
+use std::collections::BTreeSet;
+
 use waypost::engine::Snapshot;
-use waypost::plan::{Action, Decision, Plan, Verdicts};
-use waypost::record::Flaw;
+use waypost::plan::{Action, Cause, Decision, Plan, Verdicts};
+use waypost::record::{Flaw, Record};
 use waypost::store::{Store, StoreExt as _};
 
-use super::{Context, checkpoints};
+use super::{Context, checkpoints, show};
 use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
@@ -17,6 +19,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
+    tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
     print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot).await)?;
     Ok(Exit::Done)
 }
@@ -41,13 +44,14 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
         },
     };
     let newest = snapshot.newest().header();
-    let history = store.history(&run, &decision.branch, newest.seq).await?;
-    let about = |record: &&waypost::record::Record| {
+    let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
+    history.damaged.iter().for_each(|damage| show::tell_of_gap(context, damage));
+    let about = |record: &&Record| {
         let header = record.header();
         header.step.as_ref() == Some(&decision.step)
             || header.started.iter().any(|start| start.step == decision.step)
     };
-    let records: Vec<_> = history.iter().rev().filter(about).map(checkpoints::of_record).collect();
+    let records: Vec<_> = history.records.iter().rev().filter(about).map(checkpoints::of_record).collect();
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,
@@ -65,6 +69,23 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     }
     context.output.answer(&text)?;
     Ok(Exit::Done)
+}
+
+/// Warns of damage where it may be what a finished step has no record for.
+async fn tell_of_unnamed(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    plan: &Plan,
+) -> Result<(), Error> {
+    let unnamed = |decision: &&Decision| matches!(decision.cause, Cause::Finished(None));
+    let branches: BTreeSet<_> = plan.decisions.iter().filter(unnamed).map(|found| &found.branch).collect();
+    let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended).map(Record::header);
+    for head in heads.filter(|head| branches.contains(&head.branch)) {
+        let history = store.effective_history(&head.run, &head.branch, head.seq).await?;
+        history.damaged.iter().for_each(|damage| show::tell_of_gap(context, damage));
+    }
+    Ok(())
 }
 
 fn sentence(decision: &Decision) -> String {

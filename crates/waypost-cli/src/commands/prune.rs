@@ -16,7 +16,7 @@ use waypost::store::{
 use waypost::{BranchPath, RunId};
 
 use super::Context;
-use super::delete::agreed;
+use super::delete::{agreed, refuse_newer};
 use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -107,7 +107,10 @@ async fn delete(
     view: &mut PruneView,
 ) -> Result<(), Error> {
     let bytes = bytes_of(store, &run);
-    let deleted = if dry_run { Ok(()) } else { store.delete(&run.run).await };
+    let deleted = match refuse_newer(store, &run.run).await {
+        Ok(()) if !dry_run => store.delete(&run.run).await,
+        refused => refused,
+    };
     match deleted {
         Ok(()) => {
             let (run, checkpoints) = (run.run.to_string(), run.checkpoints);
@@ -163,10 +166,10 @@ async fn really_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Trimme
     Ok(trimmed)
 }
 
-/// Takes note that a run stays as it is, since somebody works on it; anything else is an error.
+/// Takes note that a run stays as it is, since somebody works on it or a newer version wrote it; anything else is an error.
 fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Error> {
     match error {
-        StoreError::Held { .. } => {
+        StoreError::Held { .. } | StoreError::Version { .. } => {
             view.kept.push(KeptView { run: run.to_string(), why: error.to_string() });
             Ok(())
         }
@@ -230,7 +233,7 @@ fn counted(count: u64, what: &str) -> String {
 
 fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
     if !view.kept.is_empty() {
-        return "somebody is working on every run that could lose something".to_owned();
+        return "every run that could lose something stays as it is".to_owned();
     }
     let mut causes = Vec::new();
     if args.keep_runs.is_some() || args.older_than.is_some() {

@@ -1,5 +1,6 @@
 //! `waypost resume`: goes on with a run where it stood.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,10 +74,10 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
 
 /// Goes on with every run that was interrupted, or whose time has come, oldest first.
 async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
-    let mut runs = due(context, store.as_ref()).await?;
+    let Due { mut runs, unreadable } = due(context, store.as_ref()).await?;
     runs.reverse();
     let doubtful = in_doubt(store.as_ref()).await?;
-    if runs.is_empty() && doubtful.is_empty() {
+    if runs.is_empty() && doubtful.is_empty() && unreadable.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
         if context.output.json && !args.dry_run {
             context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
@@ -91,15 +92,21 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         }
         // Also of what is said of it beside its events.
         context.output.note(&format!("Run {run}:"));
-        if args.dry_run {
-            dry_run(context, store.as_ref(), &run, args).await?;
-            continue;
-        }
-        let ended = match Prepared::of(context, &store, &run, args).await {
-            Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
-            Err(error) => Err(error),
+        let ended = if args.dry_run {
+            dry_run(context, store.as_ref(), &run, args).await
+        } else {
+            match Prepared::of(context, &store, &run, args).await {
+                Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
+                Err(error) => Err(error),
+            }
         };
         let exit = ended.unwrap_or_else(|error| context.tell(&error));
+        if worst == Exit::Done {
+            worst = exit;
+        }
+    }
+    for error in &unreadable {
+        let exit = context.tell(error);
         if worst == Exit::Done {
             worst = exit;
         }
@@ -140,22 +147,43 @@ async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
     Ok(runs)
 }
 
-async fn due(context: &Context, store: &dyn Store) -> Result<Vec<RunId>, Error> {
+/// What there is to go on with.
+struct Due {
+    /// Newest first.
+    runs: Vec<RunId>,
+    /// Why others cannot be gone on with, of which not even that can be told whether they are due.
+    unreadable: Vec<Error>,
+}
+
+async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
     let now = context.now();
     let statuses = [RunStatus::Interrupted, RunStatus::Queued, RunStatus::Waiting].into();
     let mut query = RunQuery { statuses, ..RunQuery::default() };
     let mut runs = Vec::new();
+    let mut damaged = BTreeSet::new();
     loop {
         let page = store.runs(&query).await?;
+        damaged.extend(page.damaged.into_iter().map(|found| found.run));
         let is_due = |run: &waypost::store::RunSummary| {
             run.status != RunStatus::Waiting || run.summary.wake_at.is_some_and(|wake_at| wake_at <= now)
         };
         runs.extend(page.runs.into_iter().filter(is_due).map(|run| run.run));
         match page.next {
             Some(cursor) => query.cursor = Some(cursor),
-            None => return Ok(runs),
+            None => break,
         }
     }
+    let mut unreadable = Vec::new();
+    for run in damaged {
+        match standing::unlisted(store, &run).await {
+            Ok(RunStatus::Interrupted | RunStatus::Queued) => runs.push(run),
+            Ok(_) => {}
+            // Deleted meanwhile.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) => unreadable.push(error),
+        }
+    }
+    Ok(Due { runs, unreadable })
 }
 
 async fn dry_run(

@@ -1,18 +1,14 @@
 //! `waypost show`: how a run stands, or stood at a checkpoint. Read from one position and the effective history.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
-use waypost::record::{
-    Ending, Failure, Flaw, FrontierEntry, Header, Phase, Position, Record, RunStatus, Start, Status, Usage,
-};
+use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Progress, Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, RunId, StepId};
+use waypost::store::{Damage, Progress, Store, StoreExt as _};
+use waypost::{BranchPath, CheckpointRef, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::shape_of;
 
@@ -26,7 +22,11 @@ use crate::reference::{Default, Reference, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
-use crate::view::{ClaimView, FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
+use crate::view::{FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
+
+use steps::Branch;
+
+mod steps;
 
 /// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
 const VALUE_CHARACTERS_MAX: usize = 40;
@@ -61,6 +61,14 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
         let text = format!("checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more");
         context.output.warn(&context.with_store(&text));
     }
+    for damage in shown.damaged_before() {
+        tell_of_gap(context, damage);
+    }
+    if shown.at.is_some() && shown.branches.iter().any(Branch::is_without_state) {
+        context.output.note(
+            "The state of this checkpoint is not kept any more: its steps are shown by what its header tells, and those before it.",
+        );
+    }
     if let Some(told) = &shown.lost {
         let text = format!(
             "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
@@ -68,6 +76,17 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
         context.output.warn(&context.with_store(&text));
     }
     Ok(Exit::Done)
+}
+
+/// Warns of a checkpoint of a history that is told without it.
+pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
+    let at = checkpoints::reference_of(&damage.run, damage);
+    let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
+    let text = format!(
+        "checkpoint {at} is {what}, and what it alone told is not shown; `waypost verify {}` says more",
+        damage.run
+    );
+    context.output.warn(&context.with_store(&text));
 }
 
 /// What is shown: one position, and how it came about.
@@ -78,14 +97,6 @@ struct Shown {
     at: Option<Record>,
     /// The last checkpoint that the log tells of, if the store has lost it.
     lost: Option<CheckpointRef>,
-}
-
-struct Branch {
-    name: BranchPath,
-    /// The record shown, with its body unless retention dropped it.
-    record: Record,
-    /// Newest first, without bodies.
-    history: Vec<Record>,
 }
 
 impl Shown {
@@ -106,11 +117,16 @@ impl Shown {
         let mut branches = Vec::with_capacity(records.len());
         for record in records {
             let name = record.header().branch.clone();
-            let history = store.history(run, &name, record.header().seq).await?;
+            let history = store.effective_history(run, &name, record.header().seq).await?;
             branches.push(Branch { name, record, history });
         }
         let lost = standing::told_and_lost(store, &snapshot).await;
         Ok(Self { snapshot, branches, at: asked, lost })
+    }
+
+    /// Returns what is damaged of the history, but for what is newer than the records shown.
+    fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
+        self.branches.iter().flat_map(|branch| &branch.history.damaged)
     }
 
     /// Says whether a resume would go on with the run.
@@ -134,18 +150,22 @@ impl Shown {
         }
     }
 
-    /// Returns how far the run is, or was at the checkpoint that was asked for.
-    fn progress(&self) -> Progress {
-        let position = self.at.as_ref().filter(|record| record.header().branch.is_main());
-        let position = position.and_then(|record| record.position().ok());
-        match self.shape().zip(position) {
-            Some((shape, position)) => {
-                let open = Unfinished::of(&shape, &position).count() as u64;
-                let total = shape.steps().len() as u64;
-                Progress { done: total - open, total }
+    /// Returns how far the run is, or was at the checkpoint that was asked for; `steps` are shown as they stood there.
+    fn progress(&self, steps: &[StepView]) -> Progress {
+        let at = self.at.as_ref().filter(|record| record.header().branch.is_main());
+        let Some((shape, record)) = self.shape().zip(at) else {
+            return self.snapshot.entry.summary.summary.progress;
+        };
+        let total = shape.steps().len() as u64;
+        let done = match record.position() {
+            Ok(position) => total - Unfinished::of(&shape, &position).count() as u64,
+            // Its state is not kept any more.
+            Err(_) => {
+                steps.iter().filter(|step| shape.step(&step.id).is_some() && step.is_finished()).count()
+                    as u64
             }
-            None => self.snapshot.entry.summary.summary.progress,
-        }
+        };
+        Progress { done, total }
     }
 
     /// Returns the step whose failure keeps the run from going on, of several the one that `list` names. A failure that
@@ -201,146 +221,10 @@ impl Shown {
             damaged: self
                 .snapshot
                 .damaged()
+                .chain(self.damaged_before())
                 .map(|damage| checkpoints::reference_of(&damage.run, damage).to_string())
                 .collect(),
         })
-    }
-}
-
-impl Branch {
-    /// Returns the position of the record shown; none if retention dropped it.
-    fn position(&self) -> Option<Position> {
-        self.record.position().ok()
-    }
-
-    /// Shows the steps of the branch: those of the definition in its order, then any others.
-    fn steps<'a>(
-        &'a self,
-        known: impl Iterator<Item = &'a StepId>,
-        live: bool,
-        shape: Option<&Shape>,
-    ) -> Vec<StepView> {
-        let position = self.position();
-        let shape = shape.filter(|_| self.name.is_main());
-        let unfinished =
-            shape.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
-        let is_open = |step: &str| {
-            let place = shape.and_then(|shape| shape.place(step));
-            unfinished.as_ref().zip(place).is_some_and(|(unfinished, place)| unfinished.has(place))
-        };
-        let is_doubtful =
-            |step: &str| shape.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
-        let frontier = position.iter().flat_map(|position| &position.frontier);
-        let entries: HashMap<&str, &FrontierEntry> =
-            frontier.map(|entry| (entry.step.as_str(), entry)).collect();
-        let mut ends: HashMap<&str, &Header> = HashMap::new();
-        let mut starts: HashMap<&str, (&Start, Timestamp)> = HashMap::new();
-        let mut order: Vec<&StepId> = known.collect();
-        for record in &self.history {
-            let header = record.header();
-            if let Some(step) = header.step.as_ref().filter(|_| !matches!(header.phase, Phase::Started)) {
-                ends.entry(step.as_str()).or_insert(header);
-            }
-            for start in &header.started {
-                starts.entry(start.step.as_str()).or_insert((start, header.created_at));
-            }
-        }
-        for step in self.history.iter().rev().filter_map(|record| record.header().step.as_ref()) {
-            if !order.contains(&step) {
-                order.push(step);
-            }
-        }
-        let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
-        let view = |step: &StepId| {
-            let id = step.as_str();
-            let entry = entries.get(id).copied();
-            // What is to be done again stands as if it had not been done.
-            let counts = |epoch: u32| match entry {
-                Some(entry) => epoch >= entry.at.epoch,
-                None => !is_open(id),
-            };
-            StepFacts {
-                entry,
-                end: ends.get(id).copied().filter(|header| counts(header.at.epoch)),
-                start: starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
-                state: state.as_ref().filter(|_| entry.is_some() || !is_open(id)),
-                live,
-                doubtful: is_doubtful(id),
-            }
-            .view(step, &self.name)
-        };
-        order.into_iter().map(view).collect()
-    }
-}
-
-/// What is known of one step.
-struct StepFacts<'a> {
-    entry: Option<&'a FrontierEntry>,
-    end: Option<&'a Header>,
-    start: Option<(&'a Start, Timestamp)>,
-    state: Option<&'a Value>,
-    live: bool,
-    /// It must not be repeated blindly.
-    doubtful: bool,
-}
-
-impl StepFacts<'_> {
-    fn status(&self) -> StepStatus {
-        let ended = self.end.map(|header| &header.phase);
-        match (self.entry.map(|entry| entry.status), ended) {
-            (Some(Status::Started), _) if self.live => StepStatus::Running,
-            (Some(Status::Started), _) if self.doubtful => StepStatus::InDoubt,
-            (Some(Status::Started), _) => StepStatus::Cut,
-            (Some(Status::Waiting), _) => StepStatus::Waiting,
-            (Some(Status::Failed), _) => StepStatus::Failed,
-            (Some(Status::Ready), _) | (None, None) => StepStatus::Pending,
-            (None, Some(Phase::Completed(_))) => StepStatus::Completed,
-            (None, Some(Phase::Skipped(_))) => StepStatus::Skipped,
-            (None, Some(Phase::Failed(_))) => StepStatus::Failed,
-            (None, Some(_)) => StepStatus::Pending,
-        }
-    }
-
-    fn view(&self, step: &StepId, branch: &BranchPath) -> StepView {
-        let status = self.status();
-        let failure = match self.end.map(|header| &header.phase) {
-            Some(Phase::Failed(failure)) => Some(failure),
-            _ => None,
-        };
-        let ending = match self.end.map(|header| &header.phase) {
-            Some(Phase::Completed(ending)) => Some(ending),
-            _ => failure.map(|failure| &failure.ending),
-        };
-        let finished = matches!(status, StepStatus::Completed | StepStatus::Failed | StepStatus::Skipped);
-        let tried = self.start.map_or(0, |(start, _)| start.at.attempt);
-        let ended = self.end.map_or(0, |header| header.at.attempt);
-        StepView {
-            id: step.to_string(),
-            branch: branch.to_string(),
-            status,
-            attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended),
-            exit_code: ending.and_then(|ending| ending.exit_code),
-            outputs: self.outputs(step, ending),
-            evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
-            usage: self.end.and_then(|header| header.usage.clone()),
-            started_at: self.start.map(|(_, at)| at),
-            ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
-            error: failure.map(FailureView::from),
-            holds_up: self.entry.is_some_and(|entry| entry.status == Status::Failed),
-            log: ending.and_then(|ending| ending.log.clone()),
-            command: ending.and_then(|ending| ending.command.clone()),
-        }
-    }
-
-    /// Returns the outputs: from the header where they are small, else from the state.
-    fn outputs(&self, step: &StepId, ending: Option<&Ending>) -> Map<String, Value> {
-        let Some(ending) = ending else { return Map::new() };
-        if ending.outputs_bytes.is_none() {
-            return ending.outputs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        }
-        let outputs =
-            self.state.and_then(|state| state.get("steps")?.get(step.as_str())?.get("outputs")?.as_object());
-        outputs.cloned().unwrap_or_default()
     }
 }
 
@@ -370,7 +254,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let output = &context.output;
     let entry = &facts.snapshot.entry;
     let frozen = entry.record.record();
-    let progress = facts.progress();
+    let progress = facts.progress(&view.steps);
     let changed = facts.at.as_ref().map_or(entry.summary.updated_at, |record| record.header().created_at);
     let mut text = format!("{}  {}\n", output.paint.bold(&view.run), painted(output, view.status));
     let mut fact = |name: &str, value: &str| {

@@ -17,13 +17,14 @@ use crate::place::Access;
 use crate::reference::{Default, Reference, find};
 use crate::standing;
 use crate::view::{
-    ClaimView, EvidenceSummary, VERSION, VerifiedRunView, VerifiedView, VerifyAllView, VerifyView,
+    ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
+    VerifyView,
 };
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, Access::Read);
     if args.all && matches!(opened, Err(Error::NoRuns { made: true, .. })) {
-        return all_told(context, Vec::new(), Vec::new());
+        return all_told(context, Vec::new(), Vec::new(), Vec::new());
     }
     let store = opened?;
     if args.all {
@@ -50,18 +51,29 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
 
 async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error> {
     let mut runs = Vec::new();
+    let mut newer = Vec::new();
     let mut errors = store.inspect(None).await?;
     let mut query = RunQuery::default();
     loop {
         let page = store.runs(&query).await?;
         let said = |error: &String, run: &RunId| error.starts_with(&format!("run {run} "));
         for found in page.damaged {
-            if !errors.iter().any(|error| said(error, &found.run)) {
+            let read = standing::unlisted(store, &found.run).await;
+            if let Err(Error::Store(error @ StoreError::Version { .. })) = read {
+                newer.push(unverified(context, &found.run, &error)?);
+            } else if !errors.iter().any(|error| said(error, &found.run)) {
                 errors.push(format!("run {} cannot be listed: {}", found.run, found.why));
             }
         }
         for summary in &page.runs {
-            let view = verify_run(store, &summary.run).await?;
+            let view = match verify_run(store, &summary.run).await {
+                // Not damaged: somebody with a newer version can verify it. The others are none the worse for it.
+                Err(Error::Store(error @ StoreError::Version { .. })) => {
+                    newer.push(unverified(context, &summary.run, &error)?);
+                    continue;
+                }
+                view => view?,
+            };
             if !context.output.json {
                 context.output.answer(&told(&context.output, &view))?;
             }
@@ -72,21 +84,39 @@ async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error>
             None => break,
         }
     }
-    all_told(context, runs, errors)
+    all_told(context, runs, newer, errors)
 }
 
-fn all_told(context: &Context, runs: Vec<VerifiedRunView>, errors: Vec<String>) -> Result<Exit, Error> {
-    let sound = errors.is_empty() && runs.iter().all(|run| run.sound);
-    if runs.is_empty() && errors.is_empty() {
+/// Tells of a run that only a newer version can verify.
+fn unverified(context: &Context, run: &RunId, error: &StoreError) -> Result<UnreadableRunView, Error> {
+    if !context.output.json {
+        context.output.answer(&format!("{run}: not verified: {error}"))?;
+    }
+    Ok(UnreadableRunView { run: run.to_string(), error: error.to_string() })
+}
+
+fn all_told(
+    context: &Context,
+    runs: Vec<VerifiedRunView>,
+    newer: Vec<UnreadableRunView>,
+    errors: Vec<String>,
+) -> Result<Exit, Error> {
+    let exit = match errors.is_empty() && runs.iter().all(|run| run.sound) {
+        false => Exit::Damaged,
+        true if !newer.is_empty() => Exit::Newer,
+        true => Exit::Done,
+    };
+    if runs.is_empty() && newer.is_empty() && errors.is_empty() {
         context.output.note("Nothing to verify, because the store has no runs.");
     }
     if context.output.json {
-        context.output.document(&VerifyAllView { v: VERSION, sound, errors, runs })?;
+        let sound = exit == Exit::Done;
+        context.output.document(&VerifyAllView { v: VERSION, sound, errors, newer, runs })?;
     } else if !errors.is_empty() {
         let lines: String = errors.iter().map(|error| format!("\n  {error}")).collect();
         context.output.answer(&format!("the store: {}{lines}", context.output.paint.red("DAMAGED")))?;
     }
-    Ok(if sound { Exit::Done } else { Exit::Damaged })
+    Ok(exit)
 }
 
 /// Keeps one checkpoint of what was verified. What is wrong with the run elsewhere does not count then.

@@ -1,6 +1,7 @@
 //! What is seen of a run while it works: a live region on a terminal, a line an event elsewhere, JSON where asked.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,8 @@ struct Seen {
     checkpoint: Option<(String, Instant)>,
     last_line: Instant,
     stopping: Option<StopLevel>,
-    /// Nobody reads the JSON lines any more.
-    deaf: bool,
+    /// Why the JSON lines are not written any more, where they could not be.
+    unheard: Option<io::Error>,
 }
 
 /// The live region: a line for each step under way, and one for the run.
@@ -99,6 +100,11 @@ impl Progress {
         }
     }
 
+    /// Returns why not all of the answer was written, where it was not, and a reader that has seen enough is not why.
+    pub(crate) fn unheard(&self) -> Option<io::Error> {
+        self.seen().unheard.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+    }
+
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,7 +112,7 @@ impl Progress {
     fn show(&self, seen: &mut Seen, event: &Event, record: &Record) {
         if self.output.json {
             // A run does not end because its reader went away.
-            seen.deaf = seen.deaf || self.output.line(event).is_err();
+            seen.unheard = self.output.line(event).err();
             return;
         }
         let noisy = matches!(event.what, EventKind::CheckpointWritten { .. });
@@ -134,7 +140,7 @@ impl Observer for Progress {
         seen.progress = progress;
         for record in records {
             for event in events::of(record) {
-                if !seen.deaf {
+                if seen.unheard.is_none() {
                     self.show(&mut seen, &event, record);
                 }
                 seen.take(&event);
@@ -170,7 +176,7 @@ impl Seen {
             checkpoint: None,
             last_line: now,
             stopping: None,
-            deaf: false,
+            unheard: None,
         }
     }
 

@@ -362,12 +362,12 @@ fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
 #[test]
 fn a_run_without_its_record_is_listed_and_damaged() {
     // What happened: a run whose `run.json` was gone was not listed, as if it had never been. Why: its folder was taken
-    // for that of another program. What stops it: what has a history is a run.
+    // for that of another program. What stops it: what has a history is a run, and is named as one that cannot be read.
     let rig = failed("file:kept");
     fs::remove_file(rig.path("kept/runs/r-1/run.json")).unwrap();
     fs::remove_file(rig.path("kept/runs/r-1/run.copy.json")).unwrap();
 
-    expect(&rig, &["list"], 0, &["r-1  failed"]);
+    expect(&rig, &["list"], 0, &["run r-1 cannot be listed: the run record of r-1 is damaged"]);
     expect(&rig, &["verify", "--all"], 7, &["the run record is damaged: it is missing"]);
     expect(&rig, &["resume", "r-1"], 7, &["run.json"]);
 }

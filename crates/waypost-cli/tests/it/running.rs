@@ -309,3 +309,34 @@ fn a_job_of_github_has_groups_annotations_and_a_summary() {
     check("actions_file", &call(&["check", "broken.yaml"]));
     check("actions_error", &call(&["show", "nobody"]));
 }
+
+// What happened: `run --json` into a full disk ended with 0, although not one line of its answer had been written. Why: lines
+// that nobody reads end no run, and no difference was made between a reader that left and a disk without room. What stops it
+// now: the run goes on, and then the command says that its answer was not written, as every other does.
+#[test]
+fn an_answer_that_could_not_be_written_is_told() {
+    let rig = Rig::with("steps:\n  - id: a\n    run: \"true\"\n");
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let calls: [&[&str]; 3] = [
+        &["run", "flow.yaml", "--id", "r-1", "--json"],
+        &["run", "flow.yaml", "--id", "r-2", "-q"],
+        &["resume", "r-1", "--json"],
+    ];
+    for args in calls {
+        let output = rig.command(args).stdout(full()).output().unwrap();
+
+        let told = rig.told(&output);
+        assert_eq!(output.status.code(), Some(74), "{args:?}: {told}");
+        assert!(
+            told.contains("cannot write the answer") && told.contains("No space left"),
+            "{args:?}: {told}"
+        );
+    }
+    let listed = rig.json(&["list", "--json", "--status", "completed"]);
+    assert_eq!(listed["runs"].as_array().unwrap().len(), 2, "{listed}");
+    // A reader that has seen enough is no fault.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = rig.command(&["run", "flow.yaml", "--id", "r-3", "--json"]).stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+}

@@ -16,7 +16,7 @@ use crate::store::{Batch, FIRST_TOKEN, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
-use super::frozen::read_run;
+use super::frozen::{self, read_run};
 use super::lease::{locked, sync_new_folder};
 use super::paths::{NEWEST_FILE, RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
@@ -191,6 +191,7 @@ impl FileStore {
             .map_err(|source| read_error(Path::new("the process table"), source))?;
         let lock = self.lock_run(run, &seat, &holder)?;
         self.check_left(run)?;
+        self.refuse_newer(run)?;
         seat.release();
         let (disk, root, runs) = (self.disk.as_ref(), self.run_paths(run).root, self.runs_folder());
         let temp = self.temp_folder(run);
@@ -206,6 +207,19 @@ impl FileStore {
             lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))?;
         }
         Ok(())
+    }
+}
+
+impl FileStore {
+    /// Refuses a run of which a newer program wrote something that decides: its record, or its newest commit.
+    fn refuse_newer(&self, run: &RunId) -> Result<(), StoreError> {
+        let reader = self.reader(run);
+        let frozen = frozen::refuse_newer(self.disk.as_ref(), run, &reader.paths);
+        match frozen.and(reader.newest()) {
+            Err(error @ StoreError::Version { .. }) => Err(error),
+            // However damaged: it goes.
+            _ => Ok(()),
+        }
     }
 }
 

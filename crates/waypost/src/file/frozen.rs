@@ -52,7 +52,6 @@ pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result
     })
 }
 
-/// The name of the file that is not sound, why, and the text of the other.
 /// Refuses a run that a newer program made or has taken up.
 ///
 /// # Errors
@@ -61,6 +60,7 @@ pub(super) fn refuse_newer(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Re
     flawed(disk, run, paths).map(drop)
 }
 
+/// The name of the file that is not sound, why, and the text of the other.
 type Flawed = (&'static str, Flaw, Vec<u8>);
 
 /// Returns the one of the two files that is not sound.

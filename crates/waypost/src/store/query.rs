@@ -136,6 +136,16 @@ pub struct Scanned {
     pub next: Option<String>,
 }
 
+/// The effective history of a branch, newest first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct History {
+    /// What is sound of it, without bodies.
+    pub records: Vec<Record>,
+    /// What of it is damaged or missing, and was passed over. What such a record continues, nobody knows: it is taken to be
+    /// the next sound one below, and all damage between the two counts.
+    pub damaged: Vec<Damage>,
+}
+
 /// How far a run is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {

@@ -54,3 +54,4 @@ mod traps_5;
 mod travel;
 mod unwritten;
 mod waits;
+mod walks;

@@ -44,7 +44,9 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
         let store = store(&disk);
         let read = store.run(&run).await;
         let taken = store.acquire(&run, &BranchPath::main(), &holder("test")).await;
+        let deleted = store.delete(&run).await;
 
+        assert!(matches!(deleted, Err(StoreError::Version { found: 2, .. })), "{name}: {deleted:?}");
         assert!(matches!(taken, Err(StoreError::Version { found: 2, .. })), "{name}: {taken:?}");
         assert!(
             name != "run.json" || matches!(read, Err(StoreError::Version { found: 2, .. })),
@@ -54,5 +56,34 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
             files.into_iter().filter(|(path, _)| path.starts_with("store/runs")).collect()
         };
         assert!(run_files(files) == run_files(disk.files()), "{name}: a file changed");
+    }
+}
+
+// What happened: a run whose newest checkpoint a newer program had written was deleted, with all that this program knows
+// nothing of. Why: whatever is wrong with a run, it can be deleted, and newer counted as wrong. What stops it now: it is
+// asked before, and a damaged one still goes.
+#[tokio::test]
+async fn a_run_with_a_newer_checkpoint_is_not_deleted_and_a_damaged_one_is() {
+    for is_newer in [true, false] {
+        let disk = SimDisk::with_folder("store");
+        let run = run_id("r");
+        let writer = store(&disk);
+        let first = Links::of(&run).step();
+        let lease = writer.create(&sealed(run_record(&run)), first, &holder("test")).await.unwrap();
+        writer.release(lease, None).await.unwrap();
+        writer.close().await.unwrap();
+        disk.settle();
+        let path = PathBuf::from("store/runs/r/history/checkpoint_0000000001.json");
+        disk.spoil(&path, |text| if is_newer { make_newer(text) } else { text[300] ^= 1 }).unwrap();
+
+        let store = store(&disk);
+        let deleted = store.delete(&run).await;
+
+        if is_newer {
+            assert!(matches!(deleted, Err(StoreError::Version { found: 2, .. })), "{deleted:?}");
+            assert!(disk.files().iter().any(|(name, _)| *name == path), "it is as it was");
+        } else {
+            deleted.unwrap();
+        }
     }
 }

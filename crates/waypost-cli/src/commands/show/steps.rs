@@ -1,0 +1,251 @@
+//! How the steps of a branch stand: by the position of the record shown, and by the headers of its effective history.
+//!
+//! Either may lack something. Where retention dropped the state, the headers alone tell what was under way. Where a header
+//! is damaged, the state says of the step that ended there what became of it, with which exit code and outputs.
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+use waypost::record::{Ending, FrontierEntry, Header, Phase, Position, Record, Settled, Start, Status};
+use waypost::shape::{Shape, Unfinished};
+use waypost::store::History;
+use waypost::{BranchPath, StepId};
+
+use crate::view::{ClaimView, FailureView, StepStatus, StepView};
+
+/// A branch that is shown.
+pub(super) struct Branch {
+    pub(super) name: BranchPath,
+    /// The record shown, with its body unless retention dropped it.
+    pub(super) record: Record,
+    pub(super) history: History,
+}
+
+impl Branch {
+    /// Returns the position of the record shown; none if retention dropped it.
+    pub(super) fn position(&self) -> Option<Position> {
+        self.record.position().ok()
+    }
+
+    /// Says whether the record had a state, which is not kept any more.
+    pub(super) fn is_without_state(&self) -> bool {
+        self.record.header().body.is_some() && self.record.body_bytes().is_none()
+    }
+
+    /// Shows the steps of the branch: those of the definition in its order, then any others.
+    pub(super) fn steps<'a>(
+        &'a self,
+        known: impl Iterator<Item = &'a StepId>,
+        live: bool,
+        shape: Option<&Shape>,
+    ) -> Vec<StepView> {
+        let position = self.position();
+        let shape = shape.filter(|_| self.name.is_main());
+        let unfinished =
+            shape.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
+        let is_open = |step: &str| {
+            let place = shape.and_then(|shape| shape.place(step));
+            unfinished.as_ref().zip(place).map(|(unfinished, place)| unfinished.has(place))
+        };
+        let is_doubtful =
+            |step: &str| shape.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
+        let frontier = position.iter().flat_map(|position| &position.frontier);
+        let entries: HashMap<&str, &FrontierEntry> =
+            frontier.map(|entry| (entry.step.as_str(), entry)).collect();
+        let told = Told::by(&self.history.records);
+        let mut order: Vec<&StepId> = known.collect();
+        for step in self.history.records.iter().rev().filter_map(|record| record.header().step.as_ref()) {
+            if !order.contains(&step) {
+                order.push(step);
+            }
+        }
+        let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        let view = |step: &StepId| {
+            let id = step.as_str();
+            let entry = entries.get(id).copied();
+            let is_open = is_open(id);
+            let standing = match position {
+                Some(_) => entry.map(|entry| entry.status),
+                None => told.standing.get(id).copied().flatten(),
+            };
+            // What is to be done again stands as if it had not been done.
+            let counts = |epoch: u32| match entry {
+                Some(entry) => epoch >= entry.at.epoch,
+                None => !is_open.unwrap_or(false),
+            };
+            let state = state.as_ref().filter(|_| entry.is_some() || !is_open.unwrap_or(false));
+            let state = state.and_then(|state| state.get("steps")?.get(id));
+            let settled = position.as_ref().and_then(|position| position.ledger.get(step)).copied();
+            let is_finished = entry.is_none() && is_open.map_or(settled.is_some(), |open| !open);
+            let end = told.ends.get(id).copied().filter(|header| counts(header.at.epoch));
+            let is_its_end = |header: &&Header| {
+                ends(&header.phase) && settled.is_none_or(|settled| settled.seq() <= header.seq)
+            };
+            let facts = StepFacts {
+                entry,
+                standing,
+                end: if is_finished { end.filter(is_its_end) } else { end },
+                kept: is_finished.then(|| Kept::of(settled, state)),
+                start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
+                state,
+                live,
+                doubtful: is_doubtful(id),
+            };
+            facts.view(step, &self.name)
+        };
+        order.into_iter().map(view).collect()
+    }
+}
+
+/// Says whether a step is finished by a record of this phase.
+fn ends(phase: &Phase) -> bool {
+    match phase {
+        Phase::Completed(_) | Phase::Skipped(_) => true,
+        Phase::Failed(failure) => failure.tolerated,
+        _ => false,
+    }
+}
+
+/// What headers tell of each step.
+#[derive(Default)]
+struct Told<'a> {
+    /// What it came to last.
+    ends: HashMap<&'a str, &'a Header>,
+    /// Its last start.
+    starts: HashMap<&'a str, (&'a Start, Timestamp)>,
+    /// How it stood after the last word about it; none where it was finished.
+    standing: HashMap<&'a str, Option<Status>>,
+}
+
+impl<'a> Told<'a> {
+    /// Takes headers, newest first.
+    fn by(history: &'a [Record]) -> Self {
+        let mut told = Self::default();
+        for header in history.iter().map(Record::header) {
+            // What a record starts comes after what ends in it.
+            for start in &header.started {
+                told.starts.entry(start.step.as_str()).or_insert((start, header.created_at));
+                told.standing.entry(start.step.as_str()).or_insert(Some(Status::Started));
+            }
+            let Some(step) = &header.step else { continue };
+            if !matches!(header.phase, Phase::Started) {
+                told.ends.entry(step.as_str()).or_insert(header);
+            }
+            told.standing.entry(step.as_str()).or_insert(match &header.phase {
+                Phase::Started | Phase::Progress { .. } => Some(Status::Started),
+                Phase::Waiting(_) => Some(Status::Waiting),
+                Phase::Failed(failure) if failure.retried => Some(Status::Ready),
+                phase if ends(phase) => None,
+                Phase::Failed(_) => Some(Status::Failed),
+                _ => Some(Status::Ready),
+            });
+        }
+        told
+    }
+}
+
+/// What the position and the state keep of a step that is finished, whatever became of its record.
+struct Kept {
+    status: StepStatus,
+    exit_code: Option<i32>,
+}
+
+impl Kept {
+    fn of(settled: Option<Settled>, state: Option<&Value>) -> Self {
+        let told = |name: &str| state.and_then(|state| state.get(name));
+        let status = match (settled, told("status").and_then(Value::as_str)) {
+            (Some(Settled::Skipped(_)), _) | (None, Some("skipped")) => StepStatus::Skipped,
+            (Some(Settled::Tolerated(_)), _) | (None, Some("failed")) => StepStatus::Failed,
+            _ => StepStatus::Completed,
+        };
+        let code = told("exit_code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok());
+        // What is usual is left out of a state.
+        let usual = (status == StepStatus::Completed && state.is_some()).then_some(0);
+        Self { status, exit_code: code.or(usual) }
+    }
+}
+
+/// What is known of one step.
+struct StepFacts<'a> {
+    entry: Option<&'a FrontierEntry>,
+    /// How far it is, if it is not finished.
+    standing: Option<Status>,
+    end: Option<&'a Header>,
+    /// What is kept of it, if it is finished by the position.
+    kept: Option<Kept>,
+    start: Option<(&'a Start, Timestamp)>,
+    /// What the state has of it.
+    state: Option<&'a Value>,
+    live: bool,
+    /// It must not be repeated blindly.
+    doubtful: bool,
+}
+
+impl StepFacts<'_> {
+    fn status(&self) -> StepStatus {
+        let ended = self.end.map(|header| &header.phase);
+        match (self.standing, ended) {
+            (Some(Status::Started), _) if self.live => StepStatus::Running,
+            (Some(Status::Started), _) if self.doubtful => StepStatus::InDoubt,
+            (Some(Status::Started), _) => StepStatus::Cut,
+            (Some(Status::Waiting), _) => StepStatus::Waiting,
+            (Some(Status::Failed), _) => StepStatus::Failed,
+            (Some(Status::Ready), _) => StepStatus::Pending,
+            (None, Some(Phase::Completed(_))) => StepStatus::Completed,
+            (None, Some(Phase::Skipped(_))) => StepStatus::Skipped,
+            (None, Some(Phase::Failed(_))) => StepStatus::Failed,
+            (None, _) => self.kept.as_ref().map_or(StepStatus::Pending, |kept| kept.status),
+        }
+    }
+
+    fn view(&self, step: &StepId, branch: &BranchPath) -> StepView {
+        let status = self.status();
+        let failure = match self.end.map(|header| &header.phase) {
+            Some(Phase::Failed(failure)) => Some(failure),
+            _ => None,
+        };
+        let ending = match self.end.map(|header| &header.phase) {
+            Some(Phase::Completed(ending)) => Some(ending),
+            _ => failure.map(|failure| &failure.ending),
+        };
+        let kept = self.kept.as_ref().filter(|_| self.end.is_none());
+        let finished = matches!(status, StepStatus::Completed | StepStatus::Failed | StepStatus::Skipped);
+        let tried = self.start.map_or(0, |(start, _)| start.at.attempt);
+        let ended = self.end.map_or(0, |header| header.at.attempt);
+        StepView {
+            id: step.to_string(),
+            branch: branch.to_string(),
+            status,
+            attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended),
+            exit_code: match kept {
+                Some(kept) => kept.exit_code,
+                None => ending.and_then(|ending| ending.exit_code),
+            },
+            outputs: if kept.is_some() { self.outputs_kept() } else { self.outputs(ending) },
+            evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
+            usage: self.end.and_then(|header| header.usage.clone()),
+            started_at: self.start.map(|(_, at)| at),
+            ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
+            error: failure.map(FailureView::from),
+            holds_up: self.standing == Some(Status::Failed),
+            log: ending.and_then(|ending| ending.log.clone()),
+            command: ending.and_then(|ending| ending.command.clone()),
+        }
+    }
+
+    /// Returns the outputs: from the header where they are small, else from the state.
+    fn outputs(&self, ending: Option<&Ending>) -> Map<String, Value> {
+        let Some(ending) = ending else { return Map::new() };
+        if ending.outputs_bytes.is_none() {
+            return ending.outputs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        }
+        self.outputs_kept()
+    }
+
+    /// Returns the outputs that the state has.
+    fn outputs_kept(&self) -> Map<String, Value> {
+        let outputs = self.state.and_then(|state| state.get("outputs")?.as_object());
+        outputs.cloned().unwrap_or_default()
+    }
+}

@@ -1,0 +1,47 @@
+//! The effective history of a branch, and the damage on it.
+
+use serde_json::json;
+use waypost::BranchPath;
+use waypost::memory::{MemoryStore, Part};
+use waypost::store::{Batch, Store as _, StoreExt as _};
+use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
+
+/// Walks back from the ninth record of a branch on which the seventh goes on from the third, with one record damaged;
+/// gives the seqs that are sound, and those that are told as damaged.
+async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    let run = run_id("r");
+    let main = BranchPath::main();
+    let store = MemoryStore::new();
+    let mut links = Links::of(&run);
+    let first = Batch { release: false, ..links.step() };
+    let lease = store.create(&sealed(run_record(&run)), first, &holder("test")).await.unwrap();
+    for seq in 2..=9_u64 {
+        let mut header = links.header(&main);
+        header.basis = (seq == 7).then_some(3);
+        let record = links.seal(header, &json!(seq));
+        let batch = links.batch(vec![record]);
+        store.append(&lease, batch).await.unwrap();
+    }
+    for seq in damaged {
+        store.damage(&run, &main, *seq, Part::Header);
+    }
+
+    let history = store.effective_history(&run, &main, 9).await.unwrap();
+
+    let sound: Vec<u64> = history.records.iter().map(|record| record.header().seq).collect();
+    let walked = store.history(&run, &main, 9).await.unwrap();
+    assert_eq!(walked, history.records);
+    (sound, history.damaged.iter().map(|damage| damage.seq).collect())
+}
+
+// What happened: nobody who told of a run's history said that a part of it was damaged. Why: the walk passed over it without a
+// word. What stops it now: it gives the damage that it came by, and not what a rollback undid.
+#[tokio::test]
+async fn a_history_is_given_with_the_damage_on_it() {
+    assert_eq!(walked(&[]).await, (vec![9, 8, 7, 3, 2, 1], vec![]));
+    assert_eq!(walked(&[2]).await, (vec![9, 8, 7, 3, 1], vec![2]));
+    assert_eq!(walked(&[1, 3]).await, (vec![9, 8, 7, 2], vec![3, 1]));
+    assert_eq!(walked(&[5]).await, (vec![9, 8, 7, 3, 2, 1], vec![]), "it does not count any more");
+    // Where the walk would have gone back, nobody knows: what lies behind counts.
+    assert_eq!(walked(&[5, 7]).await, (vec![9, 8, 6, 4, 3, 2, 1], vec![7, 5]));
+}
