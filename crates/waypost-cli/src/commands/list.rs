@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use waypost::record::RunStatus;
-use waypost::store::{RunQuery, RunSummary, Store, UnreadableRun};
+use waypost::store::{RunQuery, RunSummary, Store, StoreError, UnreadableRun};
 
 use super::Context;
 use crate::cli::{ListArgs, StatusName};
@@ -49,9 +49,12 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
     let home = store.home();
     let runs: Vec<RunView> = listed.into_iter().map(|run| view(home, run)).collect();
-    let damaged: Vec<UnreadableRunView> = found.damaged.into_iter().map(unreadable).collect();
     // Where others could be listed, those that could not are told beside them.
-    let exit = if runs.is_empty() && !damaged.is_empty() { Exit::Damaged } else { Exit::Done };
+    let exit = match (&runs[..], &found.damaged[..]) {
+        ([], [_, ..]) => exit_of(store.as_ref(), &found.damaged).await,
+        _ => Exit::Done,
+    };
+    let damaged: Vec<UnreadableRunView> = found.damaged.into_iter().map(unreadable).collect();
     for run in &damaged {
         context.output.warn(&format!("run {} cannot be listed: {}", run.run, run.error));
     }
@@ -59,7 +62,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
         context.output.document(&ListView { v: VERSION, runs, damaged, next: found.next })?;
         return Ok(exit);
     }
-    if exit == Exit::Damaged {
+    if exit != Exit::Done {
         return Ok(exit);
     }
     if runs.is_empty() {
@@ -74,6 +77,17 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
             .note(&format!("There are older runs; these are the newest {}: see --limit.", runs.len()));
     }
     Ok(Exit::Done)
+}
+
+/// Says what it means that no run can be listed: they are damaged, or all of a newer version.
+async fn exit_of(store: &dyn Store, unreadable: &[UnreadableRun]) -> Exit {
+    for found in unreadable {
+        match standing::unlisted(store, &found.run).await {
+            Err(Error::Store(StoreError::Version { .. })) => {}
+            _ => return Exit::Damaged,
+        }
+    }
+    Exit::Newer
 }
 
 fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {

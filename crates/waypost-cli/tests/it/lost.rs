@@ -367,7 +367,7 @@ fn a_run_without_its_record_is_listed_and_damaged() {
     fs::remove_file(rig.path("kept/runs/r-1/run.json")).unwrap();
     fs::remove_file(rig.path("kept/runs/r-1/run.copy.json")).unwrap();
 
-    expect(&rig, &["list"], 0, &["run r-1 cannot be listed: the run record of r-1 is damaged"]);
+    expect(&rig, &["list"], 7, &["run r-1 cannot be listed: the run record of r-1 is damaged"]);
     expect(&rig, &["verify", "--all"], 7, &["the run record is damaged: it is missing"]);
     expect(&rig, &["resume", "r-1"], 7, &["run.json"]);
 }

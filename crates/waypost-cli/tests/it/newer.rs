@@ -139,7 +139,7 @@ fn newer_is_refused() {
         );
         expect(&rig, &["delete", "r-2", "--yes"], 76, &[NEWER]);
         expect(&rig, &["prune", "--keep-runs", "0", "--yes"], 0, &["Deleted run r-1", "Deleted run r-3"]);
-        expect(&rig, &["list"], 0, &["run r-2 cannot be listed"]);
+        expect(&rig, &["list"], 76, &["run r-2 cannot be listed"]);
     }
 }
 

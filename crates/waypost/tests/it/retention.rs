@@ -156,6 +156,7 @@ impl History {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "a failure is shown with its seed")]
 fn no_history_loses_what_it_goes_on_from() {
     // What happened: with a small retention, a few failed tries in a row took the place of the last state that was good.
     // Why: every checkpoint counted, and what a checkpoint is was not looked at.
