@@ -8,7 +8,7 @@
 //!     |        |        |                 |
 //!     +--------+--------+--> backlog      +--> wakes the thread
 //!                              |                  |
-//!   thread ---- nap 1 ms ----- writes ---- nap --- writes
+//!   thread ---- nap 10 ms ---- writes ---- nap --- writes
 //! ```
 //!
 //! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
@@ -25,7 +25,7 @@ use waypost::store::Batch;
 use crate::commit::lock;
 
 /// How long commits gather before they are put into the report: nobody who reads along sees the difference.
-const NAP: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_millis(10);
 /// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
 const BACKLOG_BATCHES_MAX: usize = 512;
 /// Bytes of records that may wait with them.
