@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
-use waypost_workflow::program::LOSS;
+use waypost_workflow::program::{LOSS, NO_ROOM};
 
 use crate::exit::Exit;
 use crate::output::progress::Progress;
@@ -81,11 +81,12 @@ async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
     std::process::exit(i32::from(exit_of(signals.next().await).code()));
 }
 
-/// Returns the exit code of a run that was stopped by this: a signal, its timeout, somebody from afar, or the loss of what
-/// ran a step, which nobody asked for.
+/// Returns the exit code of a run that was stopped by this: a signal, its timeout, somebody from afar, or what nobody
+/// asked for: the loss of what ran a step, or a full disk.
 pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
         by if by.starts_with(LOSS) => Exit::StepFailed,
+        by if by.starts_with(NO_ROOM) => Exit::CannotWrite,
         "SIGTERM" => Exit::Terminate,
         "SIGHUP" => Exit::Hangup,
         TIMEOUT => Exit::Timeout,

@@ -22,10 +22,11 @@ use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded,
 use crate::mask::Mask;
 use crate::output::Capture;
 use crate::supervisor::{
-    Child, Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError, kill_leftovers,
+    Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
 use super::handover::{Handover, Taken, Wanted};
+use super::scratch::ScratchFolder;
 use super::state::{StepOutput, json_bytes, largest};
 use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
 
@@ -160,13 +161,31 @@ impl WorkflowProgram {
             let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
             (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
         };
+        let may_be_cut = job.may_be_cut;
+        let performed = self.run_in(&folder, supervisor, job, attempt, &mark).await;
+        if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
+            // Its files, log and outputs have no room either, so its failure may be that of the disk: a failure would
+            // use up its tries, and a fallback would take its place.
+            return Performed::Cut { why: format!("{NO_ROOM} at `{}`", folder.path().display()) };
+        }
+        performed
+    }
+
+    async fn run_in(
+        &self,
+        folder: &ScratchFolder,
+        supervisor: Arc<Supervisor>,
+        job: Job,
+        attempt: Attempt,
+        mark: &str,
+    ) -> Performed<StepOutput> {
         let scratch = match Scratch::make(folder.path(), &attempt) {
             Ok(scratch) => scratch,
             Err(error) => return Performed::Failed { failure: no_scratch(&error), told: Told::default() },
         };
         let process = StepProcess {
             argv: job.argv.clone(),
-            env: self.environment(&job, &attempt, &scratch, &mark),
+            env: self.environment(&job, &attempt, &scratch, mark),
             dir: job.dir.clone(),
             stdin: job.stdin.clone().map_or(Stdin::Empty, |text| Stdin::Bytes(text.into_bytes())),
             output: if job.captures() { Output::Separate } else { Output::Merged },
@@ -175,10 +194,10 @@ impl WorkflowProgram {
         // Not held while the step runs: `end` shuts the supervisor down once nobody has it.
         drop(supervisor);
         match spawned {
-            Ok(child) => self.follow(child, job, &attempt, &scratch, &mark).await,
+            Ok(child) => self.follow(child, job, &attempt, &scratch, mark).await,
             Err(error) => {
                 if let SpawnError::Supervisor(lost) = &error {
-                    self.end_leftovers(lost, &attempt, &mark);
+                    self.end_leftovers(lost, &attempt, mark);
                 }
                 not_started(error, self.mask())
             }
@@ -412,6 +431,9 @@ impl Life {
 
 /// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
 pub const LOSS: &str = "the loss of ";
+
+/// Begins what a run was stopped by when a step failed on a disk without room for what Waypost keeps of it.
+pub const NO_ROOM: &str = "the lack of space";
 
 /// Says what became of a step whose supervisor or reaper is lost.
 fn cut(lost: &SupervisorError) -> Performed<StepOutput> {

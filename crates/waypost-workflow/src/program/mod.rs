@@ -33,7 +33,7 @@ mod state;
 
 use scratch::ScratchFolder;
 
-pub use attempt::{Job, LOSS};
+pub use attempt::{Job, LOSS, NO_ROOM};
 pub use scratch::ScratchError;
 pub use state::{StepOutput, StepState, WorkflowState};
 

@@ -1,7 +1,7 @@
 //! The folder for files that steps under way write to: their outputs, and what they add to the report.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,15 @@ impl ScratchFolder {
             Self::OfRun { path, .. } => path,
             Self::Temporary(folder) => folder.path(),
         }
+    }
+
+    /// Says whether its disk has no room left, by writing a little there.
+    pub(super) fn is_full(&self) -> bool {
+        let written =
+            tempfile::NamedTempFile::new_in(self.path()).and_then(|mut file| file.write_all(&[1; 4096]));
+        written.is_err_and(|error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        })
     }
 }
 
