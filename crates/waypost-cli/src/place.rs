@@ -47,7 +47,16 @@ impl StoreUrl {
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let path = |rest: &str| {
             // `file:///x` is `/x`: an address with an empty host.
-            let rest = rest.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(rest);
+            let rest = match rest.strip_prefix("//") {
+                Some(path) if path.starts_with('/') => path,
+                Some(_) => {
+                    return Err(Error::usage(
+                        format!("what follows `//` in the store `{text}` is a host"),
+                        KINDS,
+                    ));
+                }
+                None => rest,
+            };
             if rest.is_empty() {
                 return Err(Error::usage(format!("the store `{text}` has no path"), KINDS));
             }
@@ -368,7 +377,7 @@ mod tests {
         assert_eq!(StoreUrl::parse("file:a/b").unwrap(), StoreUrl::File(PathBuf::from("a/b")));
         assert_eq!(StoreUrl::parse("file:///a/b").unwrap(), StoreUrl::File(PathBuf::from("/a/b")));
         assert_eq!(StoreUrl::parse("sqlite:x.db").unwrap(), StoreUrl::Sqlite(PathBuf::from("x.db")));
-        for wrong in ["", "x.db", "sqlite:", "mysql:x", "memory:x"] {
+        for wrong in ["", "x.db", "sqlite:", "mysql:x", "memory:x", "sqlite://localhost/x.db", "file://a"] {
             assert!(StoreUrl::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -191,6 +191,7 @@ impl Links {
             about: None,
             definition: None,
             config: None,
+            repeated: None,
             root: None,
             children: None,
             token: self.token,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::evidence::{Site, Verifier};
-use crate::id::{BranchPath, RunId};
+use crate::id::RunId;
 use crate::lock::Holder;
 use crate::record::{Position, Record, RunRecord, SealedRun};
 use crate::store::{Progress, RunEntry, Store, StoreError};
@@ -64,6 +64,7 @@ pub use program::{
     Admission, BeginError, Follow, OnFailure, Performed, Program, Settlement, Spot, StateError, Told,
 };
 pub use snapshot::Snapshot;
+use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
 
@@ -241,8 +242,7 @@ impl Engine {
     ) -> Result<serde_json::Map<String, serde_json::Value>, StoreError> {
         let frozen = entry.record.record();
         let Some(seq) = position.config else { return Ok(frozen.config.clone()) };
-        let record = self.store.load(&frozen.run, &BranchPath::main(), seq).await?;
-        Ok(record.header().config.clone().unwrap_or_default())
+        Ok(changed_at(self.store.as_ref(), &frozen.run, seq).await?.config.unwrap_or_default())
     }
 
     fn holder(&self) -> Result<Holder, StoreError> {

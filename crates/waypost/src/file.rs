@@ -90,7 +90,7 @@ impl fmt::Display for FileStore {
 }
 
 impl FileStore {
-    /// Opens the store in the folder `dir`, which is made if it is not there, in one that exists.
+    /// Opens the store in the folder `dir`, which is made if it is not there, with those above it.
     ///
     /// # Errors
     /// [`StoreError::Create`]: the folder cannot be made, or is none.

@@ -282,6 +282,7 @@ impl Recorder {
             repair: torn,
             root: None,
             resumed: true,
+            repeated: None,
         };
         let epoch = header.at.epoch;
         let (open, visits) = (BTreeMap::new(), BTreeMap::new());

@@ -414,6 +414,7 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
         repair: base.next != newest_seq + 1,
         root: None,
         resumed: true,
+        repeated: base.snapshot.newest().header().to_repeat(),
     }
 }
 
@@ -546,6 +547,7 @@ async fn restarted<'a, P: Program>(
         repair: next != seq + 1 || newest.is_none(),
         root: None,
         resumed: true,
+        repeated: None,
     };
     let epoch = epochs(engine, lease.run(), &BranchPath::main()).await? + 1;
     let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Reason, Record, RunStatus, SealedRun,
-    Start, Try,
+    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Reason, Record, Repeated, RunStatus,
+    SealedRun, Start, Try,
 };
 use crate::store::FIRST_TOKEN;
 
@@ -74,6 +74,8 @@ pub(crate) struct Chain {
     pub(crate) root: Option<Digest>,
     /// Written once into the next record: a resume begins.
     pub(crate) resumed: bool,
+    /// Written once into the next record: what the newest sound one changed.
+    pub(crate) repeated: Option<Box<Repeated>>,
 }
 
 impl Chain {
@@ -89,6 +91,7 @@ impl Chain {
             repair: false,
             root: Some(run.digest()),
             resumed: false,
+            repeated: None,
         }
     }
 
@@ -105,6 +108,7 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            repeated: header.to_repeat(),
         }
     }
 
@@ -120,6 +124,7 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            repeated: None,
         }
     }
 
@@ -134,9 +139,11 @@ impl Chain {
     ) -> Result<(), Flaw> {
         let mut prev = self.prev;
         let mut body = Some(body);
+        let mut repeated = self.repeated.clone();
         for (index, draft) in drafts.iter().enumerate() {
             let mut header = self.header(draft, index, now);
             header.prev = prev;
+            header.repeated = std::mem::replace(&mut repeated, header.to_repeat());
             let body = body.take_if(|_| index + 1 == drafts.len());
             let record = Record::seal(header, body)?;
             prev = Some(record.digest());
@@ -172,6 +179,7 @@ impl Chain {
             about: draft.about,
             definition: draft.definition.clone(),
             config: draft.config.clone(),
+            repeated: None,
             root: self.root.filter(|_| first),
             children: draft.children,
             token: self.token,
@@ -184,5 +192,6 @@ impl Chain {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
         (self.basis, self.root, self.repair, self.resumed) = (None, None, false, false);
+        self.repeated = last.header().to_repeat();
     }
 }

@@ -6,7 +6,9 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
-use crate::record::{Definition, FrontierEntry, Header, Pack, Phase, Position, Record, RunStatus, Status};
+use crate::record::{
+    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, RunStatus, Status,
+};
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
@@ -106,11 +108,12 @@ impl Snapshot {
         entry: &RunEntry,
         newest: &Record,
     ) -> Result<Definition, StoreError> {
-        let frozen = || entry.record.record().definition.clone();
-        let Some(seq) = position_of(newest)?.definition else { return Ok(frozen()) };
-        let header = newest.header();
-        let record = store.load(&header.run, &header.branch, seq).await?;
-        Ok(record.header().definition.clone().unwrap_or_else(frozen))
+        let frozen = entry.record.record();
+        let changed = match position_of(newest)?.definition {
+            Some(seq) => changed_at(store, &frozen.run, seq).await?.definition,
+            None => None,
+        };
+        Ok(changed.unwrap_or_else(|| frozen.definition.clone()))
     }
 
     /// Returns what stands on the main branch: its newest sound record.
@@ -175,6 +178,27 @@ async fn has_ended(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     let found = store.scan(&Scan { branch, order, limit: 1, ..Scan::of(run) }).await?;
     let is_last = |record: &Record| record.header().end.is_some();
     Ok(found.damaged.is_empty() && found.records.first().is_some_and(is_last))
+}
+
+/// Reads what a record of the main branch changed for all that came after it; where it is damaged, from the one behind it.
+///
+/// # Errors
+/// [`StoreError::Damaged`]: both are, or nothing came behind it.
+pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Result<Repeated, StoreError> {
+    let main = BranchPath::main();
+    let damaged = match store.load(run, &main, seq).await {
+        Ok(record) => {
+            let Header { definition, config, .. } = record.header();
+            return Ok(Repeated { of: seq, definition: definition.clone(), config: config.clone() });
+        }
+        Err(error @ StoreError::Damaged { .. }) => error,
+        Err(error) => return Err(error),
+    };
+    // The next sound one: others behind it may be damaged too, and then have another number.
+    let scan = Scan { branch: Some(main), seq_min: Some(seq + 1), limit: 1, ..Scan::of(run) };
+    let next = store.scan(&scan).await?.records.into_iter().next();
+    let repeated = next.and_then(|record| record.header().repeated.clone()).filter(|again| again.of == seq);
+    repeated.map(|again| *again).ok_or(damaged)
 }
 
 /// Reads the position of a sound record.

@@ -17,7 +17,7 @@ use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
-use super::snapshot::{Snapshot, position_of};
+use super::snapshot::{Snapshot, changed_at, position_of};
 use super::{Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
 impl Engine {
@@ -262,11 +262,10 @@ impl Engine {
 
     /// Returns the definition that is in force at a position.
     async fn definition_at(&self, run: &RunId, position: &Position) -> Result<Definition, RunError> {
-        if let Some(seq) = position.definition {
-            let record = self.store.load(run, &BranchPath::main(), seq).await?;
-            if let Some(definition) = &record.header().definition {
-                return Ok(definition.clone());
-            }
+        if let Some(seq) = position.definition
+            && let Some(definition) = changed_at(self.store.as_ref(), run, seq).await?.definition
+        {
+            return Ok(definition);
         }
         Ok(self.store.run(run).await?.record.record().definition.clone())
     }

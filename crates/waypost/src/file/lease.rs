@@ -332,8 +332,15 @@ impl Writer {
     }
 }
 
+/// Makes a folder, and those above it that are missing, and makes their names durable.
 pub(super) fn sync_new_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
-    disk.create_dir(path)?;
+    match (disk.create_dir(path), path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound && parent != Path::new("") => {
+            sync_new_folder(disk, parent)?;
+            disk.create_dir(path)?;
+        }
+        (made, _) => made?,
+    }
     let synced = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => disk.sync_dir(parent),
         _ => disk.sync_dir(Path::new(".")),

@@ -84,6 +84,9 @@ pub struct Header {
     /// A changed configuration that the run goes on with from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<serde_json::Map<String, Value>>,
+    /// On the record behind one that changed either: the same once more, so that no damage of one record costs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<Box<Repeated>>,
     /// On a first record: digest of the frozen run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,
@@ -96,7 +99,38 @@ pub struct Header {
     pub created_at: Timestamp,
 }
 
+/// What the record before changed for all that comes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repeated {
+    /// The record that changed it.
+    pub of: u64,
+    /// The changed workflow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<Definition>,
+    /// The changed configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<serde_json::Map<String, Value>>,
+}
+
+impl Repeated {
+    /// Makes it of what record `seq` changed, if it did.
+    pub(crate) fn of(
+        seq: u64,
+        definition: Option<&Definition>,
+        config: Option<&serde_json::Map<String, Value>>,
+    ) -> Option<Box<Self>> {
+        let changed = definition.is_some() || config.is_some();
+        changed.then(|| Box::new(Self { of: seq, definition: definition.cloned(), config: config.cloned() }))
+    }
+}
+
 impl Header {
+    /// Returns what the next record repeats of this one.
+    pub(crate) fn to_repeat(&self) -> Option<Box<Repeated>> {
+        Repeated::of(self.seq, self.definition.as_ref(), self.config.as_ref())
+    }
+
     /// Returns the record whose state this one continues; a first record continues none, nor does a restart.
     pub fn basis(&self) -> Option<u64> {
         self.basis.or_else(|| self.seq.checked_sub(1)).filter(|seq| *seq > 0)

@@ -1,9 +1,10 @@
 //! Configuration that is laid over that of a run.
 
 use serde_json::{Map, Value, json};
+use waypost::memory::Part;
 use waypost::record::RunStatus;
 use waypost::store::Store as _;
-use waypost::{Context, Engine, Graph, StepError};
+use waypost::{BranchPath, Context, Engine, Graph, StepError};
 
 use crate::faulty::World;
 use crate::play::Notes;
@@ -72,4 +73,26 @@ async fn a_configuration_is_written_down_without_running() {
 
         assert_eq!(outcome.state.done, ["a {}", r#"b {"loud":true}"#]);
     }
+}
+
+// What happened: damage of the one record that told of a changed configuration made the run impossible to resume. Why: it
+// stood nowhere else. What stops it now: the record behind it repeats it.
+#[tokio::test]
+async fn a_changed_configuration_survives_the_damage_of_its_record() {
+    let mut world = World::memory();
+    let graph = told();
+    world.engine.run(&graph, "r", Notes::default()).interrupt_before(["b"]).await.unwrap();
+    let over = || map(json!({ "loud": true }));
+    world.engine.resume(&graph, "r").config(over()).without_running().await.unwrap();
+    let adopted = world.engine.history("r").await.unwrap().last().unwrap().at().seq;
+    let held = world.engine.resume(&graph, "r").interrupt_after(["b"]).await.unwrap();
+    assert_eq!(held.status, RunStatus::Interrupted);
+
+    world.below().damage(&"r".parse().unwrap(), &BranchPath::main(), adopted, Part::Header);
+    world.reopen();
+    let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    let again = world.engine.resume(&graph, "r").config(over()).await.unwrap();
+    assert!(again.idle, "it is in force, so nothing changes");
 }
