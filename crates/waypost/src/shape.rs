@@ -11,9 +11,11 @@ use std::time::Duration;
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
 use crate::record::{Definition, Position, StepPrint};
 
+mod children;
 mod loops;
 mod names;
 
+pub use children::{Children, OnChildFailure};
 use loops::Loops;
 
 /// The name of the end, among those that a step leads to.
@@ -85,32 +87,6 @@ impl Step {
     pub fn opens_evidence(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.shape.has_evidence())
     }
-}
-
-/// The child branches that a step opens and joins.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Children {
-    /// The step after which they are named: the one that opens them, or the one before it.
-    pub name: StepId,
-    /// The steps of each.
-    pub shape: Box<Shape>,
-    /// Where they are named by the shape and not by items: the key of each, in order, and its first step, where that is
-    /// not the one of the shape.
-    pub named: Vec<(String, Option<StepId>)>,
-    /// How many may be at work at once.
-    pub parallel_max: usize,
-    /// What the failure of one means for the others.
-    pub on_failure: OnChildFailure,
-}
-
-/// What the failure of a child branch means.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnChildFailure {
-    /// The run fails, and its siblings are cancelled; a resume takes all of them up again.
-    #[default]
-    Stop,
-    /// It ends as failed, the others go on, and the join sees it.
-    Collect,
 }
 
 /// How often and when a failed step is tried again by itself.
@@ -225,6 +201,9 @@ pub enum ShapeError {
     /// Two steps of one id.
     #[error("step `{0}` is there twice")]
     Twice(StepId),
+    /// Two steps whose branches records could not tell apart.
+    #[error("the branches of two steps are named after step `{0}`")]
+    SameBranches(StepId),
     /// A need or route that is no step.
     #[error("step `{step}` {names} `{target}`, which the graph does not have")]
     Unknown {
@@ -271,7 +250,7 @@ impl Shape {
         if steps.len() > STEPS_MAX {
             return Err(ShapeError::TooMany(steps.len()));
         }
-        steps.iter().try_for_each(names::check)?;
+        names::check(&steps)?;
         let mut places = HashMap::with_capacity(steps.len());
         for (place, step) in steps.iter().enumerate() {
             if places.insert(step.id.clone(), place).is_some() {

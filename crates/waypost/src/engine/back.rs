@@ -127,7 +127,7 @@ fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
 /// branches that come after another step is done again by itself.
 fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
     let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
-    children.is_some_and(|children| children.name == *step)
+    children.is_some_and(|children| !children.is_fork())
 }
 
 /// Returns how many branches had failed by a record of the main branch, if its position is still kept.

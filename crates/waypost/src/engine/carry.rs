@@ -275,16 +275,16 @@ impl Along {
         line.end = end;
         line.is_counted_out = end.is_some();
         line.parked = end.is_none() && begins;
-        line.drafts.last_mut().expect("something was just written").end = end;
+        let dead = end.map_or(0, |end| line.end_with_last_draft(end));
         let parked = line.parked;
         let id = session.lines.add(line);
         session.mark_dirty(id);
         let fan = session.lines.get_mut(opener).fan_mut(place);
         match end {
-            Some(end) => {
+            Some(_) => {
                 fan.ended += 1;
                 fan.mark_ended_here(index);
-                fan.failed += u64::from(end == End::Failed);
+                fan.failed += dead;
                 Ok(())
             }
             None if parked => {

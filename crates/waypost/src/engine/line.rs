@@ -164,6 +164,21 @@ impl<'a, S> Line<'a, S> {
         self.flights.len() + self.starting.len() + self.alone.len()
     }
 
+    /// Returns how many failures were come past: of branches that were joined, and of steps where that was tolerated.
+    pub(super) fn failures_passed(&self) -> u64 {
+        let tolerated = |settled: &&Settled| matches!(settled, Settled::Tolerated(_));
+        self.position.dead + self.position.ledger.values().filter(tolerated).count() as u64
+    }
+
+    /// Makes what was written last the end of the branch; returns by how much that raises the failures that the branch
+    /// which opened this one comes past.
+    pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
+        let dead = if end == End::Completed { self.failures_passed() } else { 0 };
+        let last = self.drafts.last_mut().expect("what ended was written");
+        (last.end, last.dead) = (Some(end), dead);
+        dead + u64::from(end == End::Failed)
+    }
+
     pub(super) fn seq_of_next_draft(&self) -> u64 {
         self.chain.next + self.drafts.len() as u64
     }

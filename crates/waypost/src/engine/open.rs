@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::id::BranchPath;
-use crate::record::{End, Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
+use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
 use crate::shape::Shape;
 use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
 
@@ -117,7 +117,7 @@ impl<'a, P: Program> Session<'a, P> {
                 Scan { branch: Some(child), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(&run) };
             let found = self.engine.store.scan(&scan).await?;
             if let Some(record) = found.records.first() {
-                failed += u64::from(record.header().end == Some(End::Failed));
+                failed += record.header().dead_with_it();
                 ends.push((item.index, record.header().seq, record.digest()));
             }
         }

@@ -256,13 +256,13 @@ impl<'a, P: Program> Session<'a, P> {
         };
         line.is_counted_out = true;
         let had_room = std::mem::take(&mut line.has_room);
-        line.drafts.last_mut().expect("what ended was written").end = Some(end);
+        let dead = line.end_with_last_draft(end);
         let opener = line.opener.expect("a child has an opener");
         let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
         fan.active -= usize::from(had_room);
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
-        fan.failed += u64::from(end == End::Failed);
+        fan.failed += dead;
         // Whether it is joined again is another question, where its opener has gone back for its sake.
         self.is_pausing |= self.lines.get(opener.line).position.ahead.is_some();
         self.touched.insert(opener.line);
@@ -373,9 +373,7 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
-            let tolerated =
-                main.position.ledger.values().any(|settled| matches!(settled, Settled::Tolerated(_)));
-            let failures = tolerated || main.position.dead > 0;
+            let failures = main.failures_passed() > 0;
             return Some(if failures { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
         }
         let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));

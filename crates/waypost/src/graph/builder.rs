@@ -385,9 +385,10 @@ impl<S: State> Builder<S> {
         self.check_names(&start)?;
         let homes = super::homes::find(&self.outline(), &start)?;
         let name = self.name.clone();
+        let namesakes = namesakes(&self.steps);
         let _ = self.decode.set(Arc::clone(&self.keeping.decode));
-        let mut assembly =
-            Assembly { levels: vec![None], homes, keeping: Arc::new(self.keeping), ways: self.ways };
+        let keeping = Arc::new(self.keeping);
+        let mut assembly = Assembly { levels: vec![None], homes, namesakes, keeping, ways: self.ways };
         let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();
         let shape = assembly.level(&mut drafts, 0, &start, 0)?;
         let levels = assembly.levels.into_iter().map(|level| level.expect("every level was made")).collect();
@@ -440,11 +441,39 @@ impl<S: State> Builder<S> {
     }
 }
 
+/// Returns the steps that open branches which are named after them: those over items, sub-graphs, and the joins of forks
+/// behind such ones.
+fn namesakes<S>(steps: &[Draft<S>]) -> HashSet<StepId> {
+    let over_items = |step: &&Draft<S>| matches!(step.fan, Some(Fan::Other(_)));
+    let mut found: HashSet<StepId> = steps.iter().filter(over_items).map(|step| step.id.clone()).collect();
+    loop {
+        let joins = steps.iter().filter_map(|step| match &step.fan {
+            Some(Fan::Fork { after, .. }) if name_of_fork(&found, &step.id, after) == step.id => {
+                Some(&step.id)
+            }
+            _ => None,
+        });
+        let more: Vec<StepId> = joins.filter(|id| !found.contains(*id)).cloned().collect();
+        if more.is_empty() {
+            return found;
+        }
+        found.extend(more);
+    }
+}
+
+/// Returns the step that the branches of a fork are named after: the one before it, unless its own branches are named so
+/// already, or else the join.
+fn name_of_fork(namesakes: &HashSet<StepId>, join: &StepId, after: &StepId) -> StepId {
+    if namesakes.contains(after) { join.clone() } else { after.clone() }
+}
+
 /// Makes shapes and levels of drafts.
 struct Assembly<S> {
     levels: Vec<Option<Arc<dyn Level>>>,
     /// By step, in the order in which they were added: the fork whose branches it belongs to.
     homes: Vec<Option<usize>>,
+    /// The steps that name the branches after themselves which they open.
+    namesakes: HashSet<StepId>,
     keeping: Arc<Keeping<S>>,
     ways: HashMap<StepId, Way<S>>,
 }
@@ -487,8 +516,8 @@ impl<S: State> Assembly<S> {
                     let named = starts.iter().map(|id| (id.to_string(), Some(id.clone()))).collect();
                     prints.extend(prints_of(&shape));
                     prints.extend(print_of_starts(&shape, &starts));
-                    let shape = Box::new(shape);
-                    step.children = Some(Children { name: after, shape, named, parallel_max, on_failure });
+                    let (name, shape) = (name_of_fork(&self.namesakes, id, &after), Box::new(shape));
+                    step.children = Some(Children { name, shape, named, parallel_max, on_failure });
                     let child: ChildFn<S> = Arc::new(|state: &S, _| Ok(Box::new(state.clone()) as Held));
                     Some(Opens { items: None, child })
                 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::shape::{Shape, Step};
+use crate::shape::{Children, Shape, Step};
 
 /// Draws a Mermaid flowchart; branches are boxes within it.
 pub(super) fn mermaid(shape: &Shape) -> String {
@@ -31,6 +31,7 @@ trait Language {
 
 /// Draws one shape; `prefix` sets its nodes apart from those of other branches.
 fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) {
+    let joins_fork = |step: &Step| step.children.as_ref().is_some_and(Children::is_fork);
     let name = |step: &Step| format!("{prefix}{}", step.id);
     for step in shape.steps() {
         language.node(depth, &name(step), step.id.as_str());
@@ -41,11 +42,7 @@ fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) 
         for next in shape.followers(place).iter().chain(shape.routes(place)) {
             // The way to a join leads through the branches.
             let next = &shape.steps()[*next];
-            if next
-                .children
-                .as_ref()
-                .is_none_or(|children| children.name != step.id || children.name == next.id)
-            {
+            if !joins_fork(next) {
                 language.edge(depth, &name(step), &name(next), "");
             }
         }
@@ -69,8 +66,9 @@ fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) 
             named => named,
         };
         for start in starts {
-            let from = shape.place(children.name.as_str()).filter(|from| *from != place);
-            let from = from.map_or_else(|| name(step), |from| name(&shape.steps()[from]));
+            let leads_here = |from: &usize| joins_fork(step) && shape.routes(*from).contains(&place);
+            let from = (0..shape.steps().len()).find(leads_here).unwrap_or(place);
+            let from = name(&shape.steps()[from]);
             language.edge(depth, &from, &start, if children.named.is_empty() { "each" } else { "" });
         }
         language.edge(depth, &format!("{inner}end_"), &name(step), "join");

@@ -87,6 +87,10 @@ pub struct Header {
     /// On the record behind one that changed either: the same once more, so that no damage of one record costs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Box<Repeated>>,
+    /// On the record that ends a child branch as completed: how many failures it has come past, of branches that it joined
+    /// and steps that were tolerated.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dead: u64,
     /// On a first record: digest of the frozen run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,
@@ -126,6 +130,11 @@ impl Repeated {
 }
 
 impl Header {
+    /// Returns how many failures a branch that ended with this record adds to those of the one that opened it.
+    pub(crate) fn dead_with_it(&self) -> u64 {
+        u64::from(self.end == Some(End::Failed)) + self.dead
+    }
+
     /// Returns what the next record repeats of this one.
     pub(crate) fn to_repeat(&self) -> Option<Box<Repeated>> {
         Repeated::of(self.seq, self.definition.as_ref(), self.config.as_ref())

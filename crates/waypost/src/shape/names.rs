@@ -1,10 +1,21 @@
 //! Whether the branches that a step opens can be named by records.
 
+use std::collections::HashSet;
+
 use super::{ShapeError, Step};
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath};
 
-/// Makes sure that the branches of a step can be named.
-pub(super) fn check(step: &Step) -> Result<(), ShapeError> {
+/// Makes sure that the branches of all steps of a shape can be named, and told apart by their names.
+pub(super) fn check(steps: &[Step]) -> Result<(), ShapeError> {
+    steps.iter().try_for_each(check_step)?;
+    let mut found = HashSet::new();
+    let mut names = steps.iter().filter_map(|step| Some(&step.children.as_ref()?.name));
+    names
+        .find(|name| !found.insert(*name))
+        .map_or(Ok(()), |twice| Err(ShapeError::SameBranches(twice.clone())))
+}
+
+fn check_step(step: &Step) -> Result<(), ShapeError> {
     let Some(children) = &step.children else { return Ok(()) };
     if children.shape.depth == BRANCH_DEPTH_MAX {
         return Err(ShapeError::TooDeep(step.id.clone()));

@@ -434,3 +434,82 @@ async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
     assert!(stage.said().is_empty());
     assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
 }
+
+/// Works on two items, then forks into `x` and `y`, and the join of that into `p` and `q`.
+fn forks_behind_items(stage: &Stage) -> Graph<Notes> {
+    let work = stage.clone();
+    let each = stage.steps(Graph::builder("behind"), &["x", "y", "p", "q"]).start("items").each(
+        "items",
+        |_: &Notes| vec!["x".to_owned(), "p".to_owned()],
+        |item: &String| item.clone(),
+        move |item: String, _: Context| {
+            let stage = work.clone();
+            async move { stage.pass(&format!("item {item}")).await.map(|()| item) }
+        },
+    );
+    let builder = each.join(|state: Notes, ends: ItemEnds<String, String>, _| async move {
+        Ok::<_, StepError>(state.and(format!("{} items", ends.total())))
+    });
+    let builder = builder.fork("items", ["x", "y"]).join("one", stage.merge());
+    builder.fork("one", ["p", "q"]).join("two", stage.merge()).build().unwrap()
+}
+
+// The branches of a fork right behind a step over items were named as its items are, and after a crash taken for some of
+// theirs: they were not run again, and joined as cancelled, and the run was said to be completed. Now no two steps name
+// their branches after the same one.
+#[tokio::test]
+async fn a_fork_right_behind_items_has_branches_of_its_own() {
+    for at in ["item x", "x", "y", "one", "p", "q", "two"] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let graph = forks_behind_items(&stage);
+            stage
+                .crash(&mut world, at, async |world| world.engine.run(&graph, "r", Notes::default()).await)
+                .await;
+            stage.said();
+
+            let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+            assert_eq!(outcome.status, RunStatus::Completed, "{at}");
+            assert_eq!(outcome.state.done, ["2 items", "x=x", "y=y", "p=p", "q=q"], "{at}");
+            assert!(stage.has_said(at), "what was cut ran again");
+            assert_eq!(world.end_of("items:x").await, Some(End::Completed));
+            assert_eq!(world.end_of("one:x").await, Some(End::Completed));
+            assert_eq!(world.end_of("two:p").await, Some(End::Completed));
+        }
+    }
+    insta::assert_snapshot!(forks_behind_items(&Stage::default()).mermaid());
+}
+
+// A failure that a fork in a fork, or a step over items in a branch, had collected was forgotten with the branch that it was
+// collected in: the run was said to be completed, and its exit code said so too. Now what ends a branch tells of it, so
+// that it counts although nobody was there when that branch ended.
+#[tokio::test]
+async fn a_failure_that_was_collected_within_a_branch_counts() {
+    for at in ["", "inner", "q", "outer"] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let graph = nested(&stage, Fork::collect);
+            stage.fail("x", 1);
+            let outcome = if at.is_empty() {
+                world.engine.run(&graph, "r", Notes::default()).await.unwrap()
+            } else {
+                stage
+                    .crash(&mut world, at, async |world| {
+                        world.engine.run(&graph, "r", Notes::default()).await
+                    })
+                    .await;
+                world.engine.resume(&graph, "r").await.unwrap()
+            };
+
+            assert_eq!(outcome.status, RunStatus::CompletedWithFailures, "{at}");
+            let joined = "p=p+x=!x is broken+y=y";
+            assert_eq!(outcome.state.done, ["plan", joined, "q=q"], "{at}");
+            assert_eq!(world.end_of("plan:p").await, Some(End::Completed));
+            assert_eq!(world.end_of("plan:p/p:x").await, Some(End::Failed));
+            let origin = world.engine.history("r").await.unwrap().last().unwrap().at();
+            let forked = world.engine.fork(&graph, &origin, "f").await.unwrap();
+            assert_eq!(forked.status, RunStatus::CompletedWithFailures, "a fork of the end has its failures");
+        }
+    }
+}

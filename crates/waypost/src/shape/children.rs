@@ -1,0 +1,38 @@
+//! The branches that a step opens.
+
+use super::Shape;
+use crate::id::StepId;
+
+/// The child branches that a step opens and joins.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Children {
+    /// The step after which they are named: the one that opens them, or the one before it. No other step of a shape names
+    /// its branches after the same one.
+    pub name: StepId,
+    /// The steps of each.
+    pub shape: Box<Shape>,
+    /// Where they are named by the shape and not by items: the key of each, in order, and its first step, where that is
+    /// not the one of the shape.
+    pub named: Vec<(String, Option<StepId>)>,
+    /// How many may be at work at once.
+    pub parallel_max: usize,
+    /// What the failure of one means for the others.
+    pub on_failure: OnChildFailure,
+}
+
+impl Children {
+    /// Says whether they begin behind the step before the one that joins them, and not by its own work, as items do.
+    pub fn is_fork(&self) -> bool {
+        self.named.iter().any(|(_, start)| start.is_some())
+    }
+}
+
+/// What the failure of a child branch means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnChildFailure {
+    /// The run fails, and its siblings are cancelled; a resume takes all of them up again.
+    #[default]
+    Stop,
+    /// It ends as failed, the others go on, and the join sees it.
+    Collect,
+}
