@@ -274,6 +274,7 @@ pub(super) async fn go_on<P: Program>(
     chain.repair = head.next != head.record.header().seq + 1;
     position.revisited |= chain.basis.is_some();
     let parallel_max = children.parallel_max;
+    let is_opener_in = above.opener.is_none() || above.has_room;
     let around = above.entry(opener.place).at.iteration.clone();
     let mut line = Line::new(chain, shape, position, state);
     line.opener = Some(opener);
@@ -295,7 +296,7 @@ pub(super) async fn go_on<P: Program>(
         line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
-    line.has_room = !line.rests() && fan.active < parallel_max;
+    line.has_room = is_opener_in && !line.rests() && fan.active < parallel_max;
     fan.active += usize::from(line.has_room);
     let is_written = !line.drafts.is_empty();
     let id = session.lines.add(line);

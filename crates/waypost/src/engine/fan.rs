@@ -82,6 +82,17 @@ pub(super) struct FanOut {
 }
 
 impl FanOut {
+    /// Says whether there are branches that have not begun, or lack only room to go on.
+    pub(super) fn has_more(&self) -> bool {
+        let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked]);
+        opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
+    }
+
+    /// Says whether nothing of its branches goes on before something outside happens.
+    pub(super) fn rests(&self) -> bool {
+        self.active == 0 && !self.has_more() && !self.is_complete()
+    }
+
     pub(super) fn new(place: usize, source: Items, total: u64, revisited: bool) -> Self {
         Self {
             place,

@@ -170,6 +170,11 @@ impl<'a, S> Line<'a, S> {
         self.position.dead + self.position.ledger.values().filter(tolerated).count() as u64
     }
 
+    /// Returns the status of a run whose main branch this is, and which has come to its end.
+    pub(super) fn status_at_end(&self) -> RunStatus {
+        if self.failures_passed() > 0 { RunStatus::CompletedWithFailures } else { RunStatus::Completed }
+    }
+
     /// Makes what was written last the end of the branch; returns by how much that raises the failures that the branch
     /// which opened this one comes past.
     pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
@@ -452,10 +457,13 @@ impl<'a, S> Line<'a, S> {
 
     /// Says whether nothing of it goes on before something outside happens.
     pub(super) fn rests(&self) -> bool {
-        let waits = |entry: &FrontierEntry| {
-            entry.status == Status::Waiting && !entry.waits.iter().any(|wait| wait.on == WaitKind::Children)
+        let rests = |entry: &FrontierEntry| {
+            let joins = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
+            let place = self.shape.place(entry.step.as_str()).filter(|_| joins);
+            let fan = self.fans.iter().find(|fan| Some(fan.place) == place);
+            entry.status == Status::Waiting && (!joins || fan.is_some_and(FanOut::rests))
         };
-        !self.is_active() && self.position.frontier.iter().all(waits)
+        !self.is_active() && self.position.frontier.iter().all(rests)
     }
 
     pub(super) fn fan_mut(&mut self, place: usize) -> &mut FanOut {

@@ -72,16 +72,18 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Gives a branch room among its siblings, if there is; else it is taken up when there is.
+    /// Gives a branch room among its siblings, if there is, and if the one that opened it has room among its own; else it is
+    /// taken up when there is.
     fn has_room(&mut self, id: LineId) -> bool {
         let line = self.lines.get(id);
         let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
         if line.is_hungry {
             return false;
         }
+        let is_opener_in = self.has_room(opener.line);
         let parallel_max = children_of(self.lines.get(opener.line), opener.place).parallel_max;
         let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-        if fan.active < parallel_max {
+        if is_opener_in && fan.active < parallel_max {
             fan.active += 1;
             self.lines.get_mut(id).has_room = true;
             return true;
@@ -197,9 +199,10 @@ impl<'a, P: Program> Session<'a, P> {
                 let line = self.lines.get_mut(id);
                 let parallel_max = children_of(line, place).parallel_max;
                 let fan = line.fan_mut(place);
-                if fan.stopped || fan.active >= parallel_max {
+                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
                     break;
                 }
+                let fan = self.lines.get_mut(id).fan_mut(place);
                 if let Some(hungry) = fan.hungry.pop_front() {
                     if self.feeds(id, place, hungry) {
                         self.touched.insert(hungry);
@@ -208,14 +211,12 @@ impl<'a, P: Program> Session<'a, P> {
                     self.begin_child(id, place, queued).await?;
                 } else if let Some(parked) = fan.parked.pop_front() {
                     self.unpark(id, place, parked);
-                } else if fan.opened < fan.total {
+                } else {
                     self.open_page(id, place).await?;
                     if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
                         // It could not be opened, and the step has failed.
                         return Ok(());
                     }
-                } else {
-                    break;
                 }
             }
             if self.lines.get_mut(id).fan_mut(place).is_complete() {
@@ -244,8 +245,12 @@ impl<'a, P: Program> Session<'a, P> {
     /// Ends a child branch on which nothing is left, and lets its opener know.
     fn close_if_done(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
-        if id == MAIN || line.drafts.is_empty() || line.is_counted_out {
+        if id == MAIN || line.is_counted_out {
             return;
+        }
+        if line.drafts.is_empty() {
+            // What it waits for may have come to rest without a word of its own.
+            return self.rest_if_waiting(id);
         }
         if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
             line.end = Some(End::Completed);
@@ -373,8 +378,7 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
-            let failures = main.failures_passed() > 0;
-            return Some(if failures { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
+            return Some(main.status_at_end());
         }
         let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));
         if any(&|line| line.has_doubt()) {

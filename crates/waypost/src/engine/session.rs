@@ -272,8 +272,9 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.options.stop.stop(StopLevel::Graceful, "nothing was to be run");
-        let done = self.main().position.frontier.is_empty();
-        let status = if done { RunStatus::Completed } else { RunStatus::Interrupted };
+        let main = self.main();
+        let is_done = main.position.frontier.is_empty();
+        let status = if is_done { main.status_at_end() } else { RunStatus::Interrupted };
         match self.commit(Some(status)).await {
             Ok(()) => Ok(self.outcome(status)),
             Err(error) => {
