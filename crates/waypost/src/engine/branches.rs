@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::id::BranchPath;
 use crate::plan::Decision;
 use crate::record::{FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
-use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError};
+use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError, StoreExt as _};
 
 use super::begin::{decode_state, reopen};
 use super::chain::{Chain, Draft};
@@ -115,6 +115,9 @@ async fn open_fans<P: Program>(
     id: LineId,
 ) -> Result<(), RunError> {
     for out in fans_of(session.lines.get(id))? {
+        if session.adopt.is_some() {
+            check_names(session, id, &out).await?;
+        }
         let mut index = HashMap::new();
         let mut reader = out.source.reader(session.engine.store.clone(), 0).await?;
         while let Some(item) = reader.next().await? {
@@ -122,6 +125,27 @@ async fn open_fans<P: Program>(
         }
         found.indexes.insert((id, out.place), index);
         session.lines.get_mut(id).fans.push(out);
+    }
+    Ok(())
+}
+
+/// Makes sure that a graph which is taken up calls the branches of a fork under way as they were called when they were
+/// opened; their number alone does not tell.
+async fn check_names<P: Program>(
+    session: &mut Session<'_, P>,
+    id: LineId,
+    out: &FanOut,
+) -> Result<(), RunError> {
+    let line = session.lines.get(id);
+    let (run, above, step) = (line.chain.run.clone(), line.branch().clone(), line.step_id(out.place).clone());
+    let children = children_of(line, out.place);
+    let there = session.engine.store.branches(&run).await?;
+    for (key, _) in children.named.iter().take(out.opened as usize) {
+        let branch = above.child(&children.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        if !there.contains(&branch) {
+            let why = format!("branches of step `{step}` are under way, and `{branch}` is none of them");
+            return Err(RunError::Changed { run, why });
+        }
     }
     Ok(())
 }

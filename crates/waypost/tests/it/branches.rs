@@ -1,6 +1,5 @@
 //! Branches that fail, wait, are damaged or left behind: what of them is recorded, what counts, and what runs again.
 
-use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,8 @@ use crate::faulty::{World, run_id};
 use crate::play::{Notes, Stage};
 
 mod damage;
+mod names;
+mod room;
 
 /// A fork of `x` and `y` in branch `p` of a fork of `p` and `q`; the outer one collects.
 fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<Notes> {
@@ -436,52 +437,6 @@ async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
     assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
 }
 
-/// Works on two items, then forks into `x` and `y`, and the join of that into `p` and `q`.
-fn forks_behind_items(stage: &Stage) -> Graph<Notes> {
-    let work = stage.clone();
-    let each = stage.steps(Graph::builder("behind"), &["x", "y", "p", "q"]).start("items").each(
-        "items",
-        |_: &Notes| vec!["x".to_owned(), "p".to_owned()],
-        |item: &String| item.clone(),
-        move |item: String, _: Context| {
-            let stage = work.clone();
-            async move { stage.pass(&format!("item {item}")).await.map(|()| item) }
-        },
-    );
-    let builder = each.join(|state: Notes, ends: ItemEnds<String, String>, _| async move {
-        Ok::<_, StepError>(state.and(format!("{} items", ends.total())))
-    });
-    let builder = builder.fork("items", ["x", "y"]).join("one", stage.merge());
-    builder.fork("one", ["p", "q"]).join("two", stage.merge()).build().unwrap()
-}
-
-// The branches of a fork right behind a step over items were named as its items are, and after a crash taken for some of
-// theirs: they were not run again, and joined as cancelled, and the run was said to be completed. Now no two steps name
-// their branches after the same one.
-#[tokio::test]
-async fn a_fork_right_behind_items_has_branches_of_its_own() {
-    for at in ["item x", "x", "y", "one", "p", "q", "two"] {
-        for mut world in World::each() {
-            let stage = Stage::default();
-            let graph = forks_behind_items(&stage);
-            stage
-                .crash(&mut world, at, async |world| world.engine.run(&graph, "r", Notes::default()).await)
-                .await;
-            stage.said();
-
-            let outcome = world.engine.resume(&graph, "r").await.unwrap();
-
-            assert_eq!(outcome.status, RunStatus::Completed, "{at}");
-            assert_eq!(outcome.state.done, ["2 items", "x=x", "y=y", "p=p", "q=q"], "{at}");
-            assert!(stage.has_said(at), "what was cut ran again");
-            assert_eq!(world.end_of("items:x").await, Some(End::Completed));
-            assert_eq!(world.end_of("one:x").await, Some(End::Completed));
-            assert_eq!(world.end_of("two:p").await, Some(End::Completed));
-        }
-    }
-    insta::assert_snapshot!(forks_behind_items(&Stage::default()).mermaid());
-}
-
 // A failure that a fork in a fork, or a step over items in a branch, had collected was forgotten with the branch that it was
 // collected in: the run was said to be completed, and its exit code said so too. Now what ends a branch tells of it, so
 // that it counts although nobody was there when that branch ended.
@@ -513,109 +468,6 @@ async fn a_failure_that_was_collected_within_a_branch_counts() {
             assert_eq!(forked.status, RunStatus::CompletedWithFailures, "a fork of the end has its failures");
         }
     }
-}
-
-/// `y` asks in a fork; so does each of its siblings, in a graph of its own. One at a time is at work.
-fn questions_within(stage: &Stage, graphs: &[&str]) -> Graph<Notes> {
-    let inner = Graph::builder("inner").step("p", stage.ask()).build().unwrap();
-    let mut builder =
-        stage.steps(Graph::builder("asks"), &["s"]).step("y", stage.ask()).step("z", stage.note());
-    for name in graphs {
-        builder = builder.subgraph(
-            name,
-            &inner,
-            |_| Notes::default(),
-            |state, inner| state.done.extend(inner.done),
-        );
-    }
-    let all = graphs.iter().copied().chain(["y", "z"]);
-    builder.fork("s", all).max_parallel(1).join("j", stage.merge()).build().unwrap()
-}
-
-// A branch that waited for an answer within a branch of its own kept its place among its siblings. They did not begin, and
-// one that had been answered could not go on: the resume never ended. Now it gives the place up, as one does that asks
-// itself, and takes one before what is below it goes on.
-#[tokio::test]
-async fn a_branch_that_waits_for_one_of_its_own_makes_room() {
-    for graphs in [&["x"] as &[&str], &["x", "w"]] {
-        for order in [false, true] {
-            for mut world in World::each() {
-                let stage = Stage::default();
-                let graph = questions_within(&stage, graphs);
-                let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
-                assert_eq!(outcome.status, RunStatus::Waiting);
-                assert_eq!(outcome.waiting.len(), graphs.len() + 1, "all have asked");
-                assert!(stage.has_said("z"), "and who does not ask is done");
-
-                let mut left = outcome.waiting;
-                if order {
-                    left.reverse();
-                }
-                let mut outcome = None;
-                for wait in left {
-                    world.reopen();
-                    world.engine.answer("r", &wait.wait.id, json!("yes")).await.unwrap();
-                    let resumed = world.engine.resume(&graph, "r").into_future();
-                    let resumed = tokio::time::timeout(Duration::from_secs(60), resumed).await;
-                    outcome = Some(resumed.expect("it ends").unwrap());
-                }
-
-                let outcome = outcome.unwrap();
-                assert_eq!(outcome.status, RunStatus::Completed);
-                assert_eq!(outcome.state.done.last().unwrap(), "z=z");
-                assert!(outcome.state.done.contains(&"y=y:yes".to_owned()), "{:?}", outcome.state.done);
-                assert!(outcome.state.done.contains(&"x=p:yes".to_owned()), "{:?}", outcome.state.done);
-            }
-        }
-    }
-}
-
-// With more answers at once than there is room, no more branches are at work than may be, however deep they are.
-#[tokio::test]
-async fn what_goes_on_within_a_branch_counts_among_its_siblings() {
-    let world = World::memory();
-    let at_work = Arc::new(std::sync::Mutex::new((0, 0)));
-    let count = Arc::clone(&at_work);
-    let inner = Graph::<Notes>::builder("inner")
-        .step("p", move |state: Notes, context: Context| {
-            let count = Arc::clone(&count);
-            async move {
-                let _: String = context.interrupt("ask", "may it?").await?;
-                let now = {
-                    let mut n = count.lock().unwrap();
-                    n.0 += 1;
-                    n.1 = n.1.max(n.0);
-                    n.0
-                };
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                count.lock().unwrap().0 -= 1;
-                Ok::<_, StepError>(state.and(format!("{}", now > 0)))
-            }
-        })
-        .build()
-        .unwrap();
-    let names = ["a", "b", "c", "d"];
-    let stage = Stage::default();
-    let mut builder = stage.steps(Graph::builder("room"), &["s"]);
-    for name in names {
-        builder = builder.subgraph(
-            name,
-            &inner,
-            |_| Notes::default(),
-            |state, inner| state.done.extend(inner.done),
-        );
-    }
-    let graph = builder.fork("s", names).max_parallel(2).join("j", stage.merge()).build().unwrap();
-    let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
-    assert_eq!(outcome.waiting.len(), 4);
-    for wait in &outcome.waiting {
-        world.engine.answer("r", &wait.wait.id, json!("yes")).await.unwrap();
-    }
-
-    let outcome = world.engine.resume(&graph, "r").await.unwrap();
-
-    assert_eq!(outcome.status, RunStatus::Completed);
-    assert_eq!(*at_work.lock().unwrap(), (0, 2), "two at once, and no more");
 }
 
 // To write something down by hand after the end of a run in which a branch had failed made it a run that had not.
