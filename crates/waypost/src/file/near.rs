@@ -19,11 +19,26 @@ use super::witness::Listed;
 /// the place is remembered from the first walk on.
 const GUESSES_MAX: usize = 4;
 
+/// From how many records on the parts of a commit are kept, for whoever reads one after another.
+const LARGE_RECORDS_MIN: usize = 16;
+/// Longest text of a commit of which they are kept.
+const LARGE_BYTES_MAX: u64 = 8 << 20;
+
 /// What a store remembers of its runs between calls: only where to look, never what is there.
 #[derive(Debug, Default)]
 pub(super) struct Remembered {
     journals: Mutex<BTreeMap<RunId, Arc<Index>>>,
     places: Mutex<BTreeMap<RunId, Places>>,
+    large: Mutex<Option<Arc<Large>>>,
+}
+
+/// The commit with many records that was read last: its text, which is read again each time and must be the same, and what
+/// that means, which would take far longer to find out for each of its records.
+#[derive(Debug)]
+struct Large {
+    run: RunId,
+    text: Vec<u8>,
+    commit: Commit,
 }
 
 /// What was seen of one run.
@@ -52,6 +67,7 @@ impl Remembered {
     pub(super) fn forget(&self, run: &RunId) {
         locked(&self.journals).remove(run);
         locked(&self.places).remove(run);
+        locked(&self.large).take_if(|large| large.run == *run);
     }
 }
 
@@ -169,7 +185,7 @@ impl RunReader<'_> {
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Record, StoreError> {
-        let remembered = || self.load_from(index.place(self.run, branch, seq)?, branch, seq);
+        let remembered = || self.load_remembered(branch, seq, index);
         if let Some(record) = self.load_near(branch, seq).or_else(remembered) {
             return Ok(record);
         }
@@ -213,10 +229,34 @@ impl RunReader<'_> {
         None
     }
 
-    /// Looks for a record in a commit where it was seen before.
+    /// Looks for a record in this commit.
     pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
         let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
         take(commit, branch, seq)
+    }
+
+    /// Looks for a record in the commit where it was seen before.
+    fn load_remembered(&self, branch: &BranchPath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
+        let number = index.place(self.run, branch, seq)?;
+        let of = |commit: &Commit| {
+            let mut records = commit.records.iter().map(|(_, record)| record);
+            records.find(|record| is_of(record, branch, seq)).cloned()
+        };
+        let known = locked(&index.0.large).clone();
+        let known = known.filter(|large| large.run == *self.run && large.commit.number == number);
+        let text = self.disk.read(&self.paths.commit(number), LARGE_BYTES_MAX).unwrap_or_default();
+        if let Some(same) = known.filter(|large| large.text == text) {
+            return of(&same.commit);
+        }
+        match Commit::open(self.run, number, &text) {
+            Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, branch, seq),
+            Ok(commit) => {
+                let record = of(&commit);
+                *locked(&index.0.large) = Some(Arc::new(Large { run: self.run.clone(), text, commit }));
+                record
+            }
+            Err(_) => self.load_from(number, branch, seq),
+        }
     }
 
     /// Looks for a record in the journal: one that stands there has let go of its state. What is wrong with it, if it is
@@ -234,8 +274,7 @@ impl RunReader<'_> {
         let path = self.paths.journal();
         let read = journal::read(self.disk, &path, self.run, line);
         let read = read.map_err(|source| read_error(&path, source))?;
-        let is_it = |record: &Record| record.header().branch == *branch && record.header().seq == seq;
-        Ok(read.ok().filter(is_it))
+        Ok(read.ok().filter(|record| is_of(record, branch, seq)))
     }
 
     /// Looks for a record in all commits, from the newest on.
@@ -264,7 +303,11 @@ fn seqs_of(commit: &Commit, branch: &BranchPath) -> impl Iterator<Item = u64> {
 
 pub(super) fn take(commit: Commit, branch: &BranchPath, seq: u64) -> Option<Record> {
     let mut records = commit.records.into_iter().map(|(_, record)| record);
-    records.find(|record| record.header().branch == *branch && record.header().seq == seq)
+    records.find(|record| is_of(record, branch, seq))
+}
+
+fn is_of(record: &Record, branch: &BranchPath, seq: u64) -> bool {
+    record.header().branch == *branch && record.header().seq == seq
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
