@@ -84,6 +84,10 @@ pub(crate) enum Command {
     Delete(DeleteArgs),
     /// Drop old states, and delete old runs that are finished
     Prune(PruneArgs),
+    /// Answer what a run asks
+    Answer(AnswerArgs),
+    /// Send a signal to a run, for a step that waits for it
+    Signal(SignalArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
     /// Keep the processes of one run; started by `run` and `resume`
@@ -105,6 +109,9 @@ pub(crate) struct RunArgs {
     /// Name the run [default: the workflow's name with four random characters]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
+    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
     /// Resume the run named by `--id` if there is one already
     #[arg(long, requires = "id")]
     pub(crate) or_resume: bool,
@@ -145,6 +152,9 @@ pub(crate) struct ResumeArgs {
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
+    /// Stay so long while nothing is to be done but to wait for a time or a signal; with `--all`, for no run
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
     /// Show what would be done, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -325,6 +335,27 @@ pub(crate) struct PruneArgs {
     /// Do not ask before runs are deleted
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(override_usage = "waypost answer [OPTIONS] <RUN> [ID] <VALUE>")]
+pub(crate) struct AnswerArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// The answer; before it, where there are several questions, the step that asks, or the id of the question
+    #[arg(required = true, num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
+    pub(crate) words: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SignalArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Name of the signal
+    pub(crate) name: String,
+    /// What it brings: JSON, or else a text
+    #[arg(allow_negative_numbers = true)]
+    pub(crate) value: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use crate::output::Output;
 use crate::place::{self, Access};
 use crate::reference::{self, Default};
 
+mod answer;
 mod check;
 mod checkpoints;
 mod delete;
@@ -125,6 +126,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Verify(args) => verify::verify(context, args).await,
         Command::Delete(args) => delete::delete(context, args).await,
         Command::Prune(args) => prune::prune(context, args).await,
+        Command::Answer(args) => answer::answer(context, args).await,
+        Command::Signal(args) => answer::signal(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

@@ -2,22 +2,26 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{Engine, Outcome, RunError, StopHandle, StopLevel};
-use waypost::record::{Failure, FailureKind, RunStatus};
-use waypost::store::Store;
-use waypost_workflow::program::WorkflowState;
+use waypost::engine::{
+    Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel, Waiting,
+};
+use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
+use waypost::store::{Signal, SignalKind, Store};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
-use crate::commands::Context;
+use crate::commands::{Context, now};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::ladder;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
+use crate::place::quoted;
 use crate::view::VERSION;
 
 /// A session that is about to begin.
@@ -28,6 +32,19 @@ pub(crate) struct Session<'a> {
     pub(crate) stop: StopHandle,
     progress: Arc<Progress>,
     timeout: Option<Duration>,
+}
+
+/// How often is looked whether a signal has come.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What came of waiting.
+enum Came {
+    /// What was waited for, or some of it.
+    Something,
+    /// It is not waited for any longer.
+    Nothing,
+    /// Somebody wants it to stop.
+    Stop(String),
 }
 
 /// What is told at the end besides the outcome.
@@ -90,6 +107,78 @@ impl<'a> Session<'a> {
         };
         self.progress.close();
         Ok(outcome?)
+    }
+
+    /// Goes on with a run that waits for nothing but a time or a signal, as often as that comes before `wait` is over. Who
+    /// waits for a person is not waited for.
+    pub(crate) async fn wait_out(
+        &self,
+        engine: &Engine,
+        program: &WorkflowProgram,
+        mut outcome: Outcome<WorkflowState>,
+        options: &SessionOptions,
+        wait: Duration,
+    ) -> Result<Outcome<WorkflowState>, Error> {
+        let end = Instant::now() + wait;
+        while outcome.status == RunStatus::Waiting {
+            match self.comes(engine, &outcome, end).await? {
+                Came::Nothing => break,
+                Came::Stop(by) => {
+                    outcome.stopped_by = Some(by);
+                    break;
+                }
+                Came::Something => {}
+            }
+            let options = ResumeOptions { session: options.clone(), ..ResumeOptions::default() };
+            let again = engine.resume_program(program, &outcome.run, options);
+            let Outcome { repaired, lost, .. } = outcome;
+            outcome = self.watch(again).await?;
+            outcome.repaired.splice(..0, repaired);
+            outcome.lost = outcome.lost.max(lost);
+        }
+        Ok(outcome)
+    }
+
+    /// Waits for what a run waits for, if that may come before `end`.
+    async fn comes(
+        &self,
+        engine: &Engine,
+        outcome: &Outcome<WorkflowState>,
+        end: Instant,
+    ) -> Result<Came, Error> {
+        let due = |waiting: &Waiting| match waiting.wait.on {
+            WaitKind::Until(due) => Some(due),
+            _ => None,
+        };
+        let now = now();
+        let due = outcome.waiting.iter().filter_map(due).min();
+        let due = due.map(|due| Duration::try_from(due.duration_since(now)).unwrap_or_default());
+        let has = |is: fn(&WaitKind) -> bool| outcome.waiting.iter().any(|waiting| is(&waiting.wait.on));
+        let signals = has(|on| matches!(on, WaitKind::Signal(_)));
+        let due = due.map(|due| Instant::now() + due).filter(|due| *due <= end);
+        if has(|on| *on == WaitKind::Answer) || (due.is_none() && !signals) {
+            return Ok(Came::Nothing);
+        }
+        let last = due.unwrap_or(end);
+        loop {
+            let rest = last.saturating_duration_since(Instant::now());
+            tokio::select! {
+                stop = self.stop.stopped() => return Ok(Came::Stop(stop.by)),
+                () = tokio::time::sleep(rest.min(LOOK_INTERVAL)) => {}
+            }
+            let is_meant = |signal: &Signal| match &signal.kind {
+                SignalKind::Named { name, .. } => {
+                    outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Signal(name.clone()))
+                }
+                _ => false,
+            };
+            if signals && engine.store().signals(&outcome.run).await?.iter().any(is_meant) {
+                return Ok(Came::Something);
+            }
+            if Instant::now() >= last {
+                return Ok(if due.is_some() { Came::Something } else { Came::Nothing });
+            }
+        }
     }
 
     /// Stops the session when its time is up.
@@ -159,7 +248,11 @@ impl<'a> Session<'a> {
     }
 
     fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
+        if outcome.status == RunStatus::Waiting && !self.context.output.json {
+            return Ok(self.context.output.answer(&sentence(outcome, told))?);
+        }
         let why = match outcome.status {
+            RunStatus::Waiting => "what it waits for has not come",
             RunStatus::CompletedWithFailures => "it is completed, with tolerated failures",
             RunStatus::Completed => "it is completed",
             _ => "the step of --until is done, and all that it needs",
@@ -240,10 +333,38 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
                 "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
             ))
         ),
-        RunStatus::Waiting => format!("Run {run} waits: {done}.{next}"),
+        RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(outcome, told)),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
         RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
     }
+}
+
+/// Says what a run waits for, and how that is given.
+fn waits(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
+    let words = told.store_words.as_deref().unwrap_or_default();
+    let mut text = String::new();
+    for waiting in &outcome.waiting {
+        let (step, run) = (&waiting.step, &told.run);
+        let what = match &waiting.wait.on {
+            WaitKind::Answer => {
+                let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
+                format!(
+                    "step {step} asks: {}\n    waypost answer {run} {step} ANSWER{words}",
+                    shown_lines(question)
+                )
+            }
+            WaitKind::Signal(name) => {
+                format!(
+                    "step {step} waits for a signal\n    waypost signal {run} {}{words}",
+                    quoted(&shown(name))
+                )
+            }
+            WaitKind::Until(due) => format!("step {step} waits until {due:.0}"),
+            WaitKind::Children | WaitKind::Resume => continue,
+        };
+        text.push_str(&format!("\n  {what}"));
+    }
+    text
 }
 
 /// Returns the exit code of a session that ended so.
@@ -261,7 +382,8 @@ fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
             None if told.until.is_some() => Exit::Done,
             None => Exit::Interrupt,
         },
-        RunStatus::Waiting | RunStatus::Queued => Exit::Waiting,
+        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, ladder::exit_of),
+        RunStatus::Queued => Exit::Waiting,
         RunStatus::InDoubt => Exit::InDoubt,
         RunStatus::Cancelled => Exit::Usage,
         RunStatus::Running => Exit::Internal,

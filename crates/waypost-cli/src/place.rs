@@ -267,7 +267,7 @@ pub(crate) fn with_words(text: &str, words: &str) -> String {
 }
 
 /// Quotes a word for a shell, if it must be.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
     if !word.is_empty() && word.bytes().all(plain) {
         word.to_owned()

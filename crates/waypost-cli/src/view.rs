@@ -366,6 +366,26 @@ pub(crate) struct KeptView {
     pub(crate) why: String,
 }
 
+/// The answer of `answer`.
+#[derive(Debug, Serialize)]
+pub(crate) struct AnsweredView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) id: String,
+    pub(crate) branch: String,
+    pub(crate) step: String,
+    pub(crate) value: Value,
+}
+
+/// The answer of `signal`.
+#[derive(Debug, Serialize)]
+pub(crate) struct SignalledView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) name: String,
+    pub(crate) value: Value,
+}
+
 /// The answer of `stop`.
 #[derive(Debug, Serialize)]
 pub(crate) struct StoppedView {

@@ -164,10 +164,12 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
     loop {
         let page = store.runs(&query).await?;
         damaged.extend(page.damaged.into_iter().map(|found| found.run));
-        let is_due = |run: &waypost::store::RunSummary| {
-            run.status != RunStatus::Waiting || run.summary.wake_at.is_some_and(|wake_at| wake_at <= now)
-        };
-        runs.extend(page.runs.into_iter().filter(is_due).map(|run| run.run));
+        for found in page.runs {
+            let is_due = found.status != RunStatus::Waiting
+                || found.summary.wake_at.is_some_and(|wake_at| wake_at <= now)
+                || !store.signals(&found.run).await?.is_empty();
+            runs.extend(is_due.then_some(found.run));
+        }
         match page.next {
             Some(cursor) => query.cursor = Some(cursor),
             None => break,
@@ -298,7 +300,10 @@ impl Prepared {
             ..ResumeOptions::default()
         };
         let engine = session.engine(store);
+        let kept = options.session.clone();
         let outcome = session.watch(engine.resume_program(&program, &run, options)).await?;
+        let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
+        let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
         session.conclude(&outcome, &told)
     }
 }

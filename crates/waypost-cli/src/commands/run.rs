@@ -104,8 +104,12 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
     let engine = session.engine(Arc::clone(&store));
+    let kept = options.clone();
     match session.watch(engine.run_program(&program, record, state, options)).await {
-        Ok(outcome) => session.conclude(&outcome, &told),
+        Ok(outcome) => {
+            let outcome = session.wait_out(&engine, &program, outcome, &kept, args.wait).await?;
+            session.conclude(&outcome, &told)
+        }
         // Another process has made it since this one looked.
         Err(error) if args.or_resume && is_taken(&error) => {
             refuse_other(store.as_ref(), &told.run, &params, &args).await?;
@@ -235,7 +239,12 @@ async fn beside_existing(
 }
 
 fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {
-    ResumeArgs { run: Some(id.to_string()), until: args.until.clone(), ..ResumeArgs::default() }
+    ResumeArgs {
+        run: Some(id.to_string()),
+        until: args.until.clone(),
+        wait: args.wait,
+        ..ResumeArgs::default()
+    }
 }
 
 /// Refuses a run that was made otherwise than is asked for here.

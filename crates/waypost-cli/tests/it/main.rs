@@ -20,3 +20,4 @@ mod rig;
 mod running;
 mod screens;
 mod signals;
+mod waiting;

@@ -263,7 +263,7 @@ fn a_file_that_is_gone_or_broken_is_told() {
     rig.write("flow.yaml", "version: 1\nsteps: [{ rum: x }]\n");
     check("changed_broken", &rig.waypost(&["resume"]));
     rig.write("ok", "");
-    std::fs::remove_file(rig.path("flow.yaml")).unwrap();
+    fs::remove_file(rig.path("flow.yaml")).unwrap();
     check("changed_gone", &rig.waypost(&["resume"]));
 }
 
@@ -272,7 +272,7 @@ fn a_store_that_was_moved_resumes() {
     let rig = Rig::failed();
     let moved = Rig::new();
     for name in ["flow.yaml", ".waypost"] {
-        std::fs::rename(rig.path(name), moved.path(name)).unwrap();
+        fs::rename(rig.path(name), moved.path(name)).unwrap();
     }
     moved.write("ok", "");
 

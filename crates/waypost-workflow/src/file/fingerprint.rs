@@ -4,6 +4,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::step::Draft;
+use super::work::{Approval, Work};
 use super::workflow::{Shell, Tolerance};
 use crate::expr::Template;
 
@@ -43,9 +44,17 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         Tolerance::Everything => json!(true),
         Tolerance::ExitCodes(codes) => json!(codes),
     };
+    let work = draft.work.as_ref().map(|(work, _)| match work {
+        Work::Run(command) => json!(text(command)),
+        Work::Approve(Approval { question, answer }) => {
+            json!({ "approve": text(question), "answer": answer.told() })
+        }
+        Work::Sleep(time) => json!({ "sleep": time.as_nanos().to_string() }),
+        Work::Wait(name) => json!({ "wait": text(name) }),
+    });
     let meaning = json!([
         RECIPE,
-        draft.run.as_ref().map(|(run, _)| text(run)),
+        work,
         env,
         draft.dir.as_ref().map(|(dir, _)| text(dir)),
         shell,

@@ -22,6 +22,7 @@ mod settings;
 mod step;
 mod syntax;
 mod units;
+mod work;
 mod workflow;
 
 use std::io::Read as _;
@@ -34,6 +35,7 @@ pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProb
 pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
+pub use self::work::{AnswerKind, Approval, Work};
 pub use self::workflow::{
     Backoff, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause, Shell,
     Step, Tolerance, Workflow,

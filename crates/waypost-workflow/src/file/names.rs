@@ -102,8 +102,11 @@ impl Pass<'_, '_, '_, '_> {
         for (_, source, node) in &draft.outputs {
             self.template(&source.from, node, site("from", 3));
         }
-        if let Some((run, node)) = &draft.run {
-            self.template(run, node, site("run", 3));
+        let Some((work, node)) = &draft.work else { return };
+        if let Some(text) = work.template() {
+            self.template(text, node, site(work.key(), 3));
+        }
+        if let Some(run) = work.command() {
             self.warn_pasted(run, node);
         }
     }

@@ -384,7 +384,7 @@ fn assemble(
                 index: position,
                 line: checker.source.position(draft.node.span.start).0,
                 keeps_stdout: kept.contains(&position),
-                run: draft.run.expect("a step without a command was reported").0,
+                work: draft.work.expect("a step without anything to do was reported").0,
                 needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
                 condition: draft.condition.map(|(condition, _)| condition),
                 dir: draft.dir.map(|(dir, _)| dir),

@@ -6,6 +6,7 @@ use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::settings::{self, Variable};
+use super::work::{self, Work};
 use super::workflow::{OutputSource, Retry, Shell, Tolerance};
 use crate::expr::{Condition, Template};
 use crate::output::{Capture, JsonPath, OUTPUT_NAME_BYTES_MAX, is_output_name};
@@ -18,16 +19,15 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The name under which `capture` keeps standard output.
 pub(super) const CAPTURED: &str = "result";
 
-/// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 8] =
-    ["agent", "service", "foreach", "workflow", "approve", "sleep", "wait", "steps"];
-
 static STEP: KeySet = KeySet {
     what: "a step",
     keys: &[
         "id",
         "name",
         "run",
+        "approve",
+        "sleep",
+        "wait",
         "needs",
         "if",
         "env",
@@ -49,9 +49,6 @@ static STEP: KeySet = KeySet {
         "service",
         "foreach",
         "workflow",
-        "approve",
-        "sleep",
-        "wait",
         "steps",
         "repeat",
         "evidence",
@@ -93,8 +90,8 @@ pub(super) struct Draft<'n> {
     pub(super) id: String,
     pub(super) has_own_id: bool,
     pub(super) name: Option<String>,
-    /// The command; `None` if the step is of a kind that is not built yet, or wrong.
-    pub(super) run: Option<(Template, &'n Node)>,
+    /// What it does; `None` if that is not built yet, or wrong.
+    pub(super) work: Option<(Work, &'n Node)>,
     pub(super) needs: Option<Vec<(String, &'n Node)>>,
     pub(super) condition: Option<(Condition, &'n Node)>,
     pub(super) env: Vec<Variable<'n>>,
@@ -114,7 +111,8 @@ pub(super) struct Draft<'n> {
 impl Draft<'_> {
     /// The names of its outputs, if it is sure that it has no others.
     pub(super) fn declared_outputs(&self) -> Option<Vec<&str>> {
-        let (run, _) = self.run.as_ref()?;
+        let (work, _) = self.work.as_ref()?;
+        let Some(run) = work.command() else { return Some(work.outputs().to_vec()) };
         let mut names: Vec<&str> = self.outputs.iter().map(|(name, ..)| name.as_str()).collect();
         names.extend(self.capture.map(|_| CAPTURED));
         (!names.is_empty() && !run.as_str().contains("WAYPOST_OUTPUT")).then_some(names)
@@ -146,7 +144,7 @@ pub(super) fn step<'n>(
         has_own_id: fields.get("id").is_some(),
         id: id.map_or_else(|| format!("step-{position}"), |(id, _)| id),
         name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
-        run: run(checker, node, &fields),
+        work: work::work(checker, node, &fields),
         needs: fields.get("needs").map(|node| checker.texts(node, "needs")),
         condition: fields
             .get("if")
@@ -215,30 +213,6 @@ pub fn is_step_id(id: &str) -> bool {
     letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
         && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-')
         && id.len() <= STEP_ID_BYTES_MAX
-}
-
-fn run<'n>(checker: &mut Checker<'_>, node: &'n Node, fields: &Fields<'n>) -> Option<(Template, &'n Node)> {
-    let Some(command) = fields.get("run") else {
-        // A kind that is not built yet was reported at its key.
-        if !fields.has_any(&KINDS_LATER) && !fields.has_any(&["run"]) {
-            checker.wrong(node, "the step has nothing to do", "add `run:` with a command");
-        }
-        return None;
-    };
-    if let Kind::List(_) = command.kind {
-        checker.mismatch(command, "run", "text", "write several commands as lines under `run: |`");
-        return None;
-    }
-    let template = checker.template(command, "run")?;
-    if template.as_str().trim().is_empty() {
-        checker.wrong(command, "`run` is empty", "write a command; `true` does nothing");
-        return None;
-    }
-    if template.as_str().contains('\0') {
-        checker.wrong(command, "`run` holds a NUL, which no command can", "remove it");
-        return None;
-    }
-    Some((template, command))
 }
 
 fn capture(checker: &mut Checker<'_>, node: &Node) -> Option<Capture> {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::params::Param;
 use super::problem::Problem;
+use super::work::Work;
 use crate::expr::{Condition, ExprError, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
 use crate::suggest::nearest;
@@ -194,8 +195,8 @@ pub struct Step {
     pub name: Option<String>,
     /// The line in the file where it begins, from 1.
     pub line: usize,
-    /// The command.
-    pub run: Template,
+    /// What it does.
+    pub work: Work,
     /// Ids of the steps that it names in `needs`, each once.
     pub needs: Vec<String>,
     /// Whether it runs; without one it runs if no step that it needs was skipped.
@@ -233,7 +234,7 @@ pub struct Step {
 impl Step {
     /// Every name that its expressions read.
     fn references(&self) -> impl Iterator<Item = &Reference> {
-        let own = [Some(&self.run), self.dir.as_ref(), self.stdin.as_ref(), self.report.as_ref()];
+        let own = [self.work.template(), self.dir.as_ref(), self.stdin.as_ref(), self.report.as_ref()];
         let env = self.env.iter().flatten().map(|(_, template)| template);
         let sources = self.outputs.iter().map(|(_, source)| &source.from);
         let templates = own.into_iter().flatten().chain(env).chain(sources);

@@ -37,9 +37,9 @@ const SUCCESS_TAIL: (usize, usize) = (1, 200);
 /// Longest command kept in a record.
 const COMMAND_BYTES_MAX: usize = 4 * 1024;
 
-/// A step with everything filled in, ready to run without the state.
+/// A command with everything filled in, ready to run without the state.
 #[derive(Debug)]
-pub struct Job {
+pub(super) struct Command {
     argv: Vec<OsString>,
     command: String,
     /// The command was made from a template: the record keeps it.
@@ -60,11 +60,18 @@ pub struct Job {
     state_bytes: usize,
 }
 
-impl Job {
-    pub(super) fn render(step: &Step, scope: &Scope, around: &Surroundings) -> Result<Self, ExprError> {
+impl Command {
+    /// Makes it of a step that runs `command`.
+    pub(super) fn render(
+        step: &Step,
+        command: &Template,
+        scope: &Scope,
+        around: &Surroundings,
+    ) -> Result<Self, ExprError> {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
-        let command = step.run.render(&scope)?;
+        let is_plain = command.is_plain();
+        let command = command.render(&scope)?;
         let dir = step.dir.as_ref().map(|dir| dir.render(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
             Ok((name.clone(), around.base.join(source.from.render(&scope)?), source.clone()))
@@ -74,7 +81,7 @@ impl Job {
         argv.push(command.clone().into());
         Ok(Self {
             argv,
-            rendered: !step.run.is_plain(),
+            rendered: !is_plain,
             command,
             dir: dir.map_or_else(|| around.base.clone(), |dir| around.base.join(dir)),
             stdin: step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose()?,
@@ -155,7 +162,7 @@ enum Life {
 }
 
 impl WorkflowProgram {
-    pub(super) async fn run(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
+    pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
         let (supervisor, folder, mark) = {
             let session = self.session.lock().expect("no code panics while it holds the session");
             let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
@@ -175,7 +182,7 @@ impl WorkflowProgram {
         &self,
         folder: &ScratchFolder,
         supervisor: Arc<Supervisor>,
-        job: Job,
+        job: Command,
         attempt: Attempt,
         mark: &str,
     ) -> Performed<StepOutput> {
@@ -217,7 +224,7 @@ impl WorkflowProgram {
 
     fn environment(
         &self,
-        job: &Job,
+        job: &Command,
         attempt: &Attempt,
         scratch: &Scratch,
         mark: &str,
@@ -239,7 +246,7 @@ impl WorkflowProgram {
     async fn follow(
         &self,
         mut child: Child,
-        job: Job,
+        job: Command,
         attempt: &Attempt,
         scratch: &Scratch,
         mark: &str,
@@ -286,7 +293,7 @@ impl WorkflowProgram {
     }
 
     /// Ends the log, and says for the record what is known of a try besides its outputs.
-    async fn ending(&self, job: &Job, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
+    async fn ending(&self, job: &Command, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
         let exit_code = life.exit_code();
         let (lines, bytes) = if exit_code == Some(0) { SUCCESS_TAIL } else { FAILURE_TAIL };
         let tail = log.tail(lines, bytes);
@@ -307,7 +314,7 @@ impl WorkflowProgram {
     /// Says what became of a step that ended by itself, or took too long.
     fn ended(
         &self,
-        job: &Job,
+        job: &Command,
         life: Life,
         taken: Taken,
         mut ending: Ending,
@@ -341,7 +348,7 @@ impl WorkflowProgram {
     /// and never fails the step.
     fn report_notes(
         &self,
-        job: &Job,
+        job: &Command,
         summary: io::Result<Option<String>>,
         outputs: Option<&Map<String, Value>>,
     ) -> Vec<Note> {
@@ -371,7 +378,7 @@ impl WorkflowProgram {
     }
 }
 
-impl Job {
+impl Command {
     fn captures(&self) -> bool {
         self.capture.is_some() || self.keeps_stdout
     }

@@ -30,10 +30,14 @@ mod attempt;
 mod handover;
 mod scratch;
 mod state;
+mod waiting;
 
 use scratch::ScratchFolder;
 
-pub use attempt::{Job, LOSS, NO_ROOM};
+use attempt::Command;
+use waiting::Waiting;
+
+pub use attempt::{LOSS, NO_ROOM};
 pub use scratch::ScratchError;
 pub use state::{StepOutput, StepState, WorkflowState};
 
@@ -90,6 +94,16 @@ pub enum ProgramError {
         /// The param.
         param: String,
     },
+}
+
+/// A step with everything filled in, ready to be done without the state.
+#[derive(Debug)]
+pub struct Job(Doing);
+
+#[derive(Debug)]
+enum Doing {
+    Command(Box<Command>),
+    Waiting(Waiting),
 }
 
 /// A workflow, ready for the engine.
@@ -208,7 +222,8 @@ pub fn shape_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Shape, Progr
         let fingerprint: Digest = step.fingerprint.parse()?;
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
         node.idempotent = step.idempotent;
-        node.timeout = step.timeout;
+        // What waits for something outside has all the time that it takes.
+        node.timeout = step.timeout.filter(|_| step.work.command().is_some());
         node.retry = shape::Retry {
             max: step.retry.max,
             delay: step.retry.delay,
@@ -349,12 +364,20 @@ impl Program for WorkflowProgram {
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, _: Option<Joined>) -> Result<Job, Failure> {
-        let job = Job::render(self.step(spot), &self.scope(state), &self.surroundings).map_err(expression)?;
-        Ok(job.after(state.bytes()))
+        let (step, scope) = (self.step(spot), self.scope(state));
+        if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
+            return Ok(Job(Doing::Waiting(waiting)));
+        }
+        let command = step.work.command().expect("what does not wait is a command");
+        let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
+        Ok(Job(Doing::Command(Box::new(command.after(state.bytes())))))
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
-        self.run(job, attempt).await
+        match job.0 {
+            Doing::Command(command) => self.run(*command, attempt).await,
+            Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
+        }
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
@@ -365,8 +388,9 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
-            // The same expression over the same state gives the same error.
+            // The same expression over the same state gives the same error, and who said no is not asked again at once.
             (FailureKind::Expression, _) => false,
+            _ if step.work.command().is_none() => false,
             (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
             (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
             _ => step.retry.when.is_empty(),

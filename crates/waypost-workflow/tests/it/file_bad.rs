@@ -129,11 +129,25 @@ fn words_that_are_not_built_yet_are_said_to_be_so() {
     assert_text(
         "keys_later",
         &answers(&[
-            "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n  - workflow: x.yaml\n  - approve: ok?\n  - sleep: 5s\n  - wait: go\n",
+            "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n  - workflow: x.yaml\n",
             "steps:\n  - run: a\n    evidence: [{file: x}]\n    undo: b\n    repeat: {max: 3}\n    on_failure: []\n    on_success: []\n    on_exit_code: {}\n",
             "budget: {cost: 5.0}\nallow_paths: [/tmp]\non_failure: []\nstore: 'sqlite:x'\nsteps: [{run: a}]\n",
             "steps: [{run: a, retry: {max: 2, when: [evidence]}}]\n",
             "steps: [{run: a, if: item_index > 3}]\n",
+        ]),
+    );
+}
+
+#[test]
+fn a_step_does_one_thing() {
+    assert_text(
+        "kinds",
+        &answers(&[
+            "steps:\n  - run: a\n    approve: b\n  - sleep: 5s\n    wait: c\n  - id: x\n",
+            "steps:\n  - sleep: 5\n  - sleep: 0s\n  - sleep: ${{ params.x }}\n  - sleep: [1s]\n  - wait: ''\n  - wait: [a]\n  - approve:\n",
+            "steps:\n  - approve: {}\n  - approve: {qestion: a}\n  - approve: {question: a, answer: yes}\n  - approve: {question: a, choices: [b]}\n  - approve: {question: a, choices: [b, b, c], answer: text}\n",
+            "steps:\n  - {approve: a, shell: [sh], timeout: 5s, retry: 2}\n  - {sleep: 5s, outputs: {x: {from: y}}, capture: text}\n  - {wait: a, stdin: b, dir: c, idempotent: false, grace: 1s}\n",
+            "steps:\n  - {id: a, approve: ok?}\n  - {id: b, run: 'true', env: {X: '${{ steps.a.outputs.anser }}', Y: '${{ steps.a.outputs.answer }}'}}\n  - {id: c, wait: '${{ steps.d.outputs.x }}'}\n  - {id: d, sleep: 1s}\n  - {id: e, run: 'true', if: steps.d.outputs.x == 1}\n",
         ]),
     );
 }

@@ -200,7 +200,7 @@ fn rendering_names_the_step() {
     scope.insert_step("a", &ended);
 
     let step = workflow.step("b").unwrap();
-    let error = step.run.render(&scope.for_step("b", &BTreeMap::new())).unwrap_err();
+    let error = step.work.command().unwrap().render(&scope.for_step("b", &BTreeMap::new())).unwrap_err();
 
     let expect = "step `b`: cannot work out `steps.a.outputs.rows`: `steps.a.outputs` has no `rows`; it has no names at all";
     assert_eq!(error.to_string(), expect);
@@ -291,24 +291,24 @@ fn aliases_within_the_budget_are_understood() {
     // The anchors' own key is read like any other.
     let second = workflow(text).steps()[1].clone();
 
-    assert_eq!(second.run.as_str(), "x");
+    assert_eq!(second.work.command().unwrap().as_str(), "x");
 }
 
 #[test]
 fn json_is_yaml_and_so_is_a_file_with_a_byte_order_mark() {
     let json = r#"{"version": 1, "steps": [{"id": "a", "run": "echo \"hi\" \u00e9"}]}"#;
 
-    assert_eq!(only_step(json).run.as_str(), "echo \"hi\" \u{e9}");
-    assert_eq!(only_step("\u{feff}- run: x\n").run.as_str(), "x");
-    assert_eq!(only_step("%YAML 1.2\n---\n- run: x\n...\n").run.as_str(), "x");
-    assert_eq!(only_step("- run: |\r\n    a\r\n    b\r\n").run.as_str(), "a\nb\n");
+    assert_eq!(only_step(json).work.command().unwrap().as_str(), "echo \"hi\" \u{e9}");
+    assert_eq!(only_step("\u{feff}- run: x\n").work.command().unwrap().as_str(), "x");
+    assert_eq!(only_step("%YAML 1.2\n---\n- run: x\n...\n").work.command().unwrap().as_str(), "x");
+    assert_eq!(only_step("- run: |\r\n    a\r\n    b\r\n").work.command().unwrap().as_str(), "a\nb\n");
 }
 
 #[test]
 fn plain_truth_is_a_condition_and_a_command() {
     let step = only_step("- {run: true, if: false}");
 
-    assert_eq!((step.run.as_str(), step.condition.unwrap().as_str()), ("true", "false"));
+    assert_eq!((step.work.command().unwrap().as_str(), step.condition.unwrap().as_str()), ("true", "false"));
 }
 
 #[test]

@@ -153,6 +153,6 @@ proptest! {
         let indented: String = lines.iter().map(|line| format!("    {line}\n")).collect();
         let workflow = Workflow::parse(&format!("- run: |\n{indented}"), Path::new("w.yaml")).unwrap();
 
-        prop_assert_eq!(workflow.steps()[0].run.as_str(), format!("{}\n", lines.join("\n")));
+        prop_assert_eq!(workflow.steps()[0].work.command().unwrap().as_str(), format!("{}\n", lines.join("\n")));
     }
 }

@@ -20,7 +20,7 @@ const DRAFTS_PENDING_MAX: usize = 1_000;
 const TRIM_BATCHES: u64 = 16;
 
 impl<P: Program> Session<'_, P> {
-    fn summary(&self, status: Option<RunStatus>) -> Summary {
+    pub(super) fn summary(&self, status: Option<RunStatus>) -> Summary {
         let frontier = &self.main().position.frontier;
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));

@@ -229,7 +229,8 @@ impl<'a, P: Program> Session<'a, P> {
         match self.take_up().await {
             Ok(Taken::Up(status)) => self.work_on(status).await,
             Ok(Taken::Nothing(stood)) => {
-                self.engine.store.release(lease, None).await?;
+                let wake_at = self.summary(Some(stood)).wake_at;
+                self.engine.store.release(lease, wake_at).await?;
                 Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
             }
             Err(error) => {
@@ -261,6 +262,14 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Says whether all that is wanted is done, and nothing else was touched.
     fn is_idle(&self, status: Option<RunStatus>) -> bool {
+        if status == Some(RunStatus::Waiting)
+            && self.stood == status
+            && self.dirty.is_empty()
+            && !self.is_again
+        {
+            // Nothing of what it waits for has come.
+            return true;
+        }
         let Some(wanted) = &self.wanted else { return false };
         let main = self.main();
         let mut left =

@@ -1,0 +1,149 @@
+//! Steps that wait for a person, a signal or a time, and the commands that give them what they wait for.
+
+use serde_json::json;
+
+use crate::rig::{Rig, check};
+
+const RELEASE: &str = r#"name: release
+steps:
+  - {id: build, run: 'echo "v=1.2" >> "$WAYPOST_OUTPUT"; echo build >> trace'}
+  - {id: ok, approve: "Publish ${{ steps.build.outputs.v }}?"}
+  - id: where
+    approve: {question: Where to?, choices: [staging, production]}
+  - id: publish
+    run: echo "$TO $OK" >> trace
+    env: {TO: "${{ steps.where.outputs.answer }}", OK: "${{ steps.ok.outputs.answer }}"}
+"#;
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+#[test]
+fn a_run_asks_is_answered_and_goes_on() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(RELEASE).at(store);
+        let waits = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+        assert_eq!(waits.status.code(), Some(75), "{}", rig.told(&waits));
+        let shown = rig.json(&["show", "r", "--json"]);
+        assert_eq!(shown["status"], "waiting");
+        assert_eq!(shown["waiting"].as_array().unwrap().len(), 1);
+        let waiting = &shown["waiting"][0];
+        assert_eq!((&waiting["step"], &waiting["question"]), (&json!("ok"), &json!("Publish 1.2?")));
+        let id = waiting["id"].as_str().unwrap();
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75), "nobody has answered");
+        let before = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len();
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75));
+        let after = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len();
+        assert_eq!(before, after, "and to look changes nothing");
+        assert_eq!(code(&rig, &["answer", "r", "perhaps"]), Some(2), "neither yes nor no");
+        assert_eq!(code(&rig, &["answer", "r", "nobody", "yes"]), Some(5), "nobody asks so");
+        let answered = rig.json(&["answer", "r", &id[..8], "yes", "--json"]);
+        assert_eq!(
+            answered,
+            json!({"v": 1, "run": "r", "id": id, "branch": "main", "step": "ok", "value": true})
+        );
+        assert_eq!(code(&rig, &["answer", "r", "ok", "no"]), Some(2), "it has its answer");
+        // Who resumes all that is due goes on with what was answered.
+        assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(75));
+        assert_eq!(code(&rig, &["answer", "r", "mars"]), Some(2), "no such choice");
+        assert_eq!(code(&rig, &["answer", "r", "production"]), Some(0));
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), "build\nproduction true\n", "{store}");
+        assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(2), "it asks nothing any more");
+        assert_eq!(code(&rig, &["signal", "r", "x"]), Some(2), "nor takes it signals");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn screens_of_a_run_that_waits() {
+    let rig = Rig::with(
+        "name: three\nmax_parallel: 3\nsteps:\n  - {id: ask, needs: [], approve: Go on?}\n  - {id: nap, needs: [], sleep: 10h}\n  - {id: mail, needs: [], wait: mail has come}\n",
+    );
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    // The time of the end is that of the clock.
+    let told = told
+        .lines()
+        .map(|line| match line.split_once("waits until ") {
+            Some((begin, _)) => format!("{begin}waits until TIME"),
+            None => line.to_owned(),
+        })
+        // In which order they began to wait is chance.
+        .filter(|line| !line.starts_with("[TIME]"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    check("waiting_run", &told);
+    check("waiting_answer", &rig.waypost(&["answer", "r", "yes"]));
+    check("waiting_signal", &rig.waypost(&["signal", "r", "mail has come", "7"]));
+    check("waiting_answer_again", &rig.waypost(&["answer", "r", "ask", "no"]));
+    check("waiting_answer_nobody", &rig.waypost(&["answer", "r", "nap", "no"]));
+}
+
+#[test]
+fn who_says_no_fails_the_step_and_is_asked_anew() {
+    let rig = Rig::with("steps:\n  - {id: ok, approve: Sure?}\n  - {id: go, run: echo go >> trace}\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+    assert_eq!(code(&rig, &["answer", "r", "no"]), Some(0));
+    let refused = rig.call(&["resume", "r"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        rig.told(&refused).contains("it was not approved: `false` was answered"),
+        "{}",
+        rig.told(&refused)
+    );
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75), "asked anew");
+    assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "go\n");
+}
+
+#[test]
+fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: echo a >> trace}\n  - {id: nap, sleep: 3s}\n  - {id: go, wait: go}\n  - {id: b, run: 'echo \"b $V\" >> trace', env: {V: '${{ steps.go.outputs.value.n }}'}}\n",
+    );
+    // Longer than it may stay.
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "1s"]), Some(75));
+    let status = |rig: &Rig| rig.json(&["show", "r", "--json"])["status"].as_str().unwrap().to_owned();
+    assert_eq!(status(&rig), "waiting");
+    assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(0), "it is not due");
+    let running = rig.start(&["resume", "r"]);
+    crate::rig::wait_until("the pause is over", || {
+        rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go"
+    });
+    running.signal(libc::SIGKILL);
+    drop(running);
+    assert_eq!(status(&rig), "waiting");
+
+    let running = rig.start(&["resume", "r"]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(
+        code(&rig, &["signal", "r", "other"]),
+        Some(0),
+        "another one is left for whoever waits for it"
+    );
+    assert_eq!(code(&rig, &["signal", "r", "go", r#"{"n": 7}"#]), Some(0));
+
+    assert_eq!(running.end().status.code(), Some(0));
+    assert_eq!(rig.read("trace"), "a\nb 7\n");
+}
+
+#[test]
+fn ctrl_c_ends_the_waiting_and_not_the_run() {
+    let rig = Rig::with("steps:\n  - {id: go, wait: go}\n  - {id: b, run: echo b >> trace}\n");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    crate::rig::wait_until("it waits", || {
+        rig.call(&["list", "--json"]).stdout.windows(9).any(|text| text == b"\"waiting\"")
+    });
+
+    running.signal(libc::SIGINT);
+
+    assert_eq!(running.end().status.code(), Some(130));
+    assert_eq!(code(&rig, &["signal", "r", "go"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "b\n");
+}

@@ -1,0 +1,227 @@
+//! What a step does: a command, a question to a person, a pause, or a wait for a signal.
+
+use std::time::Duration;
+
+use super::checker::Checker;
+use super::fields::{Fields, KeySet};
+use super::node::{Kind, Node};
+use crate::expr::Template;
+use crate::suggest::listed;
+
+/// The keys that say what a step does; each step has one.
+pub(super) const KINDS: [&str; 4] = ["run", "approve", "sleep", "wait"];
+/// Kinds of steps that the language has and this version has not.
+const KINDS_LATER: [&str; 5] = ["agent", "service", "foreach", "workflow", "steps"];
+/// Keys that mean something only for a step that starts a process.
+const FOR_PROCESSES: [&str; 9] =
+    ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
+
+static APPROVE: KeySet =
+    KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };
+
+/// What a step does.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Work {
+    /// Runs this command.
+    Run(Template),
+    /// Asks a person, and waits for the answer.
+    Approve(Approval),
+    /// Waits for so long.
+    Sleep(Duration),
+    /// Waits for a signal of this name.
+    Wait(Template),
+}
+
+impl Work {
+    /// The command, if it is one.
+    #[must_use]
+    pub fn command(&self) -> Option<&Template> {
+        match self {
+            Self::Run(command) => Some(command),
+            _ => None,
+        }
+    }
+
+    /// The key that says it.
+    #[must_use]
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::Run(_) => "run",
+            Self::Approve(_) => "approve",
+            Self::Sleep(_) => "sleep",
+            Self::Wait(_) => "wait",
+        }
+    }
+
+    /// The names of what it hands over by itself.
+    pub(super) fn outputs(&self) -> &'static [&'static str] {
+        match self {
+            Self::Approve(_) => &["answer"],
+            Self::Wait(_) => &["value"],
+            Self::Run(_) | Self::Sleep(_) => &[],
+        }
+    }
+
+    /// The text in it that may hold expressions.
+    pub(super) fn template(&self) -> Option<&Template> {
+        match self {
+            Self::Run(text) | Self::Wait(text) | Self::Approve(Approval { question: text, .. }) => Some(text),
+            Self::Sleep(_) => None,
+        }
+    }
+}
+
+/// A question to a person.
+#[derive(Debug, Clone)]
+pub struct Approval {
+    /// What is asked.
+    pub question: Template,
+    /// What may be answered.
+    pub answer: AnswerKind,
+}
+
+/// What may be answered to a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnswerKind {
+    /// Yes, or no, which fails the step.
+    Approval,
+    /// A text.
+    Text,
+    /// A number.
+    Number,
+    /// One of these.
+    Choice(Vec<String>),
+    /// Anything that JSON can say.
+    Json,
+}
+
+impl AnswerKind {
+    /// Says what is wanted, for people.
+    #[must_use]
+    pub fn told(&self) -> String {
+        match self {
+            Self::Approval => "`yes` or `no`".to_owned(),
+            Self::Text => "a text".to_owned(),
+            Self::Number => "a number".to_owned(),
+            Self::Choice(choices) => format!("one of {}", listed(choices.iter().map(String::as_str))),
+            Self::Json => "JSON".to_owned(),
+        }
+    }
+}
+
+/// What a step does, and the place of what says so.
+pub(super) fn work<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    fields: &Fields<'n>,
+) -> Option<(Work, &'n Node)> {
+    let mut found = KINDS.iter().filter_map(|kind| Some((*kind, fields.get(kind)?)));
+    let Some((kind, value)) = found.next() else {
+        // A kind that is not built yet was reported at its key.
+        if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
+            let help = "add `run:` with a command, or `approve`, `sleep` or `wait`";
+            checker.wrong(node, "the step has nothing to do", help);
+        }
+        return None;
+    };
+    if let Some((other, place)) = found.next() {
+        checker.wrong(
+            place,
+            format!("a step does one thing: it has `{kind}` and `{other}`"),
+            "make two steps of it",
+        );
+        return None;
+    }
+    if kind != "run" {
+        for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
+            let message = format!("`{key}` is for steps that start a process, and `{kind}` starts none");
+            checker.wrong(place, message, "remove it");
+        }
+    }
+    match kind {
+        "run" => Some((Work::Run(command(checker, value)?), value)),
+        "sleep" => Some((Work::Sleep(checker.duration(value, "sleep")?), value)),
+        "wait" => Some((Work::Wait(filled(checker, value, "wait", "the name of a signal")?), value)),
+        _ => approval(checker, value).map(|(approval, place)| (Work::Approve(approval), place)),
+    }
+}
+
+fn command(checker: &mut Checker<'_>, node: &Node) -> Option<Template> {
+    if let Kind::List(_) = node.kind {
+        checker.mismatch(node, "run", "text", "write several commands as lines under `run: |`");
+        return None;
+    }
+    let template = filled(checker, node, "run", "a command; `true` does nothing")?;
+    if template.as_str().contains('\0') {
+        checker.wrong(node, "`run` holds a NUL, which no command can", "remove it");
+        return None;
+    }
+    Some(template)
+}
+
+fn filled(checker: &mut Checker<'_>, node: &Node, key: &str, what: &str) -> Option<Template> {
+    let template = checker.template(node, key)?;
+    if template.as_str().trim().is_empty() {
+        checker.wrong(node, format!("`{key}` is empty"), &format!("write {what}"));
+        return None;
+    }
+    Some(template)
+}
+
+fn approval<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(Approval, &'n Node)> {
+    if !matches!(node.kind, Kind::Map(_)) {
+        let question = filled(checker, node, "approve", "the question to ask")?;
+        return Some((Approval { question, answer: AnswerKind::Approval }, node));
+    }
+    let fields = Fields::of(checker, node, &APPROVE)?;
+    let choices = fields.get("choices").map(|place| (choices(checker, place), place));
+    let kind = fields.get("answer").map(|place| {
+        checker.word(place, "answer", &["approval", "text", "number", "json"]).map(|word| (word, place))
+    });
+    let answer = match (kind, choices) {
+        (None, None) => AnswerKind::Approval,
+        (None, Some((choices, place))) => {
+            if choices.len() < 2 {
+                checker.wrong(
+                    place,
+                    "`choices` needs at least two of them",
+                    "write `choices: [staging, production]`",
+                );
+                return None;
+            }
+            AnswerKind::Choice(choices)
+        }
+        (Some(kind), None) => match kind?.0 {
+            "text" => AnswerKind::Text,
+            "number" => AnswerKind::Number,
+            "json" => AnswerKind::Json,
+            _ => AnswerKind::Approval,
+        },
+        (Some(kind), Some(_)) => {
+            checker.wrong(kind?.1, "`choices` says already what may be answered", "remove `answer`");
+            return None;
+        }
+    };
+    let Some(place) = fields.get("question") else {
+        if !fields.has_any(&["question"]) {
+            checker.wrong(node, "`approve` asks nothing", "add `question:`");
+        }
+        return None;
+    };
+    let question = filled(checker, place, "question", "the question to ask")?;
+    Some((Approval { question, answer }, place))
+}
+
+/// The choices, each once.
+fn choices(checker: &mut Checker<'_>, node: &Node) -> Vec<String> {
+    let mut choices: Vec<String> = Vec::new();
+    for (text, place) in checker.texts(node, "choices") {
+        if choices.contains(&text) {
+            checker.wrong(place, format!("`{text}` stands twice in `choices`"), "remove one");
+        } else {
+            choices.push(text);
+        }
+    }
+    choices
+}

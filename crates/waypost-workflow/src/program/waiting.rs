@@ -1,0 +1,193 @@
+//! Steps that start nothing: a question to a person, a pause, a wait for a signal.
+//!
+//! Such a step lets go of its place meanwhile and begins again from its top when what it waits for has come, be that in this
+//! session or in a later one; what it had been told is kept with its run.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use waypost::engine::{Attempt, MemoError, Performed, Told};
+use waypost::record::{Ending, Failure, FailureKind, Note, WaitKind};
+
+use crate::expr::{ExprError, Scope, StepView, Template};
+use crate::file::{AnswerKind, Step, Work};
+use crate::mask::Mask;
+
+use super::failure;
+use super::state::StepOutput;
+
+/// Up to this long a pause keeps the session; a longer one is let go.
+const PAUSE_IN_SESSION_MAX: Duration = Duration::from_secs(1);
+
+/// A step that waits, with everything filled in.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    on: On,
+    report: Option<(Template, Scope)>,
+}
+
+#[derive(Debug)]
+enum On {
+    Answer { question: String, answer: AnswerKind },
+    Time(Duration),
+    Signal(String),
+}
+
+/// What became of a wait.
+enum Came {
+    Value(Option<(&'static str, Value)>),
+    Refused(String),
+}
+
+impl Waiting {
+    /// Makes it of a step that is no command.
+    pub(super) fn render(step: &Step, scope: &Scope, mask: &Mask) -> Result<Option<Self>, ExprError> {
+        let env = step.resolve_env(scope)?;
+        let scope = scope.for_step(&step.id, &env);
+        let on = match &step.work {
+            Work::Run(_) => return Ok(None),
+            Work::Approve(approval) => {
+                let question = mask.mask_str(approval.question.render(&scope)?.trim()).into_owned();
+                On::Answer { question, answer: approval.answer.clone() }
+            }
+            Work::Sleep(time) => On::Time(*time),
+            Work::Wait(name) => On::Signal(name.render(&scope)?.trim().to_owned()),
+        };
+        Ok(Some(Self { on, report: step.report.clone().map(|report| (report, scope)) }))
+    }
+
+    pub(super) async fn run(self, attempt: &Attempt, mask: &Mask) -> Performed<StepOutput> {
+        let came = tokio::select! {
+            came = self.came(attempt) => came,
+            _ = attempt.stopped() => return Performed::Stopped { in_progress: true },
+        };
+        match came {
+            Ok(Came::Value(value)) => {
+                let outputs: Map<String, Value> =
+                    value.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+                let mut told = Told::default();
+                told.notes.extend(self.report(attempt, &outputs, mask));
+                let ending = Ending { outputs: outputs.clone().into_iter().collect(), ..Ending::default() };
+                Performed::Completed { output: StepOutput { outputs, stdout: None }, ending, told }
+            }
+            Ok(Came::Refused(answer)) => {
+                let text = format!("it was not approved: `{answer}` was answered");
+                let failure = Failure::new(FailureKind::Error, vec![text]);
+                Performed::Failed { failure, told: Told::default() }
+            }
+            Err(error) => {
+                Performed::Failed { failure: failure(FailureKind::Error, error), told: Told::default() }
+            }
+        }
+    }
+
+    async fn came(&self, attempt: &Attempt) -> Result<Came, MemoError> {
+        match &self.on {
+            On::Answer { question, answer } => answered(attempt, question, answer).await,
+            On::Time(time) => slept(attempt, *time).await.map(|()| Came::Value(None)),
+            On::Signal(name) => {
+                let key = "signal";
+                match attempt.answered(key).await? {
+                    Some(value) => Ok(Came::Value(Some(("value", value)))),
+                    None => match attempt.wait(key, WaitKind::Signal(name.clone()), None).await {},
+                }
+            }
+        }
+    }
+
+    fn report(&self, attempt: &Attempt, outputs: &Map<String, Value>, mask: &Mask) -> Option<Note> {
+        let (report, scope) = self.report.as_ref()?;
+        let mut scope = scope.clone();
+        let status = "completed".to_owned();
+        let view = StepView { status, exit_code: None, stdout: None, outputs: Some(outputs.clone()) };
+        scope.insert_step(attempt.step.as_str(), &view);
+        Some(match report.render(&scope) {
+            Ok(text) => Note::Report(mask.mask_str(&text).into_owned()),
+            Err(error) => Note::Warning(
+                mask.mask_str(&format!("cannot render the step's `report`: {error}")).into_owned(),
+            ),
+        })
+    }
+}
+
+/// Asks, until there is an answer that can be taken. One that refuses fails the step once; then it is asked anew.
+async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Result<Came, MemoError> {
+    for asked in 1u32.. {
+        let key = if asked == 1 { "answer".to_owned() } else { format!("answer {asked}") };
+        let Some(value) = attempt.answered(&key).await? else {
+            match attempt.wait(&key, WaitKind::Answer, Some(json!(question))).await {}
+        };
+        match answer.take(&value) {
+            // Only another question can have another answer.
+            Err(_) => {}
+            Ok(Value::Bool(false)) if *answer == AnswerKind::Approval => {
+                let told = format!("told {key}");
+                if attempt.kept(&told).await?.is_none() {
+                    attempt.keep(&told, Value::Bool(true), Told::default()).await?;
+                    let answer = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    return Ok(Came::Refused(answer));
+                }
+            }
+            Ok(value) => return Ok(Came::Value(Some(("answer", value)))),
+        }
+    }
+    unreachable!("nobody is asked so often")
+}
+
+/// Waits until a time that is set when the step first begins.
+async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
+    let key = "until";
+    let now = attempt.clock().now();
+    let set = attempt.kept(key).await?.and_then(|value| serde_json::from_value::<Timestamp>(value).ok());
+    let due = match set {
+        Some(due) => due,
+        None => {
+            let due = now.checked_add(time).unwrap_or(Timestamp::MAX);
+            attempt.keep(key, json!(due), Told::default()).await?;
+            due
+        }
+    };
+    let rest = Duration::try_from(due.duration_since(now)).unwrap_or_default();
+    if rest > PAUSE_IN_SESSION_MAX {
+        match attempt.wait(key, WaitKind::Until(due), None).await {}
+    }
+    tokio::time::sleep(rest).await;
+    Ok(())
+}
+
+impl AnswerKind {
+    /// Takes an answer as what the step hands over.
+    ///
+    /// # Errors
+    /// What would be right.
+    pub fn take(&self, value: &Value) -> Result<Value, String> {
+        let text = value.as_str().map(str::trim);
+        let wrong = || Err(format!("the answer must be {}", self.told()));
+        match self {
+            Self::Approval => match (value, text.map(str::to_lowercase).as_deref()) {
+                (Value::Bool(_), _) => Ok(value.clone()),
+                (_, Some("yes" | "y" | "true" | "approve" | "approved" | "ok")) => Ok(Value::Bool(true)),
+                (_, Some("no" | "n" | "false" | "reject" | "rejected" | "deny" | "denied")) => {
+                    Ok(Value::Bool(false))
+                }
+                _ => wrong(),
+            },
+            Self::Text => match value {
+                Value::String(_) => Ok(value.clone()),
+                Value::Number(_) | Value::Bool(_) => Ok(Value::String(value.to_string())),
+                _ => wrong(),
+            },
+            Self::Number => match (value, text.and_then(|text| serde_json::from_str::<Value>(text).ok())) {
+                (Value::Number(_), _) => Ok(value.clone()),
+                (_, Some(number @ Value::Number(_))) => Ok(number),
+                _ => wrong(),
+            },
+            Self::Choice(choices) => match choices.iter().find(|choice| Some(choice.as_str()) == text) {
+                Some(choice) => Ok(Value::String(choice.clone())),
+                None => wrong(),
+            },
+            Self::Json => Ok(value.clone()),
+        }
+    }
+}
