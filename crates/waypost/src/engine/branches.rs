@@ -249,11 +249,11 @@ pub(super) async fn go_on<P: Program>(
     let header = head.record.header();
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    let (base, mut position, draft) = match moved {
-        Some(Move { record, position, draft }) => (record, position, draft),
-        None => (head.record.clone(), position_of(&head.record)?, None),
+    let (base, mut position, draft, basis) = match moved {
+        Some(Move { record, position, draft, basis }) => (record, position, draft, basis),
+        None => (head.record.clone(), position_of(&head.record)?, None, None),
     };
-    let seq = base.header().seq;
+    let seq = basis.unwrap_or(base.header().seq);
     let above = session.lines.get(opener.line);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;

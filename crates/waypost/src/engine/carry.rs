@@ -412,7 +412,7 @@ async fn newest_of(
     Ok(Some(Taken { record, position, settled }))
 }
 
-fn carried_name(items: &FrozenItems) -> String {
+pub(super) fn carried_name(items: &FrozenItems) -> String {
     name_of(items.digest)
 }
 
