@@ -189,6 +189,170 @@ async fn a_branch_that_came_along_does_again_what_it_had_done() {
     }
 }
 
+// What happened: a fork at a checkpoint after a join began although a file of a joined branch was gone, and no resume of
+// it ever looked at that file again.
+// Why: the branches of a fork that was joined did not come along, and so neither did their evidence.
+// What stops it now: they come along as they ended, for as long as they have evidence.
+#[tokio::test]
+async fn a_fork_looks_at_the_evidence_of_branches_that_were_joined() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), fork(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["after"]).await.unwrap();
+        let from = newest(&engine, "r").await;
+        desk.remove("a.txt");
+        desk.said();
+
+        let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
+        let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+        assert_eq!((questions.len(), questions[0].branch.as_str()), (1, "plan:a"), "{refused}");
+        assert!(matches!(questions[0].cause, Cause::EvidenceFailed(_)), "{refused}");
+        engine.fork(&graph, &from, "left").without_evidence().await.unwrap();
+        assert!(engine.resume(&graph, "left").await.unwrap().idle, "it was left behind");
+        assert_eq!(desk.said(), ["after"]);
+
+        desk.write("a.txt", "of a");
+        engine.fork(&graph, &from, "f").await.unwrap();
+        engine.fork(&graph, &newest(&engine, "f").await, "g").await.unwrap();
+        assert_eq!(desk.said(), ["after"]);
+        for run in ["f", "g"] {
+            assert!(engine.resume(&graph, run).await.unwrap().idle);
+            for (file, step) in [("a.txt", "a"), ("a2.txt", "a2"), ("b.txt", "b")] {
+                desk.remove(file);
+                let outcome = engine.resume(&graph, run).await.unwrap();
+                assert_eq!(
+                    (outcome.status, outcome.state.done),
+                    (RunStatus::Completed, WHOLE.map(str::to_owned).to_vec())
+                );
+                assert_eq!(desk.said(), [step], "{run}: the others, and the join, are used again");
+                assert!(engine.resume(&graph, run).await.unwrap().idle);
+            }
+        }
+        // It needs no other run as long as all of it holds, and says so where it does.
+        store.delete(&run_id("r")).await.unwrap();
+        assert!(engine.resume(&graph, "f").await.unwrap().idle);
+    }
+}
+
+/// Writes a file for each of three items, one of which fails; `told` is what the join is given.
+fn items(desk: &Desk) -> Graph<Work> {
+    let (work, join) = (desk.clone(), desk.clone());
+    let each = Graph::<Work>::builder("items").step("plan", desk.notes()).each(
+        "it",
+        |_| vec![1_u32, 2, 3],
+        |n| format!("n{n}"),
+        move |n: u32, _: Context| {
+            work.say(format!("n{n}"));
+            let failed = n == 2;
+            if !failed {
+                work.write(&format!("{n}.txt"), &format!("of {n}"));
+            }
+            async move { if failed { Err(StepError::fatal("two")) } else { Ok(n * 10) } }
+        },
+    );
+    each.evidence(|n, _| Pack::all([Claim::unchanged(format!("{n}.txt"))]))
+        .collect()
+        .join(move |mut work: Work, mut ends: ItemEnds<u32, u32>, _| {
+            join.say("join");
+            async move {
+                while let Some(end) = ends.next().await? {
+                    work.done.push(end.result.map_or_else(|_| "failed".to_owned(), |n| n.to_string()));
+                }
+                Ok::<_, StepError>(work)
+            }
+        })
+        .step("after", desk.notes())
+        .edge("plan", "it")
+        .edge("it", "after")
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn items_that_were_joined_come_along_with_their_evidence() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), items(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["after"]).await.unwrap();
+        let from = newest(&engine, "r").await;
+        desk.remove("3.txt");
+        assert!(matches!(engine.fork(&graph, &from, "f").await, Err(RunError::InDoubt { .. })));
+        desk.write("3.txt", "of 3");
+        let forked = engine.fork(&graph, &from, "f").await.unwrap();
+        assert_eq!(forked.status, RunStatus::CompletedWithFailures);
+        desk.said();
+        desk.remove("3.txt");
+
+        let outcome = engine.resume(&graph, "f").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "10", "failed", "30", "after"]);
+        assert_eq!((outcome.status, desk.said()), (RunStatus::CompletedWithFailures, vec!["n3".to_owned()]));
+        assert!(engine.resume(&graph, "f").await.unwrap().idle);
+    }
+}
+
+/// A join that notes what became of each branch.
+fn joins(
+    desk: &Desk,
+) -> impl Fn(Work, Branches<Work>, Context) -> std::future::Ready<Result<Work, StepError>> + Send + Sync + use<>
+{
+    let desk = desk.clone();
+    move |mut work, ends, context| {
+        desk.say(context.step().to_string());
+        for end in ends {
+            work.done.push(format!("{}={}", end.key, end.result.unwrap().done.join("+")));
+        }
+        std::future::ready(Ok(work))
+    }
+}
+
+/// `plan` opens `a` and `b`; `a` opens `x`, which has evidence, and `y`, joined by `am` before `a2`.
+fn nested(desk: &Desk) -> Graph<Work> {
+    let mut builder = Graph::<Work>::builder("nested");
+    for name in ["plan", "a", "y", "a2", "b"] {
+        builder = builder.step(name, desk.notes());
+    }
+    builder
+        .step("x", desk.writes("x.txt", "of x"))
+        .evidence(|_| Pack::all([Claim::unchanged("x.txt")]))
+        .edge("am", "a2")
+        .fork("a", ["x", "y"])
+        .join("am", joins(desk))
+        .fork("plan", ["a", "b"])
+        .join("merge", joins(desk))
+        .step("after", desk.notes())
+        .edge("merge", "after")
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn branches_of_branches_that_were_joined_come_along_too() {
+    for (held, rest) in
+        [("a2", &["a2", "merge", "after"][..]), ("merge", &["merge", "after"]), ("after", &["after"])]
+    {
+        for (desk, store) in desks() {
+            let (engine, graph) = (over(&desk, &store), nested(&desk));
+            engine.run(&graph, "r", Work::default()).interrupt_before([held]).await.unwrap();
+            let from = newest(&engine, "r").await;
+            desk.remove("x.txt");
+            let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
+            let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+            assert_eq!(questions[0].branch.as_str(), "plan:a/a:x", "{held}: {refused}");
+            desk.write("x.txt", "of x");
+            engine.fork(&graph, &from, "f").interrupt_before([held]).await.unwrap();
+            desk.said();
+            desk.remove("x.txt");
+
+            let outcome = engine.resume(&graph, "f").await.unwrap();
+
+            let a = "a=plan+a+x=plan+a+x+y=plan+a+y+a2";
+            assert_eq!(outcome.state.done, ["plan", a, "b=plan+b", "after"], "{held}");
+            let again: Vec<&str> = ["x"].iter().chain(rest).copied().collect();
+            assert_eq!(desk.said(), again, "{held}");
+            assert!(engine.resume(&graph, "f").await.unwrap().idle);
+        }
+    }
+}
+
 // Each record of it may be the last one that was written: a second crash costs no more than the first.
 #[tokio::test]
 async fn what_is_done_again_in_a_forked_run_may_be_cut_too() {
