@@ -32,7 +32,7 @@ use super::recheck::joined_on;
 use super::redo::opener_of;
 use super::schedule::{children_of, for_children};
 use super::session::Session;
-use super::snapshot::position_of;
+use super::snapshot::{accepted_on, position_of};
 use super::travel::{begun_anew, copy_of, settled_at};
 use super::{Engine, Program, RunError};
 
@@ -339,9 +339,9 @@ impl Along {
         line.opener = Some(Opener { line: opener, place, index });
         line.around = around;
         let newest = record.header().seq;
-        let finished: Vec<Record> = settled.into_iter().filter(|it| it.header().seq != newest).collect();
-        let own = (end.is_some() || ledger.values().any(|settled| settled.seq() == newest)).then_some(record);
-        let opened = copy_settled(&mut line, (&ledger, &joined), finished.iter().chain(&own), leaves);
+        let is_known = |record: &Record| record.header().seq == newest;
+        let own = (end.is_some() && !settled.iter().any(is_known)).then_some(record);
+        let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(&own), leaves);
         self.note_opened(line.branch().clone(), opened);
         if end.is_none() {
             line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
@@ -391,11 +391,10 @@ impl Along {
             let ledger = position.ledger.clone();
             let position = Position { origin: Some(here), ..begun_anew(position) };
             let mut line = Line::new(Chain::child(&session.main().chain, name), shape, position, state);
-            let newest = record.header().seq;
             (line.end, line.is_counted_out) = (record.header().end, true);
-            let finished: Vec<Record> = settled.into_iter().filter(|it| it.header().seq != newest).collect();
-            let records = finished.iter().chain([&record]);
-            let opened = copy_settled(&mut line, (&ledger, &joined), records, false);
+            let is_known = settled.iter().any(|known| known.header().seq == record.header().seq);
+            let own = (!is_known).then_some(&record);
+            let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(own), false);
             self.note_opened(line.branch().clone(), opened);
             line.drafts.last_mut().expect("its end was just written").end = line.end;
             let id = session.lines.add(line);
@@ -472,6 +471,30 @@ pub(super) fn copy_settled<'r, S>(
         line.drafts.push(copy);
     }
     opened
+}
+
+/// Reads the records that finished steps of a branch are known by, without states, and with their evidence as a person
+/// has last accepted it.
+pub(super) async fn settled_on(
+    store: &dyn Store,
+    header: &Header,
+    position: &Position,
+) -> Result<Vec<Record>, StoreError> {
+    let mut settled = Vec::with_capacity(position.ledger.len());
+    for at in position.ledger.values() {
+        settled.push(store.load(&header.run, &header.branch, at.seq()).await?.without_body());
+    }
+    if settled.iter().all(|record| record.header().evidence.is_none()) {
+        return Ok(settled);
+    }
+    let mut accepted = accepted_on(store, header).await?;
+    for record in &mut settled {
+        if let Some(pack) = accepted.remove(&record.header().seq) {
+            let header = Header { evidence: Some(pack), ..record.header().clone() };
+            *record = Record::seal(header, None).map_err(|flaw| StoreError::Invalid(flaw.to_string()))?;
+        }
+    }
+    Ok(settled)
 }
 
 /// Finds the joins of a branch that have run and whose branches have steps with evidence, but for those that wait for
@@ -552,10 +575,7 @@ async fn newest_of(
     if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
         return Ok(None);
     }
-    let mut settled = Vec::new();
-    for at in position.ledger.values() {
-        settled.push(store.load(run, branch, at.seq()).await?.without_body());
-    }
+    let settled = settled_on(store, record.header(), &position).await?;
     Ok(Some(Taken { record, position, settled, joined: HashMap::new() }))
 }
 

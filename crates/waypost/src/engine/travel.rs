@@ -12,7 +12,7 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
-use super::carry::{Along, Sitting, copy_settled, openings};
+use super::carry::{Along, Sitting, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
 use super::recheck;
@@ -165,10 +165,7 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let mut position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
-        let mut settled = Vec::new();
-        for at in position.ledger.values() {
-            settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
-        }
+        let mut settled = settled_on(self.store.as_ref(), checkpoint.header(), &position).await?;
         let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
         let at = (checkpoint.header(), &mut position);
         let along = Along::of_store(self, at, start.edit.is_some(), shape).await?;

@@ -371,3 +371,30 @@ async fn what_is_done_again_in_a_forked_run_may_be_cut_too() {
     assert_eq!((outcome.status, desk.said()[0].as_str()), (RunStatus::Completed, "a"));
     assert_eq!(outcome.state.done, ["a", "b", "c"]);
 }
+
+// What happened: a fork of a run whose evidence a person had accepted was refused: the claims of before did not hold.
+// Why: records were copied with the evidence that they were committed with.
+// What stops it now: they are copied with the evidence that counts.
+#[tokio::test]
+async fn what_was_accepted_in_a_run_is_accepted_in_its_forks() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), fork(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["b"]).await.unwrap();
+        let amid = newest(&engine, "r").await;
+        for file in ["a.txt", "a2.txt"] {
+            desk.write(file, "mended by hand");
+            engine.accept(&graph, "r", file.trim_end_matches(".txt")).await.unwrap();
+        }
+        engine.fork(&graph, &amid, "f").await.unwrap();
+        engine.resume(&graph, "r").await.unwrap();
+        desk.write("b.txt", "mended by hand");
+        engine.accept(&graph, "r", "b").await.unwrap();
+        engine.fork(&graph, &newest(&engine, "r").await, "g").await.unwrap();
+        desk.said();
+
+        assert!(engine.resume(&graph, "g").await.unwrap().idle);
+        desk.write("b.txt", "of b");
+        assert!(engine.resume(&graph, "f").await.unwrap().idle, "which did it by itself");
+        assert!(desk.said().is_empty());
+    }
+}
