@@ -34,6 +34,7 @@ mod edit;
 mod fall;
 mod fan;
 mod fit;
+mod given;
 mod line;
 mod lines;
 mod open;

@@ -120,6 +120,8 @@ pub(super) struct Base {
     /// The record whose state and position are gone on with.
     pub(super) record: Record,
     pub(super) position: Position,
+    /// The record that is continued, where the one above is of another run.
+    basis: Option<u64>,
     /// The seq of the next record.
     next: u64,
     /// Newer records that were damaged.
@@ -307,8 +309,8 @@ async fn find_begin<P: Program>(
     // What the sessions of this resume wrote nothing on, they did not come to.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    if let Some(Move { record, position, draft }) = moved {
-        (base.record, base.position) = (record, position);
+    if let Some(Move { record, position, draft, basis }) = moved {
+        (base.record, base.position, base.basis) = (record, position, basis);
         drafts.extend(draft);
     }
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
@@ -402,14 +404,14 @@ pub(super) fn by_hand() -> Draft {
 
 /// The end of the main branch, from where a base is gone on with.
 fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
-    let header = base.record.header();
+    let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
-        run: header.run.clone(),
+        run: lease.run().clone(),
         branch: BranchPath::main(),
         token: lease.token(),
         next: base.next,
         prev: Some(base.snapshot.newest().digest()),
-        basis: (base.next != header.seq + 1).then_some(header.seq),
+        basis: (base.next != continued + 1).then_some(continued),
         // Also where an earlier session moved the damage aside and died before its first commit.
         repair: base.next != newest_seq + 1,
         root: None,
@@ -427,7 +429,7 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
         None => (newest.header().seq + 1, Vec::new()),
     };
-    Ok(Base { snapshot, record: newest, position, next, damaged })
+    Ok(Base { snapshot, record: newest, position, basis: None, next, damaged })
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.

@@ -1,21 +1,21 @@
 //! Takes up the child branches of a run: those that still count, with as little in memory as will do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
-use crate::record::{FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
-use crate::store::{Head, Lease, Page, Scan, ScanOrder, StoreError, StoreExt as _};
+use crate::record::{End, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
+use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
-use super::begin::{decode_state, reopen};
+use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
 use super::edit::{Edits, refuse_left, uncount_dead};
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
-use super::schedule::{children_of, for_children};
+use super::schedule::{children_of, collects, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
@@ -38,7 +38,8 @@ pub(super) async fn take_up<P: Program>(
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
     let lines = HashMap::from([(BranchPath::main(), MAIN)]);
-    let mut found = Found { lines, indexes: HashMap::new(), questions: Vec::new(), on_doubt, stand, edits };
+    let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
+    let mut found = Found { lines, indexes, questions, on_doubt, stand, edits, raised };
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -106,6 +107,8 @@ struct Found<'a, S> {
     stand: Stand,
     /// What a person changes on branches that are still to be found.
     edits: Edits<S>,
+    /// Branches that have ended and go on as one above or below them does, which a person changes.
+    raised: BTreeSet<BranchPath>,
 }
 
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
@@ -209,6 +212,10 @@ async fn take_up_one<P: Program>(
     let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
     let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
     let line = session.lines.get_mut(id);
+    if found.raised.contains(&branch) && line.drafts.is_empty() {
+        // Its end counts no more, also after another crash.
+        line.drafts.push(by_hand());
+    }
     questions.extend(questions_of_cut(line));
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_told {
@@ -232,11 +239,19 @@ async fn reopen_ended<P: Program>(
     lease: &Lease,
     found: &mut Found<'_, P::State>,
 ) -> Result<(), RunError> {
-    let mut branches: Vec<BranchPath> =
-        found.stand.moves.keys().chain(found.edits.branches()).cloned().collect();
-    branches.sort_by_key(BranchPath::depth);
-    branches.dedup();
-    for branch in branches {
+    let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
+    for branch in found.stand.moves.keys().chain(found.edits.branches()) {
+        branches.insert((branch.depth(), branch.clone()));
+    }
+    for branch in found.edits.branches() {
+        // It ended together with those above it: they go on with it.
+        let above = std::iter::successors(branch.parent(), BranchPath::parent);
+        let ended = above.take_while(|above| !found.lines.contains_key(above));
+        let ended: Vec<BranchPath> = ended.collect();
+        found.raised.extend(ended.iter().cloned());
+        branches.extend(ended.into_iter().map(|above| (above.depth(), above)));
+    }
+    while let Some((_, branch)) = branches.pop_first() {
         let scan = Scan {
             branch: Some(branch.clone()),
             order: ScanOrder::NewestFirst,
@@ -251,9 +266,55 @@ async fn reopen_ended<P: Program>(
         let Some(seq) = newest.records.first().map(|record| record.header().seq) else { continue };
         let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
+        let end = record.header().end;
+        if found.raised.contains(&branch) && !matches!(end, Some(End::Failed | End::Cancelled)) {
+            // What is below it was joined, or it goes on anyway.
+            found.raised.remove(&branch);
+            continue;
+        }
         take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
+        if found.raised.contains(&branch)
+            && let Some(id) = found.lines.get(&branch).copied()
+        {
+            let fallen = Fallen::of(session.lines.get(id));
+            for below in fallen.find(session.engine.store.as_ref()).await? {
+                found.raised.insert(below.clone());
+                branches.insert((below.depth(), below));
+            }
+        }
     }
     Ok(())
+}
+
+/// The branches that ended together with the one that opened them.
+struct Fallen {
+    run: RunId,
+    branch: BranchPath,
+    /// By what the branches of its fan-outs under way are named after: whether failed ones have ended by themselves.
+    collects: HashMap<StepId, bool>,
+}
+
+impl Fallen {
+    fn of<S>(line: &Line<'_, S>) -> Self {
+        let named = |fan: &FanOut| (children_of(line, fan.place).name.clone(), collects(line, fan.place));
+        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        Self { run, branch, collects: line.fans.iter().map(named).collect() }
+    }
+
+    /// Finds those that were cancelled, and, where the first failure ends all, those that failed.
+    async fn find(&self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
+        let mut fallen = Vec::new();
+        for child in store.branches(&self.run).await? {
+            let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&self.branch));
+            let Some(collects) = opener.and_then(|(name, _)| self.collects.get(&name)) else { continue };
+            match store.newest(&self.run, &child).await?.header().end {
+                Some(End::Cancelled) => fallen.push(child),
+                Some(End::Failed) if !collects => fallen.push(child),
+                _ => {}
+            }
+        }
+        Ok(fallen)
+    }
 }
 
 /// Takes up a child of a fan-out where it stood, or is moved to; one that has not begun is only noted, and has no line.
@@ -273,11 +334,11 @@ pub(super) async fn go_on<P: Program>(
     let header = head.record.header();
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    let (base, mut position, draft) = match moved {
-        Some(Move { record, position, draft }) => (record, position, draft),
-        None => (head.record.clone(), position_of(&head.record)?, None),
+    let (base, mut position, draft, basis) = match moved {
+        Some(Move { record, position, draft, basis }) => (record, position, draft, basis),
+        None => (head.record.clone(), position_of(&head.record)?, None, None),
     };
-    let seq = base.header().seq;
+    let seq = basis.unwrap_or(base.header().seq);
     let above = session.lines.get(opener.line);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
@@ -285,7 +346,8 @@ pub(super) async fn go_on<P: Program>(
         let why = format!("branch `{branch}` stands at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
-    if is_fresh(&position) && head.next == seq + 1 && !is_moved && edits.is_empty() {
+    let is_open = header.end.is_none();
+    if is_open && is_fresh(&position) && head.next == seq + 1 && !is_moved && edits.is_empty() {
         let out = session.lines.get_mut(opener.line).fan_mut(opener.place);
         out.queue.push_back(Queued { branch, index: opener.index, seq });
         return Ok(None);

@@ -8,25 +8,31 @@
 //! Each branch comes with its newest sound record of that fan-out, and with what is finished on it and can still matter.
 //! Nothing is under way in the new run: a step that was cut, waited or kept something begins from its top, as on the main
 //! branch. A branch of which nothing sound is left is opened anew.
+//!
+//! Branches that have been joined come along for their evidence, where they have any: what they left behind is looked at
+//! in the new run too. With the join that is known by its copy comes one of the record that opened them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::{PORTABLE_BYTES_MAX, Portable};
-use crate::record::{End, Fan, FrozenItems, Phase, Position, Reason, Record, Status, Try};
-use crate::store::{BLOB_CHUNK_BYTES, Lease, StoreError, StoreExt as _};
+use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::shape::Shape;
+use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
-use super::back::{dead_at, is_left_behind, joins};
+use super::back::{dead_at, is_left_behind, joins, load_with_state};
 use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::fan::{FanOut, Item, Items, thaw};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::open::Begin;
+use super::recheck::joined_on;
+use super::redo::opener_of;
 use super::schedule::{children_of, for_children};
 use super::session::Session;
-use super::snapshot::position_of;
+use super::snapshot::{accepted_on, position_of};
 use super::travel::{begun_anew, copy_of, settled_at};
 use super::{Engine, Program, RunError};
 
@@ -37,14 +43,22 @@ pub(super) const CARRIED_ITEMS: &str = "items/carried.";
 pub(super) struct Taken {
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The records that finished steps on it are still known by, without states.
+    /// The records that finished steps on it are still known by, and those that opened what it has joined, without states.
     pub(super) settled: Vec<Record>,
+    /// The joins on it that have run, with the record that opened what each joined, as far as that has evidence.
+    pub(super) joined: HashMap<StepId, u64>,
 }
 
 /// What comes along beside the main branch.
 #[derive(Default)]
 pub(super) struct Along {
     pub(super) branches: BTreeMap<BranchPath, Taken>,
+    /// Branches that were joined, and have evidence.
+    pub(super) joined: BTreeMap<BranchPath, Taken>,
+    /// The joins on the main branch that have run, as for a branch.
+    joins: HashMap<StepId, u64>,
+    /// By branch, the records that opened what it has joined: there, and here.
+    opened: HashMap<BranchPath, HashMap<u64, u64>>,
     /// Frozen items, by the blob that they were in.
     items: BTreeMap<String, Vec<u8>>,
     /// How many branches had failed before those that are about to be joined, by the step that joins them.
@@ -56,19 +70,23 @@ impl Along {
     /// out of `position`, and opened anew.
     ///
     /// As for who goes back there: branches are left behind that were joined since, or opened anew, and where the state
-    /// is edited all that did not join yet.
+    /// is edited all that did not join yet. `shape`: if the evidence of what has been joined is to come along.
     ///
     /// # Errors
     /// - [`RunError::NoState`]: there is more of them than a run can begin with.
     /// - Those of the store.
     pub(super) async fn of_store(
         engine: &Engine,
-        (run, position): (&RunId, &mut Position),
+        (header, position): (&Header, &mut Position),
         edited: bool,
+        shape: Option<&Shape>,
     ) -> Result<Self, RunError> {
-        let main = BranchPath::main();
+        let (run, main) = (&header.run, BranchPath::main());
         let mut along = Self::default();
-        if position.frontier.iter().all(|entry| entry.fan.is_none()) {
+        if let Some(shape) = shape {
+            along.joins = joined_before(engine, shape, header, position).await?;
+        }
+        if position.frontier.iter().all(|entry| entry.fan.is_none()) && along.joins.is_empty() {
             return Ok(along);
         }
         let newest = position_of(&engine.store.newest(run, &main).await?)?;
@@ -90,18 +108,36 @@ impl Along {
         }
         let mut names = engine.store.branches(run).await?;
         names.remove(&main);
-        let mut fans = BTreeMap::from([(main, fans_of(position))]);
+        let mut fans = BTreeMap::from([(main.clone(), fans_of(position))]);
+        let mut joins = BTreeMap::from([(main.clone(), along.joins.clone())]);
         let mut bytes = along.read_items(engine, run, position).await?;
+        bytes += along.read_joined_items(engine, (run, &main), &joins[&main]).await?;
         let mut names: Vec<BranchPath> = names.into_iter().collect();
         names.sort_by_key(BranchPath::depth);
         for name in names {
-            let open = name.parent().and_then(|parent| fans.get(&parent));
-            let Some((opener, _)) = name.opened_by() else { continue };
-            let Some(open) = open.filter(|open| !open.is_empty()) else { continue };
-            let Some(taken) = newest_of(engine, run, &name, open).await? else { continue };
+            let (Some((opener, _)), Some(parent)) = (name.opened_by(), name.parent()) else { continue };
+            let open = fans.get(&parent).map_or(&[][..], Vec::as_slice);
+            let joined = shape.and_then(|shape| joins.get(&parent)?.get(&opener_of(shape, &name)?).copied());
+            let origins: Vec<u64> = open.iter().copied().chain(joined).collect();
+            if origins.is_empty() {
+                continue;
+            }
+            let Some(mut taken) = newest_of(engine, run, &name, &origins).await? else { continue };
+            let was_joined = taken.position.origin == joined;
+            if was_joined && taken.record.header().end.is_none() {
+                // It does something again there.
+                continue;
+            }
             if taken.record.header().end.is_none() {
                 fans.insert(name.clone(), fans_of(&taken.position));
                 bytes += along.read_items(engine, run, &taken.position).await?;
+            }
+            if let Some(shape) = shape {
+                let header = taken.record.header();
+                taken.joined = joined_before(engine, shape, header, &taken.position).await?;
+                taken.settled.extend(openings(engine.store.as_ref(), header, &taken.joined).await?);
+                bytes += along.read_joined_items(engine, (run, &name), &taken.joined).await?;
+                joins.insert(name.clone(), taken.joined.clone());
             }
             bytes += taken.record.body_bytes().map_or(0, |body| body.len()) as u64;
             if bytes > PORTABLE_BYTES_MAX {
@@ -111,9 +147,28 @@ impl Along {
                 );
                 return Err(RunError::NoState { at: at.to_string(), why });
             }
-            along.branches.insert(name, taken);
+            let there = if was_joined { &mut along.joined } else { &mut along.branches };
+            there.insert(name, taken);
         }
         Ok(along)
+    }
+
+    /// Returns the branches whose evidence is looked at, with what is finished on each: nobody trusts what was given up.
+    pub(super) fn trusted(&self) -> impl Iterator<Item = (BranchPath, &Position, &[Record])> {
+        let joined =
+            self.joined.iter().filter(|(_, taken)| taken.record.header().end == Some(End::Completed));
+        let all = self.branches.iter().chain(joined);
+        all.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..]))
+    }
+
+    /// Returns the joins on the main branch that have run, with the records that opened what each joined.
+    pub(super) fn joins(&self) -> &HashMap<StepId, u64> {
+        &self.joins
+    }
+
+    /// Notes as which records a branch has those that opened what it has joined.
+    pub(super) fn note_opened(&mut self, branch: BranchPath, opened: HashMap<u64, u64>) {
+        self.opened.insert(branch, opened);
     }
 
     /// Takes the branches that a portable checkpoint has; of an edited one, those that are about to be joined.
@@ -135,9 +190,27 @@ impl Along {
             let known = known.filter(|known| seqs.contains(&known.header().seq));
             let own = Some(record).filter(|record| seqs.contains(&record.header().seq));
             let settled = known.chain(own).cloned().collect();
-            along.branches.insert(branch, Taken { record: record.clone(), position, settled });
+            let taken = Taken { record: record.clone(), position, settled, joined: HashMap::new() };
+            along.branches.insert(branch, taken);
         }
         Ok(along)
+    }
+
+    /// Reads the items of what was joined, as far as they are still known: it may have to be joined again.
+    async fn read_joined_items(
+        &mut self,
+        engine: &Engine,
+        (run, branch): (&RunId, &BranchPath),
+        joined: &HashMap<StepId, u64>,
+    ) -> Result<u64, RunError> {
+        let mut read = 0;
+        for since in joined.values() {
+            match load_with_state(engine, run, branch, *since).await {
+                Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => {}
+                opening => read += self.read_items(engine, run, &position_of(&opening?)?).await?,
+            }
+        }
+        Ok(read)
     }
 
     async fn read_items(
@@ -248,7 +321,7 @@ impl Along {
     ) -> Result<(), RunError> {
         let above = session.lines.get(opener);
         let (around, shape) = (above.entry(place).at.iteration.clone(), &*children_of(above, place).shape);
-        let Taken { record, position, settled } = taken;
+        let Taken { record, position, settled, joined } = taken;
         let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         if let Some(gone) = gone {
             let why =
@@ -266,9 +339,10 @@ impl Along {
         line.opener = Some(Opener { line: opener, place, index });
         line.around = around;
         let newest = record.header().seq;
-        let finished: Vec<Record> = settled.into_iter().filter(|it| it.header().seq != newest).collect();
-        let own = (end.is_some() || ledger.values().any(|settled| settled.seq() == newest)).then_some(record);
-        copy_settled(&mut line, &ledger, finished.iter().chain(&own), leaves);
+        let is_known = |record: &Record| record.header().seq == newest;
+        let own = (end.is_some() && !settled.iter().any(is_known)).then_some(record);
+        let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(&own), leaves);
+        self.note_opened(line.branch().clone(), opened);
         if end.is_none() {
             line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         }
@@ -296,6 +370,37 @@ impl Along {
                 self.seat(session, id, (fans, leaves))
             }
         }
+    }
+
+    /// Puts the branches that were joined into the session: they have ended, and nothing waits for them.
+    ///
+    /// # Errors
+    /// Those of the program that decodes their states.
+    pub(super) fn seat_joined<'a, P: Program>(
+        &mut self,
+        session: &mut Session<'a, P>,
+        program: &'a P,
+    ) -> Result<(), RunError> {
+        let mut joined: Vec<_> = std::mem::take(&mut self.joined).into_iter().collect();
+        joined.sort_by_key(|(name, _)| name.depth());
+        for (name, Taken { record, position, settled, joined }) in joined {
+            let opened = name.parent().and_then(|parent| self.opened.get(&parent));
+            let here = position.origin.and_then(|there| opened?.get(&there).copied());
+            let (Some(here), Some(shape)) = (here, program.shape().of_branch(&name)) else { continue };
+            let state = decode_state(program, shape.level(), &record)?;
+            let ledger = position.ledger.clone();
+            let position = Position { origin: Some(here), ..begun_anew(position) };
+            let mut line = Line::new(Chain::child(&session.main().chain, name), shape, position, state);
+            (line.end, line.is_counted_out) = (record.header().end, true);
+            let is_known = settled.iter().any(|known| known.header().seq == record.header().seq);
+            let own = (!is_known).then_some(&record);
+            let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(own), false);
+            self.note_opened(line.branch().clone(), opened);
+            line.drafts.last_mut().expect("its end was just written").end = line.end;
+            let id = session.lines.add(line);
+            session.mark_dirty(id);
+        }
+        Ok(())
     }
 
     /// Keeps the items of the branches with the new run, which begins to rely on them.
@@ -337,13 +442,15 @@ impl Sitting {
     }
 }
 
-/// Writes down again by which records what is finished is known, and has the ledger name them.
+/// Writes down again by which records what is finished is known, and has the ledger name them. Returns as which records
+/// it has those that opened what was joined.
 pub(super) fn copy_settled<'r, S>(
     line: &mut Line<'_, S>,
-    ledger: &BTreeMap<StepId, crate::record::Settled>,
+    (ledger, joined): (&BTreeMap<StepId, crate::record::Settled>, &HashMap<StepId, u64>),
     records: impl Iterator<Item = &'r Record>,
     leaves: bool,
-) {
+) -> HashMap<u64, u64> {
+    let mut opened = HashMap::new();
     let mut records: Vec<&Record> = records.collect();
     records.sort_by_key(|record| record.header().seq);
     for record in records {
@@ -355,8 +462,71 @@ pub(super) fn copy_settled<'r, S>(
         }
         let mut copy = copy_of(record);
         copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+        if joined.values().any(|since| *since == old) {
+            opened.insert(old, seq);
+        }
+        // Who is opened is older than the join.
+        let since = known.and_then(|(step, _)| joined.get(step));
+        copy.about = since.and_then(|since| opened.get(since).copied());
         line.drafts.push(copy);
     }
+    opened
+}
+
+/// Reads the records that finished steps of a branch are known by, without states, and with their evidence as a person
+/// has last accepted it.
+pub(super) async fn settled_on(
+    store: &dyn Store,
+    header: &Header,
+    position: &Position,
+) -> Result<Vec<Record>, StoreError> {
+    let mut settled = Vec::with_capacity(position.ledger.len());
+    for at in position.ledger.values() {
+        settled.push(store.load(&header.run, &header.branch, at.seq()).await?.without_body());
+    }
+    if settled.iter().all(|record| record.header().evidence.is_none()) {
+        return Ok(settled);
+    }
+    let mut accepted = accepted_on(store, header).await?;
+    for record in &mut settled {
+        if let Some(pack) = accepted.remove(&record.header().seq) {
+            let header = Header { evidence: Some(pack), ..record.header().clone() };
+            *record = Record::seal(header, None).map_err(|flaw| StoreError::Invalid(flaw.to_string()))?;
+        }
+    }
+    Ok(settled)
+}
+
+/// Finds the joins of a branch that have run and whose branches have steps with evidence, but for those that wait for
+/// other ones by now.
+async fn joined_before(
+    engine: &Engine,
+    shape: &Shape,
+    header: &Header,
+    position: &Position,
+) -> Result<HashMap<StepId, u64>, StoreError> {
+    let mut joined = joined_on(engine.store.as_ref(), shape, header, position).await?;
+    let opens =
+        |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+    joined.retain(|step, _| !opens(step));
+    Ok(joined)
+}
+
+/// Reads the records that opened what a branch has joined.
+pub(super) async fn openings(
+    store: &dyn Store,
+    header: &Header,
+    joined: &HashMap<StepId, u64>,
+) -> Result<Vec<Record>, StoreError> {
+    let mut opening = Vec::with_capacity(joined.len());
+    for since in joined.values() {
+        match store.load(&header.run, &header.branch, *since).await {
+            // Without it, nothing tells that its branches were joined.
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
+            record => opening.push(record?.without_body()),
+        }
+    }
+    Ok(opening)
 }
 
 /// Opens a branch of which nothing sound is left.
@@ -405,14 +575,11 @@ async fn newest_of(
     if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
         return Ok(None);
     }
-    let mut settled = Vec::new();
-    for at in position.ledger.values() {
-        settled.push(store.load(run, branch, at.seq()).await?.without_body());
-    }
-    Ok(Some(Taken { record, position, settled }))
+    let settled = settled_on(store, record.header(), &position).await?;
+    Ok(Some(Taken { record, position, settled, joined: HashMap::new() }))
 }
 
-fn carried_name(items: &FrozenItems) -> String {
+pub(super) fn carried_name(items: &FrozenItems) -> String {
     name_of(items.digest)
 }
 

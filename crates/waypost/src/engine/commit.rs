@@ -205,8 +205,12 @@ impl<P: Program> Session<'_, P> {
             line.drafts.clear();
             line.reason = Reason::Step;
             let (ended, parked, opener) = (line.end.is_some(), line.parked, line.opener);
-            let Some(opener) = opener.filter(|_| ended || parked) else { continue };
+            if id == MAIN || !(ended || parked) {
+                continue;
+            }
             gone.push(id);
+            // Nobody waits for what was joined before the run began.
+            let Some(opener) = opener else { continue };
             if ended {
                 let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
                 fan.keep_end(opener.index, last.header().seq, last.digest());

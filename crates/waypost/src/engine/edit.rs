@@ -3,13 +3,16 @@
 //! A branch can be changed for as long as a step waits for it: while it is open, and, until the step that joins it has
 //! run, also when it has ended. The change is a record of its own on the branch; the join sees it. What was joined, or left
 //! behind by what was done again, counts no more: nobody would ever read what is changed there.
+//!
+//! A branch that ended as one below it failed goes on with that one, and so do those beside it that were cancelled.
 
 use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, RunId};
-use crate::record::{Position, Record};
+use crate::record::{FrontierEntry, Position, Record};
 use crate::store::{StoreError, StoreExt as _};
 
+use super::back::joins;
 use super::begin::by_hand;
 use super::line::Line;
 use super::{EditBranch, Engine, RunError};
@@ -54,10 +57,11 @@ impl<S> Edits<S> {
             return Ok(());
         }
         let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        let amid = |position: &Position| position.frontier.iter().any(|entry| entry.fan.is_some());
-        if newest.header().end.is_some() && amid(&line.position) {
-            let why = "it failed, and so did branches that it opened: go back to before those".to_owned();
-            return Err(RunError::NotEdited { run, branch, why });
+        // Where only the step that joins them failed, it is done again with what is changed.
+        let amid = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
+        if newest.header().end.is_some() && line.position.frontier.iter().any(amid) {
+            let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
+            return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
         for EditBranch(edit) in self.0.into_values().flatten() {
             edit(&mut line.state).map_err(|why| {

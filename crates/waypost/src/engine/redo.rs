@@ -25,6 +25,7 @@ use crate::store::{Scan, Store, StoreError, StoreExt as _};
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
 use super::chain::Draft;
+use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
@@ -40,6 +41,8 @@ pub(super) struct Move {
     pub(super) position: Position,
     /// What is written about it; nothing if only the position is another.
     pub(super) draft: Option<Draft>,
+    /// The record that the branch continues, where the one above is of another run; 0 for none.
+    pub(super) basis: Option<u64>,
 }
 
 /// How far a branch is that does again what was done before.
@@ -114,7 +117,14 @@ async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, Run
     let between = engine.store.scan(&between).await?;
     let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
     let keeps = |record: &Record| !changes(&record.header().phase);
-    Ok(between.records.iter().all(keeps).then_some(carrier))
+    if between.records.iter().all(keeps) {
+        return Ok(Some(carrier));
+    }
+    // Where the run began with that step done, only the one that it began from knows what it gave.
+    match given::ended(engine, header).await? {
+        Some(there) => Box::pin(with_state(engine, there)).await,
+        None => Ok(None),
+    }
 }
 
 /// Reads where a branch stood before it went back; nothing if that is gone, or the graph has no such step any more.
@@ -274,26 +284,31 @@ pub(super) async fn back_to(
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
-    let starts = |record: &Record| {
-        record.header().seq <= made.seq
-            && record.header().started.iter().any(|start| {
-                start.step == target.step
-                    && (&start.at.iteration, start.at.epoch) == (&made.at.iteration, made.at.epoch)
-            })
-    };
+    let starts = |record: &Record| given::starts(record.header(), made);
     let gone = |why: &str| RunError::NoState {
         at: made.reference().to_string(),
-        why: format!("step `{}` must run again, and {why}", target.step),
+        why: format!(
+            "step `{}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over",
+            target.step
+        ),
     };
-    let start = store.find_back(run, branch, header.seq, &starts).await?;
-    let start = start.ok_or_else(|| gone("where it was started is not recorded"))?;
-    let record = match load_with_state(engine, run, branch, start.header().seq).await {
-        Err(RunError::NoState { .. }) => {
-            return Err(gone("the state that it was given is not kept any more"));
-        }
-        record => record?,
+    let (record, mut position, basis) = match store.find_back(run, branch, header.seq, &starts).await? {
+        Some(start) => match load_with_state(engine, run, branch, start.header().seq).await {
+            Err(RunError::NoState { .. }) => {
+                return Err(gone("the state that it was given is not kept any more"));
+            }
+            record => {
+                let record = record?;
+                let position = position_of(&record)?;
+                (record, position, None)
+            }
+        },
+        None => match given::given(engine, known, made).await? {
+            // What was written down of it before the step counts on.
+            Recalled::As((record, position)) => (record, position, Some(made.seq - 1)),
+            Recalled::Not(why) => return Err(gone(&why)),
+        },
     };
-    let mut position = position_of(&record)?;
     if !position.frontier.iter().any(|entry| entry.step == target.step) {
         return Err(gone("the state that it was given was not kept"));
     }
@@ -321,7 +336,7 @@ pub(super) async fn back_to(
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
         draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
-    Ok(Move { record, position, draft: Some(draft) })
+    Ok(Move { record, position, draft: Some(draft), basis })
 }
 
 /// Returns the claims for which a record takes its branch back to a step, if it does.
@@ -343,7 +358,7 @@ pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (
     draft.about = Some(record.header().seq);
     let data = json!({ "up_to": record.header().reference().to_string() });
     draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
-    Move { record, position, draft: Some(draft) }
+    Move { record, position, draft: Some(draft), basis: None }
 }
 
 /// Takes over what does not go back with a position.

@@ -212,7 +212,7 @@ impl<P: Program> Scout<'_, P> {
                 }
                 if known.0.header().end.is_none() {
                     let (record, position) = known.clone();
-                    moves.insert(branch.clone(), Move { record, position, draft: None });
+                    moves.insert(branch.clone(), Move { record, position, draft: None, basis: None });
                 }
             }
             Pace::Level(_) | Pace::Behind => {}

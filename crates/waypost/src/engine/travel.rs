@@ -12,7 +12,7 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
-use super::carry::{Along, Sitting, copy_settled};
+use super::carry::{Along, Sitting, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
 use super::recheck;
@@ -165,11 +165,11 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let mut position = position_of(&checkpoint)?;
         let definition = self.definition_at(&from.run, &position).await?;
-        let mut settled = Vec::new();
-        for at in position.ledger.values() {
-            settled.push(self.store.load(&from.run, &from.branch, at.seq()).await?);
-        }
-        let along = Along::of_store(self, (&from.run, &mut position), start.edit.is_some()).await?;
+        let mut settled = settled_on(self.store.as_ref(), checkpoint.header(), &position).await?;
+        let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
+        let at = (checkpoint.header(), &mut position);
+        let along = Along::of_store(self, at, start.edit.is_some(), shape).await?;
+        settled.extend(openings(self.store.as_ref(), checkpoint.header(), along.joins()).await?);
         let origin = Origin { checkpoint, position, definition, settled, along };
         self.start_from(program, origin, run, start).await
     }
@@ -221,8 +221,7 @@ impl Engine {
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
-            let taken = along.branches.iter();
-            branches.extend(taken.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..])));
+            branches.extend(along.trusted());
             let questions = recheck::doubted(self, program.shape(), &run, &branches).await;
             if !questions.is_empty() {
                 return Err(RunError::InDoubt { run: header.run.clone(), questions });
@@ -244,13 +243,15 @@ impl Engine {
         let (ledger, fans) = (position.ledger.clone(), Sitting::of(&position));
         let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
-        copy_settled(&mut main, &ledger, settled.iter(), leaves);
+        let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
+        along.note_opened(BranchPath::main(), opened);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
         session.mark_dirty(MAIN);
         along.seat(&mut session, MAIN, (fans, leaves))?;
+        along.seat_joined(&mut session, program)?;
         let status = session.create(&sealed, &holder).await?;
         let lease = session.lease().clone();
         if let Err(error) = Along::keep_items(self, &lease, along.into_items()).await {

@@ -225,3 +225,81 @@ async fn a_branch_that_no_step_waits_for_is_not_changed() {
         assert_eq!(refused("plan:a").await, joined);
     }
 }
+
+/// `plan` opens `a` and `b`, which `merge` joins, however they end; `a` opens `x` and `y`, which `am` joins before `a2`.
+fn nested(stage: &Stage, collects: bool) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("nested"), &["plan", "a", "x", "y", "a2", "b"]);
+    let fork = builder.fork("a", ["x", "y"]);
+    let fork = if collects { fork.collect() } else { fork };
+    let builder = fork.join("am", stage.merge()).edge("am", "a2");
+    builder.fork("plan", ["a", "b"]).collect().join("merge", stage.merge()).build().unwrap()
+}
+
+// What happened: where a branch of a collecting fork had ended as the join on it failed, changing it was refused: its own
+// branches had failed, too, it said, and they had not.
+// Why: any branch that had ended amid branches of its own was refused.
+// What stops it now: it is only where those have not all ended well enough to be joined.
+#[tokio::test]
+async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
+    for collects in [false, true] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let graph = nested(&stage, collects);
+            stage.fail("am", 1);
+            let held = world.engine.run(&graph, "r", Notes::default()).interrupt_before(["merge"]).await;
+            assert_eq!(held.unwrap().status, RunStatus::Interrupted);
+            assert_eq!(stage.said_sorted(), ["a", "am", "b", "plan", "x", "y"]);
+
+            let edit = async |world: &World| {
+                world.engine.resume(&graph, "r").edit_branch("plan:a", edited).into_future().await
+            };
+            stage.crash(&mut world, "am", edit).await;
+            let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+            // The join notes what each branch did beyond what it was given itself.
+            assert_eq!(outcome.state.done, ["plan", "a=a+edited+x=+y=+a2", "b=b"]);
+            assert_eq!(
+                (outcome.status, stage.said()),
+                (RunStatus::Completed, ["am", "am", "a2", "merge"].map(String::from).to_vec())
+            );
+        }
+    }
+}
+
+// What happened: where a branch had failed and so had the one that opened it, changing it was refused: it had been joined,
+// it said, and the join had never run.
+// Why: only branches whose opener goes on were looked at.
+// What stops it now: those above it that ended with it go on with it, and so do those beside it that were cancelled; all
+// that is written at once.
+#[tokio::test]
+async fn a_branch_whose_opener_ended_with_it_is_changed_and_both_go_on() {
+    for at in ["x", "y", "am"] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let graph = nested(&stage, false);
+            stage.fail("x", 1);
+            let held = world.engine.run(&graph, "r", Notes::default()).interrupt_before(["merge"]).await;
+            assert_eq!(held.unwrap().status, RunStatus::Interrupted);
+            let before = stage.said_sorted();
+            assert!(!before.contains(&"am".to_owned()), "{before:?}");
+            let refused = world.engine.resume(&graph, "r").edit_branch("plan:a", edited).await.unwrap_err();
+            let RunError::NotEdited { why, .. } = &refused else { panic!("{refused}") };
+            assert!(why.starts_with("it ended together with branches that it opened"), "{why}");
+            assert!(stage.said().is_empty());
+            if at == "y" && before.contains(&at.to_owned()) {
+                continue;
+            }
+
+            let edit = async |world: &World| {
+                world.engine.resume(&graph, "r").edit_branch("plan:a/a:x", edited).into_future().await
+            };
+            stage.crash(&mut world, at, edit).await;
+            let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+            assert_eq!(outcome.state.done, ["plan", "a=a+x=edited+x+y=y+a2", "b=b"], "{at}");
+            assert_eq!(outcome.status, RunStatus::Completed);
+            assert!(!stage.said().contains(&"b".to_owned()), "nothing finished is done again");
+            assert_eq!(changes(&world, "plan:a/a:x").await, 1);
+        }
+    }
+}

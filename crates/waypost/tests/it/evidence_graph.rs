@@ -16,6 +16,7 @@ use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 mod accept;
 mod again;
 mod branches;
+mod forked;
 mod hosts;
 mod probes;
 

@@ -1,0 +1,400 @@
+//! Evidence in a run that began where another stood: what breaks there is done again with what the other run knows.
+
+use waypost::file::FileStore;
+use waypost::store::Store;
+use waypost::{CheckpointRef, Portable};
+
+use super::*;
+
+/// Each kind of store, with a desk of its own.
+fn desks() -> [(Desk, Arc<dyn Store>); 2] {
+    let (one, other) = (Desk::new(), Desk::new());
+    let file = FileStore::open(other.path().join("store")).unwrap().with_retention(None);
+    [(one.clone(), one.store.clone()), (other, Arc::new(file))]
+}
+
+fn over(desk: &Desk, store: &Arc<dyn Store>) -> Engine {
+    Engine::new(store.clone()).with_base(desk.path())
+}
+
+fn at(text: &str) -> CheckpointRef {
+    text.parse().unwrap()
+}
+
+fn run_id(name: &str) -> RunId {
+    RunId::new(name).unwrap()
+}
+
+/// The newest checkpoint of the main branch.
+async fn newest(engine: &Engine, run: &str) -> CheckpointRef {
+    engine.history(run).await.unwrap().last().unwrap().at()
+}
+
+// What happened: evidence of a step that was done before a fork broke in the forked run, and no resume of it went on:
+// "where it was started is not recorded".
+// Why: a fork has copies of the records of what is finished, and none of what those steps were given.
+// What stops it now: the run that it began from knows, and is asked; so does the one which that began from.
+#[tokio::test]
+async fn a_forked_run_does_again_what_was_done_before_the_fork() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), desk.line());
+        engine.run(&graph, "r", Work::default()).await.unwrap();
+        engine.fork(&graph, &at("r@3"), "f").await.unwrap();
+        engine.fork(&graph, &newest(&engine, "f").await, "g").await.unwrap();
+        desk.said();
+
+        for run in ["f", "g"] {
+            for file in ["a.txt", "b.txt"] {
+                desk.remove(file);
+                let outcome = engine.resume(&graph, run).await.unwrap();
+
+                assert_eq!((outcome.status, outcome.idle), (RunStatus::Completed, false));
+                assert_eq!(outcome.state.done, ["a", "b", "c"], "with the state that it was given");
+                assert_eq!(desk.said(), [&file[..1]], "{run}: what comes after it is used again");
+                assert!(engine.resume(&graph, run).await.unwrap().idle);
+            }
+        }
+        let told = engine.history("f").await.unwrap();
+        let told: Vec<String> = told.iter().map(ToString::to_string).collect();
+        assert_eq!(told.last().unwrap(), "f@10 restored b", "{told:?}");
+    }
+}
+
+// An edit is not lost: the step gives what it gave before, and the run goes forward to where it stood.
+#[tokio::test]
+async fn what_was_edited_at_the_fork_is_kept_where_a_step_before_it_is_done_again() {
+    let desk = Desk::new();
+    let (engine, graph) = (desk.engine(), desk.line());
+    desk.run(&graph).await;
+    let fork = engine.fork(&graph, &at("r@2"), "f");
+    fork.edit_state(|work| work.text = "edited".to_owned()).interrupt_before(["c"]).await.unwrap();
+    desk.said();
+    desk.remove("a.txt");
+
+    let outcome = engine.resume(&graph, "f").await.unwrap();
+
+    assert_eq!(
+        (outcome.state.done, outcome.state.text),
+        (["a", "b", "c"].map(str::to_owned).to_vec(), "edited".to_owned())
+    );
+    assert_eq!(desk.said(), ["a", "c"]);
+}
+
+// Where nobody knows any more, the resume says so, and what can be done: both ways work.
+#[tokio::test]
+async fn without_the_run_that_it_began_from_a_person_has_ways_on() {
+    for imported in [false, true] {
+        let desk = Desk::new();
+        let (engine, graph) = (desk.engine(), desk.line());
+        desk.run(&graph).await;
+        if imported {
+            let portable = Portable::of(desk.store.as_ref(), &at("r@3")).await.unwrap();
+            desk.store.delete(&run_id("r")).await.unwrap();
+            engine.import(&graph, &portable, "f").await.unwrap();
+        } else {
+            engine.fork(&graph, &at("r@3"), "f").await.unwrap();
+            desk.store.delete(&run_id("r")).await.unwrap();
+        }
+        desk.said();
+        desk.remove("a.txt");
+
+        let refused = engine.resume(&graph, "f").await.unwrap_err();
+
+        assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
+        let why = "step `a` must run again, and it was started in run r, from which this one began and which is not here";
+        let ways = "put right what its evidence is about and accept that, or start the run over";
+        assert_eq!(refused.to_string(), format!("cannot go on from f@1: {why}; {ways}"));
+        desk.write("a.txt", "put right by hand");
+        assert_eq!(engine.accept(&graph, "f", "a").await.unwrap(), 1);
+        assert!(engine.resume(&graph, "f").await.unwrap().idle);
+        desk.remove("a.txt");
+        let over = engine.resume(&graph, "f").restart(Work::default()).await.unwrap();
+        assert_eq!(
+            (over.status, desk.said()),
+            (RunStatus::Completed, ["a", "b", "c"].map(str::to_owned).to_vec())
+        );
+    }
+}
+
+// A run of the same name that was made since knows nothing of it.
+#[tokio::test]
+async fn another_run_of_the_same_name_is_not_asked() {
+    let desk = Desk::new();
+    let (engine, graph) = (desk.engine(), desk.line());
+    desk.run(&graph).await;
+    engine.fork(&graph, &at("r@3"), "f").await.unwrap();
+    desk.store.delete(&run_id("r")).await.unwrap();
+    engine.run(&graph, "r", Work { text: "another".to_owned(), ..Work::default() }).await.unwrap();
+    desk.remove("a.txt");
+
+    let refused = engine.resume(&graph, "f").await.unwrap_err();
+
+    assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
+}
+
+/// `plan`, then the branches `a` (`a`, `a2`) and `b`, all but `plan` with evidence, then `merge` and `after`.
+fn fork(desk: &Desk) -> Graph<Work> {
+    let join = desk.clone();
+    Graph::<Work>::builder("fork")
+        .step("plan", desk.notes())
+        .step("a", desk.writes("a.txt", "of a"))
+        .evidence(|_| Pack::all([Claim::unchanged("a.txt")]))
+        .step("a2", desk.writes("a2.txt", "of a2"))
+        .evidence(|_| Pack::all([Claim::unchanged("a2.txt")]))
+        .edge("a", "a2")
+        .step("b", desk.writes("b.txt", "of b"))
+        .evidence(|_| Pack::all([Claim::unchanged("b.txt")]))
+        .step("after", desk.notes())
+        .fork("plan", ["a", "b"])
+        .join("merge", move |mut work: Work, ends: Branches<Work>, _: Context| {
+            join.say("merge");
+            for end in ends {
+                work.done.push(format!("{}={}", end.key, end.result.unwrap().done.join("+")));
+            }
+            async move { Ok::<_, StepError>(work) }
+        })
+        .edge("merge", "after")
+        .build()
+        .unwrap()
+}
+
+const WHOLE: [&str; 4] = ["plan", "a=plan+a+a2", "b=plan+b", "after"];
+
+// The same where branches came along, amid their fork.
+#[tokio::test]
+async fn a_branch_that_came_along_does_again_what_it_had_done() {
+    for held in ["b", "merge"] {
+        for file in ["a.txt", "a2.txt"] {
+            for (desk, store) in desks() {
+                let (engine, graph) = (over(&desk, &store), fork(&desk));
+                let run = engine.run(&graph, "r", Work::default());
+                run.interrupt_before([held]).await.unwrap();
+                let from = newest(&engine, "r").await;
+                engine.fork(&graph, &from, "f").interrupt_before([held]).await.unwrap();
+                desk.said();
+                desk.remove(file);
+
+                let outcome = engine.resume(&graph, "f").await.unwrap();
+
+                assert_eq!(outcome.state.done, WHOLE, "{held} {file}");
+                let rest = ["b", "merge", "after"];
+                let rest = if held == "b" { &rest[..] } else { &rest[1..] };
+                let mut said = desk.said();
+                let again = said.iter().position(|step| *step == file[..file.len() - 4]).unwrap();
+                said.remove(again);
+                assert_eq!(said, rest, "{held} {file}");
+                assert!(engine.resume(&graph, "f").await.unwrap().idle);
+            }
+        }
+    }
+}
+
+// What happened: a fork at a checkpoint after a join began although a file of a joined branch was gone, and no resume of
+// it ever looked at that file again.
+// Why: the branches of a fork that was joined did not come along, and so neither did their evidence.
+// What stops it now: they come along as they ended, for as long as they have evidence.
+#[tokio::test]
+async fn a_fork_looks_at_the_evidence_of_branches_that_were_joined() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), fork(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["after"]).await.unwrap();
+        let from = newest(&engine, "r").await;
+        desk.remove("a.txt");
+        desk.said();
+
+        let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
+        let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+        assert_eq!((questions.len(), questions[0].branch.as_str()), (1, "plan:a"), "{refused}");
+        assert!(matches!(questions[0].cause, Cause::EvidenceFailed(_)), "{refused}");
+        engine.fork(&graph, &from, "left").without_evidence().await.unwrap();
+        assert!(engine.resume(&graph, "left").await.unwrap().idle, "it was left behind");
+        assert_eq!(desk.said(), ["after"]);
+
+        desk.write("a.txt", "of a");
+        engine.fork(&graph, &from, "f").await.unwrap();
+        engine.fork(&graph, &newest(&engine, "f").await, "g").await.unwrap();
+        assert_eq!(desk.said(), ["after"]);
+        for run in ["f", "g"] {
+            assert!(engine.resume(&graph, run).await.unwrap().idle);
+            for (file, step) in [("a.txt", "a"), ("a2.txt", "a2"), ("b.txt", "b")] {
+                desk.remove(file);
+                let outcome = engine.resume(&graph, run).await.unwrap();
+                assert_eq!(
+                    (outcome.status, outcome.state.done),
+                    (RunStatus::Completed, WHOLE.map(str::to_owned).to_vec())
+                );
+                assert_eq!(desk.said(), [step], "{run}: the others, and the join, are used again");
+                assert!(engine.resume(&graph, run).await.unwrap().idle);
+            }
+        }
+        // It needs no other run as long as all of it holds, and says so where it does.
+        store.delete(&run_id("r")).await.unwrap();
+        assert!(engine.resume(&graph, "f").await.unwrap().idle);
+    }
+}
+
+/// Writes a file for each of three items, one of which fails; `told` is what the join is given.
+fn items(desk: &Desk) -> Graph<Work> {
+    let (work, join) = (desk.clone(), desk.clone());
+    let each = Graph::<Work>::builder("items").step("plan", desk.notes()).each(
+        "it",
+        |_| vec![1_u32, 2, 3],
+        |n| format!("n{n}"),
+        move |n: u32, _: Context| {
+            work.say(format!("n{n}"));
+            let failed = n == 2;
+            if !failed {
+                work.write(&format!("{n}.txt"), &format!("of {n}"));
+            }
+            async move { if failed { Err(StepError::fatal("two")) } else { Ok(n * 10) } }
+        },
+    );
+    each.evidence(|n, _| Pack::all([Claim::unchanged(format!("{n}.txt"))]))
+        .collect()
+        .join(move |mut work: Work, mut ends: ItemEnds<u32, u32>, _| {
+            join.say("join");
+            async move {
+                while let Some(end) = ends.next().await? {
+                    work.done.push(end.result.map_or_else(|_| "failed".to_owned(), |n| n.to_string()));
+                }
+                Ok::<_, StepError>(work)
+            }
+        })
+        .step("after", desk.notes())
+        .edge("plan", "it")
+        .edge("it", "after")
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn items_that_were_joined_come_along_with_their_evidence() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), items(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["after"]).await.unwrap();
+        let from = newest(&engine, "r").await;
+        desk.remove("3.txt");
+        assert!(matches!(engine.fork(&graph, &from, "f").await, Err(RunError::InDoubt { .. })));
+        desk.write("3.txt", "of 3");
+        let forked = engine.fork(&graph, &from, "f").await.unwrap();
+        assert_eq!(forked.status, RunStatus::CompletedWithFailures);
+        desk.said();
+        desk.remove("3.txt");
+
+        let outcome = engine.resume(&graph, "f").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "10", "failed", "30", "after"]);
+        assert_eq!((outcome.status, desk.said()), (RunStatus::CompletedWithFailures, vec!["n3".to_owned()]));
+        assert!(engine.resume(&graph, "f").await.unwrap().idle);
+    }
+}
+
+/// A join that notes what became of each branch.
+fn joins(
+    desk: &Desk,
+) -> impl Fn(Work, Branches<Work>, Context) -> std::future::Ready<Result<Work, StepError>> + Send + Sync + use<>
+{
+    let desk = desk.clone();
+    move |mut work, ends, context| {
+        desk.say(context.step().to_string());
+        for end in ends {
+            work.done.push(format!("{}={}", end.key, end.result.unwrap().done.join("+")));
+        }
+        std::future::ready(Ok(work))
+    }
+}
+
+/// `plan` opens `a` and `b`; `a` opens `x`, which has evidence, and `y`, joined by `am` before `a2`.
+fn nested(desk: &Desk) -> Graph<Work> {
+    let mut builder = Graph::<Work>::builder("nested");
+    for name in ["plan", "a", "y", "a2", "b"] {
+        builder = builder.step(name, desk.notes());
+    }
+    builder
+        .step("x", desk.writes("x.txt", "of x"))
+        .evidence(|_| Pack::all([Claim::unchanged("x.txt")]))
+        .edge("am", "a2")
+        .fork("a", ["x", "y"])
+        .join("am", joins(desk))
+        .fork("plan", ["a", "b"])
+        .join("merge", joins(desk))
+        .step("after", desk.notes())
+        .edge("merge", "after")
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn branches_of_branches_that_were_joined_come_along_too() {
+    for (held, rest) in
+        [("a2", &["a2", "merge", "after"][..]), ("merge", &["merge", "after"]), ("after", &["after"])]
+    {
+        for (desk, store) in desks() {
+            let (engine, graph) = (over(&desk, &store), nested(&desk));
+            engine.run(&graph, "r", Work::default()).interrupt_before([held]).await.unwrap();
+            let from = newest(&engine, "r").await;
+            desk.remove("x.txt");
+            let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
+            let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+            assert_eq!(questions[0].branch.as_str(), "plan:a/a:x", "{held}: {refused}");
+            desk.write("x.txt", "of x");
+            engine.fork(&graph, &from, "f").interrupt_before([held]).await.unwrap();
+            desk.said();
+            desk.remove("x.txt");
+
+            let outcome = engine.resume(&graph, "f").await.unwrap();
+
+            let a = "a=plan+a+x=plan+a+x+y=plan+a+y+a2";
+            assert_eq!(outcome.state.done, ["plan", a, "b=plan+b", "after"], "{held}");
+            let again: Vec<&str> = ["x"].iter().chain(rest).copied().collect();
+            assert_eq!(desk.said(), again, "{held}");
+            assert!(engine.resume(&graph, "f").await.unwrap().idle);
+        }
+    }
+}
+
+// Each record of it may be the last one that was written: a second crash costs no more than the first.
+#[tokio::test]
+async fn what_is_done_again_in_a_forked_run_may_be_cut_too() {
+    let desk = Desk::new();
+    let (engine, graph) = (desk.engine(), desk.line());
+    desk.run(&graph).await;
+    engine.fork(&graph, &at("r@3"), "f").await.unwrap();
+    desk.remove("a.txt");
+    let resumed = engine.resume(&graph, "f").interrupt_before(["a"]).await.unwrap();
+    assert_eq!(resumed.status, RunStatus::Interrupted);
+    desk.store.delete(&run_id("r")).await.unwrap();
+    desk.said();
+
+    let outcome = engine.resume(&graph, "f").await.unwrap();
+
+    assert_eq!((outcome.status, desk.said()[0].as_str()), (RunStatus::Completed, "a"));
+    assert_eq!(outcome.state.done, ["a", "b", "c"]);
+}
+
+// What happened: a fork of a run whose evidence a person had accepted was refused: the claims of before did not hold.
+// Why: records were copied with the evidence that they were committed with.
+// What stops it now: they are copied with the evidence that counts.
+#[tokio::test]
+async fn what_was_accepted_in_a_run_is_accepted_in_its_forks() {
+    for (desk, store) in desks() {
+        let (engine, graph) = (over(&desk, &store), fork(&desk));
+        engine.run(&graph, "r", Work::default()).interrupt_before(["b"]).await.unwrap();
+        let amid = newest(&engine, "r").await;
+        for file in ["a.txt", "a2.txt"] {
+            desk.write(file, "mended by hand");
+            engine.accept(&graph, "r", file.trim_end_matches(".txt")).await.unwrap();
+        }
+        engine.fork(&graph, &amid, "f").await.unwrap();
+        engine.resume(&graph, "r").await.unwrap();
+        desk.write("b.txt", "mended by hand");
+        engine.accept(&graph, "r", "b").await.unwrap();
+        engine.fork(&graph, &newest(&engine, "r").await, "g").await.unwrap();
+        desk.said();
+
+        assert!(engine.resume(&graph, "g").await.unwrap().idle);
+        desk.write("b.txt", "of b");
+        assert!(engine.resume(&graph, "f").await.unwrap().idle, "which did it by itself");
+        assert!(desk.said().is_empty());
+    }
+}
