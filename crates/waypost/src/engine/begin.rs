@@ -20,7 +20,7 @@ use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
 use super::edit;
-use super::fit::{adopt_change, check_fit, definition_of_restart};
+use super::fit::{adopt_change, check_fit, check_stand, definition_of_restart};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -245,6 +245,17 @@ fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError
     }
 }
 
+/// Makes sure that a run can be gone on with in a shape, as far as can be said before it is known from where.
+fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(), String> {
+    if options.adopt.is_some() {
+        return Ok(());
+    }
+    // Whoever goes back does not go on from where it stands.
+    let nowhere = Position::default();
+    let stands = if options.from.is_some() { &nowhere } else { &base.position };
+    check_fit(shape, stands, &base.snapshot.definition, options.on_change)
+}
+
 /// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
 async fn find_begin<P: Program>(
     engine: &Engine,
@@ -257,10 +268,7 @@ async fn find_begin<P: Program>(
     refuse_newer(program, &base.record)?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
-    if options.adopt.is_none() {
-        let definition = &base.snapshot.definition;
-        check_fit(program.shape(), &base.position, definition, options.on_change).map_err(misfit)?;
-    }
+    fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -288,14 +296,18 @@ async fn find_begin<P: Program>(
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    if let Some(adoption) = &options.adopt {
-        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
-    }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
+    }
+    // At the end, nothing is left to be done by any definition.
+    if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
+        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
+    }
+    if options.from.is_some() {
+        check_stand(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }

@@ -96,3 +96,27 @@ async fn a_changed_configuration_survives_the_damage_of_its_record() {
     let again = world.engine.resume(&graph, "r").config(over()).await.unwrap();
     assert!(again.idle, "it is in force, so nothing changes");
 }
+
+// What happened: going back brought the configuration of then back, although what a resume lays over it is to stay. Why:
+// it went back with the rest. What stops it now: the past is gone back to with the configuration in force.
+#[tokio::test]
+async fn going_back_keeps_the_configuration() {
+    for mut world in World::each() {
+        let graph = told();
+        let begun = world.engine.run(&graph, "r", Notes::default()).config(map(json!({ "k": 1 })));
+        begun.await.unwrap();
+        let over = |k: u32| map(json!({ "k": k }));
+        world.engine.resume(&graph, "r").config(over(3)).await.unwrap();
+
+        world.engine.resume(&graph, "r").from_step("a").without_running().await.unwrap();
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, [r#"a {"k":3}"#, r#"b {"k":3}"#]);
+
+        let back = world.engine.resume(&graph, "r").from_checkpoint(1).config(over(4)).without_running();
+        back.await.unwrap();
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, [r#"a {"k":4}"#, r#"b {"k":4}"#]);
+    }
+}

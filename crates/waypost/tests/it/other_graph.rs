@@ -11,10 +11,13 @@
 use std::sync::Arc;
 
 use waypost::engine::{Engine, OnChange, Outcome, RunError};
-use waypost::graph::{Branches, Builder};
+use waypost::graph::{Branches, Builder, Resume};
 use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
-use waypost::{Context, END, Graph, StepError};
+use waypost::{BranchPath, CheckpointRef, Context, END, Graph, StepError};
+
+use crate::faulty::World;
+use crate::play::{Notes, Stage};
 
 type State = Vec<String>;
 
@@ -35,10 +38,15 @@ fn a_to_b() -> Graph<State> {
     steps("g", &["a", "b"]).edge("a", "b").build().unwrap()
 }
 
-fn why(refused: Result<Outcome<State>, RunError>) -> String {
+fn why<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) -> String {
     let refused = refused.unwrap_err();
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
     refused.to_string()
+}
+
+fn refused<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) {
+    let why = why(refused);
+    assert!(why.ends_with("and nobody said to go on with that"), "{why}");
 }
 
 #[tokio::test]
@@ -192,4 +200,91 @@ async fn a_hold_that_was_kept_goes_with_its_step() {
     let outcome = engine.resume(&shorter, "r").on_change(OnChange::Adopt).await.unwrap();
 
     assert_eq!((outcome.status, outcome.state.join(" ").as_str()), (RunStatus::Completed, "a"));
+}
+
+/// `a`, `b`, `c`, and the same with `d` behind.
+fn short_and_long(stage: &Stage) -> (Graph<Notes>, Graph<Notes>) {
+    let builder = stage.steps(Graph::builder("line"), &["a", "b", "c", "d"]);
+    (stage.line(), builder.edge("a", "b").edge("b", "c").edge("c", "d").build().unwrap())
+}
+
+/// Crashes in a step of a resume.
+async fn crash_in(
+    (stage, world): (&Stage, &mut World),
+    step: &str,
+    resume: impl AsyncFnOnce(Resume<'_, Notes>) -> Result<Outcome<Notes>, RunError>,
+    graph: &Graph<Notes>,
+) {
+    stage.crash(world, step, async |world| resume(world.engine.resume(graph, "r")).await).await;
+}
+
+// What happened: a run that had gone on with another graph, and then back to a checkpoint of before, was taken for one of
+// the old graph: the program that had taken it there was refused, and the one from before was not. Why: the definition in
+// force went back with the rest. What stops it now: the past is gone back to with the graph in force.
+#[tokio::test]
+async fn going_back_does_not_bring_the_old_graph_back() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let (short, long) = short_and_long(&stage);
+        let run = async |world: &World| world.engine.run(&short, "r", Notes::default()).await;
+        stage.crash(&mut world, "c", run).await;
+        world.engine.resume(&long, "r").on_change(OnChange::Adopt).await.unwrap();
+
+        for step in [true, false] {
+            stage.said();
+            let back = async |resume: Resume<'_, Notes>| match step {
+                true => resume.from_step("b").await,
+                false => resume.from_checkpoint(2).await,
+            };
+            crash_in((&stage, &mut world), "b", back, &long).await;
+            refused(world.engine.resume(&short, "r").await);
+            crash_in((&stage, &mut world), "d", async |resume| resume.await, &long).await;
+            let outcome = world.engine.resume(&long, "r").await.unwrap();
+
+            assert_eq!(outcome.state.done, ["a", "b", "c", "d"]);
+            assert_eq!(stage.said(), ["b", "b", "c", "d", "d"]);
+        }
+
+        let back = world.engine.resume(&long, "r").from_checkpoint(2).without_running().await.unwrap();
+        assert_eq!(back.state.done, ["a"]);
+        world.reopen();
+        refused(world.engine.resume(&short, "r").await);
+        // The checkpoint itself is one of the old graph, the one that goes back to it is not.
+        refused(world.engine.fork(&long, &"r@2".parse().unwrap(), "r2").await);
+        let at = CheckpointRef { run: back.run, branch: BranchPath::main(), seq: back.at };
+        assert_eq!(world.engine.fork(&long, &at, "r3").await.unwrap().state.done, ["a", "b", "c", "d"]);
+        assert_eq!(world.engine.resume(&long, "r").await.unwrap().state.done, ["a", "b", "c", "d"]);
+        assert!(world.engine.resume(&long, "r").await.unwrap().idle);
+    }
+}
+
+// What happened: a graph was refused for a step that the run stood at, although it was to go back to before that; and one
+// that has not the step that was gone back to was taken. Why: only where the run stood was looked at. What stops it now:
+// the graph must have the steps that the run goes on with.
+#[tokio::test]
+async fn a_graph_must_have_the_steps_that_are_gone_back_to() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let (short, long) = short_and_long(&stage);
+    let other = stage.steps(Graph::builder("line"), &["a", "c", "d"]).edge("a", "c").edge("c", "d");
+    let other = other.build().unwrap();
+    world.engine.run(&long, "r", Notes::default()).interrupt_before(["d"]).await.unwrap();
+
+    let stands_at = why(world.engine.resume(&short, "r").on_change(OnChange::Adopt).await);
+    assert_eq!(
+        stands_at,
+        "the definition does not fit run r: it stands at step `d`, which the graph does not have"
+    );
+    let before = world.records().await;
+    let to_b = why(world.engine.resume(&other, "r").on_change(OnChange::Adopt).from_checkpoint(2).await);
+    assert_eq!(
+        to_b,
+        "the definition does not fit run r: it stands at step `b`, which the graph does not have"
+    );
+    assert_eq!(world.records().await, before);
+
+    let outcome = world.engine.resume(&short, "r").on_change(OnChange::Adopt).from_step("b").await.unwrap();
+    assert_eq!(outcome.state.done, ["a", "b", "c"]);
+    refused(world.engine.resume(&long, "r").await);
+    assert!(world.engine.resume(&short, "r").await.unwrap().idle);
 }
