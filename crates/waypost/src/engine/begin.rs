@@ -8,7 +8,7 @@ use crate::change;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{
@@ -190,6 +190,7 @@ async fn go_on<'a, P: Program>(
         engine.store.quarantine(lease, damage).await?;
     }
     let is_written = !main.drafts.is_empty();
+    let is_adopted = adopts(&options, &base.snapshot.definition, program.shape());
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
@@ -202,8 +203,6 @@ async fn go_on<'a, P: Program>(
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
-    let is_own = change::is_of(&base.snapshot.definition, program.shape());
-    let is_adopted = options.on_change == OnChange::Adopt && !is_own;
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     if is_written {
@@ -232,6 +231,12 @@ struct Begin {
     drafts: Vec<Draft>,
     /// What is open on the main branch is taken up now, and was not before in this resume.
     reopens: bool,
+}
+
+/// Says whether a resume goes on with another definition than the one in force.
+fn adopts<S>(options: &ResumeOptions<S>, in_force: &Definition, shape: &Shape) -> bool {
+    let is_wanted = options.adopt.is_some() || options.on_change == OnChange::Adopt;
+    is_wanted && !change::is_of(in_force, shape)
 }
 
 /// Refuses a state of a newer version of the program, whatever else that has changed.
@@ -286,7 +291,7 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
+    let adopts = adopts(options, &base.snapshot.definition, program.shape());
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {

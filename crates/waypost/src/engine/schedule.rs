@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use crate::record::{
-    End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try, Wait, WaitKind,
+    End, Failure, FailureKind, FrontierEntry, Phase, Position, Reason, RunStatus, Settled, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
@@ -373,10 +374,7 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
-            let tolerated =
-                main.position.ledger.values().any(|settled| matches!(settled, Settled::Tolerated(_)));
-            let failures = tolerated || main.position.dead > 0;
-            return Some(if failures { RunStatus::CompletedWithFailures } else { RunStatus::Completed });
+            return Some(self.done());
         }
         let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));
         if any(&|line| line.has_doubt()) {
@@ -394,6 +392,16 @@ impl<'a, P: Program> Session<'a, P> {
         let held = any(&|line| line.is_held() || line.is_held_at_end);
         let waits = any(&|line| line.asks() || line.sleeps());
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
+    }
+
+    /// Says how a run has ended all of whose steps are done.
+    pub(super) fn done(&self) -> RunStatus {
+        let Position { ledger, dead, .. } = &self.main().position;
+        let is_tolerated = |settled: &Settled| matches!(settled, Settled::Tolerated(_));
+        match *dead > 0 || ledger.values().any(is_tolerated) {
+            true => RunStatus::CompletedWithFailures,
+            false => RunStatus::Completed,
+        }
     }
 
     /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends: something was

@@ -21,10 +21,11 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun, Try};
+use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
+use super::begin::by_hand;
 use super::chain::Draft;
 use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
@@ -219,13 +220,7 @@ impl<'a, P: Program> Session<'a, P> {
     /// Goes on after a resume: plans were made, nothing was started.
     pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
-        if let Some(definition) = self.adopt.take() {
-            let main = self.main_mut();
-            main.position.definition = Some(main.seq_of_next_draft());
-            let mut draft = Draft::new(Phase::Restored, Reason::Manual, None, Try::default());
-            draft.definition = Some(definition);
-            main.drafts.push(draft);
-        }
+        self.write_adoption();
         match self.take_up().await {
             Ok(Taken::Up(status)) => self.work_on(status).await,
             Ok(Taken::Nothing(stood)) => {
@@ -237,6 +232,15 @@ impl<'a, P: Program> Session<'a, P> {
                 Err(error)
             }
         }
+    }
+
+    /// Has it written that the run goes on with another definition: with the next commit, whatever branch that is about.
+    fn write_adoption(&mut self) {
+        let Some(definition) = self.adopt.take() else { return };
+        let main = self.main_mut();
+        main.position.definition = Some(main.seq_of_next_draft());
+        main.drafts.push(Draft { definition: Some(definition), ..by_hand() });
+        self.mark_dirty(MAIN);
     }
 
     /// Writes the first record of a resume, unless nothing comes of it.
@@ -271,9 +275,10 @@ impl<'a, P: Program> Session<'a, P> {
     /// Writes the record of a resume that runs nothing, and gives the lease back.
     pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
         self.lease = Some(lease.clone());
+        self.write_adoption();
         self.options.stop.stop(StopLevel::Graceful, "nothing was to be run");
         let done = self.main().position.frontier.is_empty();
-        let status = if done { RunStatus::Completed } else { RunStatus::Interrupted };
+        let status = if done { self.done() } else { RunStatus::Interrupted };
         match self.commit(Some(status)).await {
             Ok(()) => Ok(self.outcome(status)),
             Err(error) => {
