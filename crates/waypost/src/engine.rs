@@ -43,6 +43,7 @@ mod program;
 mod recheck;
 mod redo;
 mod request;
+mod restart;
 mod room;
 mod same;
 mod schedule;

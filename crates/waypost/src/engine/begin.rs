@@ -11,19 +11,18 @@ use crate::record::{
     Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{
-    Damage, Head, Lease, Page, Progress, RunSummary, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
-};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
 
-use super::back::{epochs, go_back};
+use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
 use super::edit;
-use super::fit::{adopt_change, check_fit, check_stand, definition_of_restart};
+use super::fit::{adopt_change, check_fit, check_stand};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
+use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
 use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
@@ -134,21 +133,17 @@ async fn prepare_resume<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
-        edit::refuse_all(lease.run(), &options.edit_branches, "the run is started over, and opens it anew")?;
-        let told = (options.adopt.as_ref(), options.on_change);
-        let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
-        let mut session = restarted(engine, program, lease, state, options.session).await?;
-        session.adopt = adopt;
+        refuse_from(lease.run(), program.shape(), options.from.as_ref())?;
+        let session = restarted(engine, program, lease, state, options).await?;
         return Ok(Prepared::Session(Box::new(session)));
     }
     let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
     let snapshot = match Snapshot::main(engine.store.as_ref(), lease.run()).await {
         Err(error @ StoreError::Damaged { older: None, .. }) => {
-            let OnDamage::Restart(state) = options.on_damage else { return Err(error.into()) };
-            let told = (options.adopt.as_ref(), options.on_change);
-            let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
-            let mut session = restarted(engine, program, lease, state, options.session).await?;
-            session.adopt = adopt;
+            let OnDamage::Restart(state) = std::mem::take(&mut options.on_damage) else {
+                return Err(error.into());
+            };
+            let session = restarted(engine, program, lease, state, options).await?;
             return Ok(Prepared::Session(Box::new(session)));
         }
         snapshot => snapshot?,
@@ -448,7 +443,7 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.
-fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
+pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (config.get_mut(&key), value) {
             (Some(Value::Object(below)), Value::Object(above)) => merge(below, above),
@@ -521,69 +516,4 @@ pub(super) fn decode_state<P: Program>(
         StateError::Newer { found, supported } => RunError::Version { at: at(), found, supported },
         StateError::Malformed(why) => RunError::Deserialize { at: at(), why },
     })
-}
-
-/// Starts over on the same chain: nothing before counts, and nothing of it is removed.
-async fn restarted<'a, P: Program>(
-    engine: &'a Engine,
-    program: &'a P,
-    lease: &Lease,
-    state: P::State,
-    options: SessionOptions,
-) -> Result<Session<'a, P>, RunError> {
-    let mut scan = Scan {
-        branch: Some(BranchPath::main()),
-        order: ScanOrder::NewestFirst,
-        limit: 1,
-        ..Scan::of(lease.run())
-    };
-    let mut found = engine.store.scan(&scan).await?;
-    // More may be damaged than a page lists.
-    while found.records.is_empty() && found.next.is_some() {
-        scan.cursor = found.next.take();
-        let next = engine.store.scan(&scan).await?;
-        found.records = next.records;
-        found.damaged.extend(next.damaged);
-        found.next = next.next;
-    }
-    let given = newest_given(engine, lease.run()).await;
-    for damage in &found.damaged {
-        engine.store.quarantine(lease, damage).await?;
-    }
-    let newest = found.records.first();
-    let seq = newest.map_or(0, |record| record.header().seq);
-    let seqs = found.damaged.iter().map(|damage| damage.seq).chain([seq]);
-    let next = seqs.max().unwrap_or(0).max(given) + 1;
-    let chain = Chain {
-        run: lease.run().clone(),
-        branch: BranchPath::main(),
-        token: lease.token(),
-        next,
-        prev: newest.map(Record::digest),
-        basis: Some(0),
-        repair: next != seq + 1 || newest.is_none(),
-        root: None,
-        resumed: true,
-        repeated: None,
-    };
-    let epoch = epochs(engine, lease.run(), &BranchPath::main()).await? + 1;
-    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
-    main.reason = Reason::Redo;
-    main.position.revisited = true;
-    let mut session = Session::new(engine, program, main, options)?;
-    session.repaired = found.damaged;
-    // Where the run record is damaged, its configuration and base folder are gone with it.
-    if let Ok(entry) = engine.store.run(lease.run()).await {
-        session.config = Arc::new(entry.record.record().config.clone());
-        session.site = Arc::new(engine.site(entry.record.record()));
-    }
-    Ok(session)
-}
-
-/// Returns the highest seq that the main branch ever gave, quarantine included, as far as a head tells; else 0.
-async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
-    let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
-    let heads = heads.map(|found| found.heads).unwrap_or_default();
-    let main = heads.iter().find(|head| head.record.header().branch.is_main());
-    main.map_or(0, |head| head.next - 1)
 }
