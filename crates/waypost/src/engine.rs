@@ -44,6 +44,7 @@ mod program;
 mod recheck;
 mod redo;
 mod request;
+mod restart;
 mod room;
 mod same;
 mod schedule;
@@ -51,6 +52,7 @@ mod session;
 mod snapshot;
 mod stand;
 mod stop;
+mod take_up;
 mod travel;
 
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};

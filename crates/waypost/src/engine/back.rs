@@ -62,6 +62,8 @@ pub(super) async fn go_back(
         }
     }
     position.ahead = None;
+    // The past is gone back to with the graph and the configuration of now.
+    (position.definition, position.config) = (base.position.definition, base.position.config);
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
     let at = Try { attempt: 0, ..at };
     let about = step.cloned().or_else(|| position.frontier.first().map(|entry| entry.step.clone()));

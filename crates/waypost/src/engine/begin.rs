@@ -8,22 +8,21 @@ use crate::change;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{
-    Damage, Head, Lease, Page, Progress, RunSummary, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _,
-};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
 
-use super::back::{epochs, go_back};
+use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
 use super::edit;
-use super::fit::{adopt_change, check_fit, definition_of_restart};
+use super::fit::{adopt_change, check_fit, check_stand};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
+use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
 use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
@@ -136,21 +135,17 @@ async fn prepare_resume<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
-        edit::refuse_all(lease.run(), &options.edit_branches, "the run is started over, and opens it anew")?;
-        let told = (options.adopt.as_ref(), options.on_change);
-        let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
-        let mut session = restarted(engine, program, lease, state, options.session).await?;
-        session.adopt = adopt;
+        refuse_from(lease.run(), program.shape(), options.from.as_ref())?;
+        let session = restarted(engine, program, lease, state, options).await?;
         return Ok(Prepared::Session(Box::new(session)));
     }
     let stops_at_damage = matches!(options.on_damage, OnDamage::Stop);
     let snapshot = match Snapshot::main(engine.store.as_ref(), lease.run()).await {
         Err(error @ StoreError::Damaged { older: None, .. }) => {
-            let OnDamage::Restart(state) = options.on_damage else { return Err(error.into()) };
-            let told = (options.adopt.as_ref(), options.on_change);
-            let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
-            let mut session = restarted(engine, program, lease, state, options.session).await?;
-            session.adopt = adopt;
+            let OnDamage::Restart(state) = std::mem::take(&mut options.on_damage) else {
+                return Err(error.into());
+            };
+            let session = restarted(engine, program, lease, state, options).await?;
             return Ok(Prepared::Session(Box::new(session)));
         }
         snapshot => snapshot?,
@@ -192,6 +187,7 @@ async fn go_on<'a, P: Program>(
         engine.store.quarantine(lease, damage).await?;
     }
     let is_written = !main.drafts.is_empty();
+    let is_adopted = adopts(&options, &base.snapshot.definition, program.shape());
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
@@ -204,8 +200,6 @@ async fn go_on<'a, P: Program>(
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
-    let is_own = change::is_of(&base.snapshot.definition, program.shape());
-    let is_adopted = options.on_change == OnChange::Adopt && !is_own;
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     if is_written {
@@ -236,6 +230,12 @@ struct Begin {
     reopens: bool,
 }
 
+/// Says whether a resume goes on with another definition than the one in force.
+fn adopts<S>(options: &ResumeOptions<S>, in_force: &Definition, shape: &Shape) -> bool {
+    let is_wanted = options.adopt.is_some() || options.on_change == OnChange::Adopt;
+    is_wanted && !change::is_of(in_force, shape)
+}
+
 /// Refuses a state of a newer version of the program, whatever else that has changed.
 fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError> {
     let supported = program.schema(0);
@@ -245,6 +245,17 @@ fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError
         }
         _ => Ok(()),
     }
+}
+
+/// Makes sure that a run can be gone on with in a shape, as far as can be said before it is known from where.
+fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(), String> {
+    if options.adopt.is_some() {
+        return Ok(());
+    }
+    // Whoever goes back does not go on from where it stands.
+    let nowhere = Position::default();
+    let stands = if options.from.is_some() { &nowhere } else { &base.position };
+    check_fit(shape, stands, &base.snapshot.definition, options.on_change)
 }
 
 /// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
@@ -259,10 +270,7 @@ async fn find_begin<P: Program>(
     refuse_newer(program, &base.record)?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
-    if options.adopt.is_none() {
-        let definition = &base.snapshot.definition;
-        check_fit(program.shape(), &base.position, definition, options.on_change).map_err(misfit)?;
-    }
+    fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -280,7 +288,7 @@ async fn find_begin<P: Program>(
             base.lost(),
         ));
     }
-    let adopts = options.adopt.is_some() && !change::is_of(&base.snapshot.definition, program.shape());
+    let adopts = adopts(options, &base.snapshot.definition, program.shape());
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
@@ -290,14 +298,18 @@ async fn find_begin<P: Program>(
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    if let Some(adoption) = &options.adopt {
-        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
-    }
     let mut drafts = Vec::new();
     if let Some(from) = &options.from {
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
+    }
+    // At the end, nothing is left to be done by any definition.
+    if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
+        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
+    }
+    if options.from.is_some() {
+        check_stand(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }
@@ -433,7 +445,7 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.
-fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
+pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (config.get_mut(&key), value) {
             (Some(Value::Object(below)), Value::Object(above)) => merge(below, above),
@@ -506,69 +518,4 @@ pub(super) fn decode_state<P: Program>(
         StateError::Newer { found, supported } => RunError::Version { at: at(), found, supported },
         StateError::Malformed(why) => RunError::Deserialize { at: at(), why },
     })
-}
-
-/// Starts over on the same chain: nothing before counts, and nothing of it is removed.
-async fn restarted<'a, P: Program>(
-    engine: &'a Engine,
-    program: &'a P,
-    lease: &Lease,
-    state: P::State,
-    options: SessionOptions,
-) -> Result<Session<'a, P>, RunError> {
-    let mut scan = Scan {
-        branch: Some(BranchPath::main()),
-        order: ScanOrder::NewestFirst,
-        limit: 1,
-        ..Scan::of(lease.run())
-    };
-    let mut found = engine.store.scan(&scan).await?;
-    // More may be damaged than a page lists.
-    while found.records.is_empty() && found.next.is_some() {
-        scan.cursor = found.next.take();
-        let next = engine.store.scan(&scan).await?;
-        found.records = next.records;
-        found.damaged.extend(next.damaged);
-        found.next = next.next;
-    }
-    let given = newest_given(engine, lease.run()).await;
-    for damage in &found.damaged {
-        engine.store.quarantine(lease, damage).await?;
-    }
-    let newest = found.records.first();
-    let seq = newest.map_or(0, |record| record.header().seq);
-    let seqs = found.damaged.iter().map(|damage| damage.seq).chain([seq]);
-    let next = seqs.max().unwrap_or(0).max(given) + 1;
-    let chain = Chain {
-        run: lease.run().clone(),
-        branch: BranchPath::main(),
-        token: lease.token(),
-        next,
-        prev: newest.map(Record::digest),
-        basis: Some(0),
-        repair: next != seq + 1 || newest.is_none(),
-        root: None,
-        resumed: true,
-        repeated: None,
-    };
-    let epoch = epochs(engine, lease.run(), &BranchPath::main()).await? + 1;
-    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
-    main.reason = Reason::Redo;
-    main.position.revisited = true;
-    let mut session = Session::new(engine, program, main, options)?;
-    session.repaired = found.damaged;
-    // Where the run record is damaged, its configuration and base folder are gone with it.
-    if let Ok(entry) = engine.store.run(lease.run()).await {
-        session.config = Arc::new(entry.record.record().config.clone());
-        session.site = Arc::new(engine.site(entry.record.record()));
-    }
-    Ok(session)
-}
-
-/// Returns the highest seq that the main branch ever gave, quarantine included, as far as a head tells; else 0.
-async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
-    let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
-    let heads = heads.map(|found| found.heads).unwrap_or_default();
-    let main = heads.iter().find(|head| head.record.header().branch.is_main());
-    main.map_or(0, |head| head.next - 1)
 }

@@ -396,7 +396,9 @@ impl Along {
             let own = (!is_known).then_some(&record);
             let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(own), false);
             self.note_opened(line.branch().clone(), opened);
-            line.drafts.last_mut().expect("its end was just written").end = line.end;
+            if let Some(end) = line.end {
+                line.end_with_last_draft(end);
+            }
             let id = session.lines.add(line);
             session.mark_dirty(id);
         }

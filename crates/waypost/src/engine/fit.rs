@@ -33,15 +33,20 @@ pub(super) fn check_fit(
         return Ok(());
     }
     if on_change == OnChange::Adopt {
-        let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
-        return match gone {
-            None => Ok(()),
-            Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
-        };
+        return check_stand(shape, position);
     }
     let changes = change::changes(shape, position, definition, shape);
     let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
+}
+
+/// Makes sure that a shape has the steps that a position stands at.
+pub(super) fn check_stand(shape: &Shape, position: &Position) -> Result<(), String> {
+    let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+    match gone {
+        None => Ok(()),
+        Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
+    }
 }
 
 /// Returns the definition that a run is started over with, where that is not the one that it was made with.

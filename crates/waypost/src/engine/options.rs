@@ -66,7 +66,7 @@ pub struct ResumeOptions<S> {
     pub session: SessionOptions,
     /// Goes on with the program's own graph although the run was made with another, whose shape is known.
     pub adopt: Option<Adoption>,
-    /// Starts over with this state, the user having said so.
+    /// Starts over with this state, the user having said so; the configuration in force stays.
     pub restart: Option<S>,
     /// Goes on from there and not from where it stood. What came after stays visible, abandoned.
     pub from: Option<ResumeFrom>,

@@ -411,7 +411,7 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Says what to do where the graph is not the one that the run was made with.
+    /// Says what to do where the graph is not the one that the run goes by: that it was made with, or adopted since.
     pub fn on_change(mut self, on_change: OnChange) -> Self {
         self.options.on_change = on_change;
         self
@@ -431,7 +431,9 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Starts over with this state. What was recorded stays visible.
+    /// Starts over with this state, [edited](Self::edit_state) and [looked at](Self::validate_state) like any other. What was
+    /// recorded stays visible, and the configuration in force stays that, with [what is laid over it](Self::config). There is
+    /// no other place to go on from, and no branch to edit: both are refused.
     pub fn restart(mut self, state: S) -> Self {
         self.options.restart = Some(state);
         self

@@ -1,6 +1,7 @@
 //! Configuration that is laid over that of a run.
 
 use serde_json::{Map, Value, json};
+use waypost::engine::RunError;
 use waypost::memory::Part;
 use waypost::record::RunStatus;
 use waypost::store::Store as _;
@@ -95,4 +96,108 @@ async fn a_changed_configuration_survives_the_damage_of_its_record() {
     assert_eq!(outcome.status, RunStatus::Completed);
     let again = world.engine.resume(&graph, "r").config(over()).await.unwrap();
     assert!(again.idle, "it is in force, so nothing changes");
+}
+
+// What happened: a run that was started over was configured as in its first session: what was laid over that since was
+// gone, and what was said together with `restart` was passed over without a word. Why: only the record of the run was
+// read. What stops it now: starting over keeps the configuration in force, and lays over it what is said.
+#[tokio::test]
+async fn starting_over_keeps_the_configuration_and_lays_another_over_it() {
+    for mut world in World::each() {
+        let graph = told();
+        let begun =
+            world.engine.run(&graph, "r", Notes::default()).config(map(json!({ "k": 1, "keep": true })));
+        begun.await.unwrap();
+        world.engine.resume(&graph, "r").config(map(json!({ "k": 3 }))).await.unwrap();
+        let three = [r#"a {"k":3,"keep":true}"#, r#"b {"k":3,"keep":true}"#];
+        let nine = [r#"a {"k":9,"keep":true}"#, r#"b {"k":9,"keep":true}"#];
+
+        let outcome = world.engine.resume(&graph, "r").restart(Notes::default()).await.unwrap();
+        assert_eq!(outcome.state.done, three);
+
+        let over = || map(json!({ "k": 9 }));
+        let again = world.engine.resume(&graph, "r").restart(Notes::default()).config(over());
+        assert_eq!(again.interrupt_before(["b"]).await.unwrap().state.done, nine[..1]);
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, nine);
+        let outcome = world.engine.resume(&graph, "r").restart(Notes::default()).await.unwrap();
+        assert_eq!(outcome.state.done, nine);
+        assert!(world.engine.resume(&graph, "r").config(over()).await.unwrap().idle);
+
+        let ten = map(json!({ "k": 10 }));
+        let set = world.engine.resume(&graph, "r").restart(Notes::default()).config(ten).without_running();
+        assert_eq!(set.await.unwrap().status, RunStatus::Interrupted);
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, [r#"a {"k":10,"keep":true}"#, r#"b {"k":10,"keep":true}"#]);
+    }
+}
+
+// Also where the record of the run is damaged, and only its checkpoints tell of the configuration.
+#[tokio::test]
+async fn starting_over_without_the_record_of_the_run_keeps_the_configuration() {
+    let mut world = World::memory();
+    let graph = told();
+    world.engine.run(&graph, "r", Notes::default()).interrupt_before(["b"]).await.unwrap();
+    world.engine.resume(&graph, "r").config(map(json!({ "k": 3 }))).await.unwrap();
+
+    world.below().damage(&"r".parse().unwrap(), &BranchPath::main(), 0, Part::Run);
+    world.reopen();
+    let restart = || world.engine.resume(&graph, "r").restart(Notes::default());
+    assert_eq!(restart().await.unwrap().state.done, [r#"a {"k":3}"#, r#"b {"k":3}"#]);
+    let over = restart().config(map(json!({ "k": 9 }))).await.unwrap();
+    assert_eq!(over.state.done, [r#"a {"k":9}"#, r#"b {"k":9}"#]);
+    assert_eq!(restart().await.unwrap().state.done, [r#"a {"k":9}"#, r#"b {"k":9}"#]);
+}
+
+// What happened: a state to start over with was not shown to the caller's own check, and a step to go on from was passed
+// over, both without a word. Why: starting over looked at nothing else that was said. What stops it now: it does, and
+// refuses what it cannot do.
+#[tokio::test]
+async fn what_is_said_together_with_starting_over_is_looked_at() {
+    for world in World::each() {
+        let graph = told();
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        let before = seqs(&world.engine).await;
+        let restart = || world.engine.resume(&graph, "r").restart(Notes::default().and("anew"));
+
+        let refused = restart().validate_state(|_| Err("no".to_owned())).await.unwrap_err();
+        assert_eq!(refused.to_string(), "the state of run r was refused: no");
+        let expect =
+            "cannot go on from run r: it is started over, from its first step and the state that is given";
+        assert_eq!(restart().from_step("b").await.unwrap_err().to_string(), expect);
+        assert_eq!(restart().from_checkpoint(1).await.unwrap_err().to_string(), expect);
+        assert!(matches!(restart().from_step("zz").await, Err(RunError::InvalidStep(_))));
+        assert_eq!(seqs(&world.engine).await, before);
+
+        let sees =
+            |state: &Notes| if state.done == ["anew", "edited"] { Ok(()) } else { Err(format!("{state:?}")) };
+        let edited = restart().edit_state(|state| state.done.push("edited".to_owned())).validate_state(sees);
+        assert_eq!(edited.await.unwrap().state.done, ["anew", "edited", "a {}", "b {}"]);
+    }
+}
+
+// What happened: going back brought the configuration of then back, although what a resume lays over it is to stay. Why:
+// it went back with the rest. What stops it now: the past is gone back to with the configuration in force.
+#[tokio::test]
+async fn going_back_keeps_the_configuration() {
+    for mut world in World::each() {
+        let graph = told();
+        let begun = world.engine.run(&graph, "r", Notes::default()).config(map(json!({ "k": 1 })));
+        begun.await.unwrap();
+        let over = |k: u32| map(json!({ "k": k }));
+        world.engine.resume(&graph, "r").config(over(3)).await.unwrap();
+
+        world.engine.resume(&graph, "r").from_step("a").without_running().await.unwrap();
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, [r#"a {"k":3}"#, r#"b {"k":3}"#]);
+
+        let back = world.engine.resume(&graph, "r").from_checkpoint(1).config(over(4)).without_running();
+        back.await.unwrap();
+        world.reopen();
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+        assert_eq!(outcome.state.done, [r#"a {"k":4}"#, r#"b {"k":4}"#]);
+    }
 }

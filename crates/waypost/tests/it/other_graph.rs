@@ -11,10 +11,13 @@
 use std::sync::Arc;
 
 use waypost::engine::{Engine, OnChange, Outcome, RunError};
-use waypost::graph::{Branches, Builder};
+use waypost::graph::{Branches, Builder, Resume};
 use waypost::memory::MemoryStore;
-use waypost::record::RunStatus;
-use waypost::{Context, END, Graph, StepError};
+use waypost::record::{End, RunStatus};
+use waypost::{BranchPath, CheckpointRef, Context, END, Graph, StepError};
+
+use crate::faulty::World;
+use crate::play::{Notes, Stage};
 
 type State = Vec<String>;
 
@@ -35,10 +38,15 @@ fn a_to_b() -> Graph<State> {
     steps("g", &["a", "b"]).edge("a", "b").build().unwrap()
 }
 
-fn why(refused: Result<Outcome<State>, RunError>) -> String {
+fn why<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) -> String {
     let refused = refused.unwrap_err();
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
     refused.to_string()
+}
+
+fn refused<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) {
+    let why = why(refused);
+    assert!(why.ends_with("and nobody said to go on with that"), "{why}");
 }
 
 #[tokio::test]
@@ -57,8 +65,6 @@ async fn a_completed_run_of_another_graph_is_refused() {
     let refused = engine.resume(&number.build().unwrap(), "r").await.unwrap_err();
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
 
-    let adopted = engine.resume(&other, "r").on_change(OnChange::Adopt).await.unwrap();
-    assert!(adopted.idle);
     let own = engine.resume(&a_to_b(), "r").await.unwrap();
     assert!(own.idle);
 }
@@ -192,4 +198,217 @@ async fn a_hold_that_was_kept_goes_with_its_step() {
     let outcome = engine.resume(&shorter, "r").on_change(OnChange::Adopt).await.unwrap();
 
     assert_eq!((outcome.status, outcome.state.join(" ").as_str()), (RunStatus::Completed, "a"));
+}
+
+/// `a`, `b`, `c`, and the same with `d` behind.
+fn short_and_long(stage: &Stage) -> (Graph<Notes>, Graph<Notes>) {
+    let builder = stage.steps(Graph::builder("line"), &["a", "b", "c", "d"]);
+    (stage.line(), builder.edge("a", "b").edge("b", "c").edge("c", "d").build().unwrap())
+}
+
+/// Crashes in a step of a resume.
+async fn crash_in(
+    (stage, world): (&Stage, &mut World),
+    step: &str,
+    resume: impl AsyncFnOnce(Resume<'_, Notes>) -> Result<Outcome<Notes>, RunError>,
+    graph: &Graph<Notes>,
+) {
+    stage.crash(world, step, async |world| resume(world.engine.resume(graph, "r")).await).await;
+}
+
+// What happened: a run that had gone on with another graph, and then back to a checkpoint of before, was taken for one of
+// the old graph: the program that had taken it there was refused, and the one from before was not. Why: the definition in
+// force went back with the rest. What stops it now: the past is gone back to with the graph in force.
+#[tokio::test]
+async fn going_back_does_not_bring_the_old_graph_back() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let (short, long) = short_and_long(&stage);
+        let run = async |world: &World| world.engine.run(&short, "r", Notes::default()).await;
+        stage.crash(&mut world, "c", run).await;
+        world.engine.resume(&long, "r").on_change(OnChange::Adopt).await.unwrap();
+
+        for step in [true, false] {
+            stage.said();
+            let back = async |resume: Resume<'_, Notes>| match step {
+                true => resume.from_step("b").await,
+                false => resume.from_checkpoint(2).await,
+            };
+            crash_in((&stage, &mut world), "b", back, &long).await;
+            refused(world.engine.resume(&short, "r").await);
+            crash_in((&stage, &mut world), "d", async |resume| resume.await, &long).await;
+            let outcome = world.engine.resume(&long, "r").await.unwrap();
+
+            assert_eq!(outcome.state.done, ["a", "b", "c", "d"]);
+            assert_eq!(stage.said(), ["b", "b", "c", "d", "d"]);
+        }
+
+        let back = world.engine.resume(&long, "r").from_checkpoint(2).without_running().await.unwrap();
+        assert_eq!(back.state.done, ["a"]);
+        world.reopen();
+        refused(world.engine.resume(&short, "r").await);
+        // The checkpoint itself is one of the old graph, the one that goes back to it is not.
+        refused(world.engine.fork(&long, &"r@2".parse().unwrap(), "r2").await);
+        let at = CheckpointRef { run: back.run, branch: BranchPath::main(), seq: back.at };
+        assert_eq!(world.engine.fork(&long, &at, "r3").await.unwrap().state.done, ["a", "b", "c", "d"]);
+        assert_eq!(world.engine.resume(&long, "r").await.unwrap().state.done, ["a", "b", "c", "d"]);
+        assert!(world.engine.resume(&long, "r").await.unwrap().idle);
+    }
+}
+
+// What happened: a graph that was adopted by a rollback, or without running anything, was not remembered. Why: it was
+// written down only when steps ran. What stops it now: it is written with whatever is first written.
+#[tokio::test]
+async fn a_graph_is_adopted_without_running_too() {
+    for back in [None, Some(2), Some(4)] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let (short, long) = short_and_long(&stage);
+            let run = async |world: &World| world.engine.run(&short, "r", Notes::default()).await;
+            match back {
+                None => stage.crash(&mut world, "c", run).await,
+                Some(_) => drop(run(&world).await.unwrap()),
+            }
+            let adopt = || world.engine.resume(&long, "r").on_change(OnChange::Adopt).without_running();
+
+            match back {
+                None => adopt().edit_state(|state| state.done.push("edited".to_owned())).await,
+                Some(seq) => adopt().from_checkpoint(seq).await,
+            }
+            .unwrap();
+            world.reopen();
+
+            refused(world.engine.resume(&short, "r").await);
+            if back == Some(4) {
+                assert!(world.engine.resume(&long, "r").await.unwrap().idle);
+                continue;
+            }
+            crash_in((&stage, &mut world), "c", async |resume| resume.await, &long).await;
+            let outcome = world.engine.resume(&long, "r").await.unwrap();
+            let edited = if back.is_none() { " edited" } else { "" };
+            assert_eq!(outcome.state.done.join(" "), format!("a b{edited} c d"));
+        }
+    }
+}
+
+// Also where all of that is said at once, and the run crashes in the first step that runs.
+#[tokio::test]
+async fn adopting_a_graph_and_going_back_at_once_is_remembered() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let (short, long) = short_and_long(&stage);
+        world.engine.run(&short, "r", Notes::default()).await.unwrap();
+        stage.said();
+
+        let adopt = async |resume: Resume<'_, Notes>| {
+            let edited = |state: &mut Notes| state.done.push("edited".to_owned());
+            resume.on_change(OnChange::Adopt).from_checkpoint(2).edit_state(edited).await
+        };
+        crash_in((&stage, &mut world), "b", adopt, &long).await;
+        refused(world.engine.resume(&short, "r").await);
+        let outcome = world.engine.resume(&long, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["a", "edited", "b", "c", "d"]);
+        assert_eq!(stage.said(), ["b", "b", "c", "d"]);
+    }
+}
+
+// What happened: a graph was refused for a step that the run stood at, although it was to go back to before that; and one
+// that has not the step that was gone back to was taken. Why: only where the run stood was looked at. What stops it now:
+// the graph must have the steps that the run goes on with.
+#[tokio::test]
+async fn a_graph_must_have_the_steps_that_are_gone_back_to() {
+    let world = World::memory();
+    let stage = Stage::default();
+    let (short, long) = short_and_long(&stage);
+    let other = stage.steps(Graph::builder("line"), &["a", "c", "d"]).edge("a", "c").edge("c", "d");
+    let other = other.build().unwrap();
+    world.engine.run(&long, "r", Notes::default()).interrupt_before(["d"]).await.unwrap();
+
+    let stands_at = why(world.engine.resume(&short, "r").on_change(OnChange::Adopt).await);
+    assert_eq!(
+        stands_at,
+        "the definition does not fit run r: it stands at step `d`, which the graph does not have"
+    );
+    let before = world.records().await;
+    let to_b = why(world.engine.resume(&other, "r").on_change(OnChange::Adopt).from_checkpoint(2).await);
+    assert_eq!(
+        to_b,
+        "the definition does not fit run r: it stands at step `b`, which the graph does not have"
+    );
+    assert_eq!(world.records().await, before);
+
+    let outcome = world.engine.resume(&short, "r").on_change(OnChange::Adopt).from_step("b").await.unwrap();
+    assert_eq!(outcome.state.done, ["a", "b", "c"]);
+    refused(world.engine.resume(&long, "r").await);
+    assert!(world.engine.resume(&short, "r").await.unwrap().idle);
+}
+
+// What happened: a completed run that was told to go on with another graph was refused by the next resume of the same
+// program. Why: there was nothing to do, and so nothing was written. What stops it now: what is adopted is written down,
+// as a configuration or an edit by hand is.
+#[tokio::test]
+async fn a_graph_that_is_adopted_after_the_end_is_remembered() {
+    for stops in [false, true] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let (short, long) = short_and_long(&stage);
+            world.engine.run(&short, "r", Notes::default()).await.unwrap();
+            stage.said();
+            let before = world.records().await.len();
+
+            let adopt = world.engine.resume(&long, "r").on_change(OnChange::Adopt);
+            let adopt = if stops { adopt.without_running() } else { adopt };
+            let outcome = adopt.await.unwrap();
+
+            assert_eq!((outcome.status, outcome.idle), (RunStatus::Completed, false));
+            assert_eq!(world.records().await.len(), before + 1);
+            assert_eq!(world.end_of("main").await, Some(End::Completed));
+            world.reopen();
+            refused(world.engine.resume(&short, "r").await);
+            assert!(world.engine.resume(&long, "r").on_change(OnChange::Adopt).await.unwrap().idle);
+            assert!(world.engine.resume(&long, "r").await.unwrap().idle);
+            assert_eq!(stage.said(), [""; 0]);
+            assert_eq!(world.records().await.len(), before + 1);
+        }
+    }
+}
+
+/// `plan`, then the branches `a` and `b`, of which `b` may have `b2` behind, then `merge`.
+fn forked(stage: &Stage, more: bool) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("forked"), &["plan", "a", "b", "after"]);
+    let builder = if more { stage.steps(builder, &["b2"]).edge("b", "b2") } else { builder };
+    let builder = builder.fork("plan", ["a", "b"]).join("merge", stage.merge());
+    builder.edge("merge", "after").build().unwrap()
+}
+
+// What happened: a run that went on with another graph amid its branches, and crashed there once more, fitted no program
+// any more: the branch stood at a step of the new graph, the run was one of the old. Why: that the graph was adopted was
+// written with the next record of the main branch, which came after the branches. What stops it now: it is written before
+// any step runs.
+#[tokio::test]
+async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
+    for edits in [false, true] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let (before, after) = (forked(&stage, false), forked(&stage, true));
+            let run = async |world: &World| world.engine.run(&before, "r", Notes::default()).await;
+            stage.crash(&mut world, "b", run).await;
+            stage.said();
+
+            let adopt = async |resume: Resume<'_, Notes>| {
+                let resume = resume.on_change(OnChange::Adopt);
+                let edited = |state: &mut Notes| state.done.push("edited".to_owned());
+                if edits { resume.edit_branch("plan:b", edited).await } else { resume.await }
+            };
+            crash_in((&stage, &mut world), "b2", adopt, &after).await;
+            refused(world.engine.resume(&before, "r").await);
+            crash_in((&stage, &mut world), "after", async |resume| resume.await, &after).await;
+            let outcome = world.engine.resume(&after, "r").await.unwrap();
+
+            let b = if edits { "b=edited+b+b2" } else { "b=b+b2" };
+            assert_eq!(outcome.state.done, ["plan", "a=a", b, "after"]);
+            assert_eq!(stage.said(), ["b", "b2", "b2", "merge", "after", "after"]);
+        }
+    }
 }

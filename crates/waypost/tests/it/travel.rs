@@ -256,3 +256,30 @@ async fn a_checkpoint_that_is_not_there_changes_nothing() {
     assert!(matches!(refused, Err(RunError::Store(_))), "{refused:?}");
     assert_eq!(world.records().await, before);
 }
+
+// What happened: a run that had ended with failures counted as completed once somebody had gone to its end, or had
+// changed its state, without running. Why: whether anything had failed was not asked there. What stops it now: how a run
+// has ended is said in one place.
+#[tokio::test]
+async fn a_run_with_failures_stays_one_without_running() {
+    for world in World::each() {
+        let stage = Stage::default();
+        let builder = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
+        let graph = builder.fork("plan", ["a", "b"]).collect().join("merge", stage.merge()).build().unwrap();
+        stage.fail("a", u32::MAX);
+        let ended = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        assert_eq!(ended.status, RunStatus::CompletedWithFailures);
+
+        let resume = || world.engine.resume(&graph, "r").without_running();
+        for outcome in [
+            resume().from_checkpoint(ended.at).await.unwrap(),
+            resume().from_step(END).await.unwrap(),
+            resume().edit_state(|state| state.done.push("edited".to_owned())).await.unwrap(),
+            world.engine.resume(&graph, "r").await.unwrap(),
+        ] {
+            assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+        }
+        let told = world.store.run(&run_id()).await.unwrap().summary.summary.status;
+        assert_eq!(told, RunStatus::CompletedWithFailures);
+    }
+}

@@ -1,0 +1,184 @@
+//! Starting over: on the same chain, from the first step, as nothing before counts any more.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::id::{BranchPath, RunId};
+use crate::record::{Position, Reason, Record};
+use crate::shape::Shape;
+use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
+
+use super::back::epochs;
+use super::begin::{by_hand, first_position, merge};
+use super::chain::Chain;
+use super::edit;
+use super::fit::definition_of_restart;
+use super::line::{Line, MAIN};
+use super::session::Session;
+use super::snapshot::changed_at;
+use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
+
+/// Makes the session that starts a run over with a state. What was recorded stays, and so does the configuration in
+/// force, with that of the options laid over it.
+pub(super) async fn restarted<'a, P: Program>(
+    engine: &'a Engine,
+    program: &'a P,
+    lease: &Lease,
+    mut state: P::State,
+    options: ResumeOptions<P::State>,
+) -> Result<Session<'a, P>, RunError> {
+    let run = lease.run();
+    edit::refuse_all(run, &options.edit_branches, "the run is started over, and opens it anew")?;
+    let told = (options.adopt.as_ref(), options.on_change);
+    let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
+    if let Some(edit) = options.edit {
+        (edit.0)(&mut state);
+    }
+    if let Some(validate) = options.validate {
+        let rejected = |why| RunError::Rejected { at: format!("run {run}"), why };
+        (validate.0)(&state).map_err(rejected)?;
+    }
+    let Ends { newest, damaged } = ends(engine, run).await?;
+    let given = newest_given(engine, run).await;
+    let config = Config::in_force(engine, run).await;
+    for damage in &damaged {
+        engine.store.quarantine(lease, damage).await?;
+    }
+    let seq = newest.as_ref().map_or(0, |record| record.header().seq);
+    let seqs = damaged.iter().map(|damage| damage.seq).chain([seq]);
+    let next = seqs.max().unwrap_or(0).max(given) + 1;
+    let chain = Chain {
+        run: run.clone(),
+        branch: BranchPath::main(),
+        token: lease.token(),
+        next,
+        prev: newest.as_ref().map(Record::digest),
+        basis: Some(0),
+        repair: next != seq + 1 || newest.is_none(),
+        root: None,
+        resumed: true,
+        repeated: None,
+    };
+    let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
+    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
+    main.reason = Reason::Redo;
+    main.position.revisited = true;
+    let config = config.laid_under(options.config, &mut main);
+    let is_written = !main.drafts.is_empty();
+    let mut session = Session::new(engine, program, main, options.session)?;
+    if is_written {
+        session.mark_dirty(MAIN);
+    }
+    session.repaired = damaged;
+    session.adopt = adopt;
+    session.config = Arc::new(config);
+    // Where the run record is damaged, its base folder is gone with it.
+    if let Ok(entry) = engine.store.run(run).await {
+        session.site = Arc::new(engine.site(entry.record.record()));
+    }
+    Ok(session)
+}
+
+/// Refuses a place to go on from, as a run that is started over has none.
+///
+/// # Errors
+/// - [`RunError::InvalidStep`], [`RunError::UnknownStep`]: there is no such step.
+/// - [`RunError::NoState`]: there is one, or it is another place.
+pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>) -> Result<(), RunError> {
+    match from {
+        None => Ok(()),
+        Some(ResumeFrom::Unknown(name)) => Err(RunError::UnknownStep(name.clone())),
+        Some(ResumeFrom::Step(step)) if shape.place(step.as_str()).is_none() => {
+            Err(RunError::InvalidStep(step.clone()))
+        }
+        Some(_) => {
+            let why = "it is started over, from its first step and the state that is given".to_owned();
+            Err(RunError::NoState { at: format!("run {run}"), why })
+        }
+    }
+}
+
+/// The newest records of the main branch.
+struct Ends {
+    /// The newest whose header is sound.
+    newest: Option<Record>,
+    /// Those that are damaged, of the newest.
+    damaged: Vec<Damage>,
+}
+
+async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
+    let mut scan =
+        Scan { branch: Some(BranchPath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+    let mut found = engine.store.scan(&scan).await?;
+    // More may be damaged than a page lists.
+    while found.records.is_empty() && found.next.is_some() {
+        scan.cursor = found.next.take();
+        let next = engine.store.scan(&scan).await?;
+        found.records = next.records;
+        found.damaged.extend(next.damaged);
+        found.next = next.next;
+    }
+    Ok(Ends { newest: found.records.into_iter().next(), damaged: found.damaged })
+}
+
+/// Returns the highest seq that the main branch ever gave, quarantine included, as far as a head tells; else 0.
+async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
+    let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
+    let heads = heads.map(|found| found.heads).unwrap_or_default();
+    let main = heads.iter().find(|head| head.record.header().branch.is_main());
+    main.map_or(0, |head| head.next - 1)
+}
+
+/// The configuration of a run, as far as it can still be read.
+#[derive(Debug, Default)]
+struct Config {
+    map: Map<String, Value>,
+    /// The record that carries it, if not that of the run.
+    at: Option<u64>,
+}
+
+impl Config {
+    /// Reads the one in force: of the record that the newest sound one names, or of the run.
+    async fn in_force(engine: &Engine, run: &RunId) -> Self {
+        let at = newest_position(engine, run).await.and_then(|position| position.config);
+        if let Some(seq) = at
+            && let Ok(changed) = changed_at(engine.store.as_ref(), run, seq).await
+        {
+            return Self { map: changed.config.unwrap_or_default(), at };
+        }
+        match engine.store.run(run).await {
+            Ok(entry) => Self { map: entry.record.record().config.clone(), at: None },
+            // Nothing of it is left.
+            Err(_) => Self::default(),
+        }
+    }
+
+    /// Returns what is in force once another is laid over it, and has that written on a branch that begins.
+    fn laid_under<S>(self, over: Map<String, Value>, main: &mut Line<'_, S>) -> Map<String, Value> {
+        let mut config = self.map.clone();
+        merge(&mut config, over);
+        main.position.config = self.at;
+        if config != self.map {
+            main.position.config = Some(main.seq_of_next_draft());
+            let mut draft = by_hand();
+            draft.config = Some(config.clone());
+            main.drafts.push(draft);
+        }
+        config
+    }
+}
+
+/// Returns the position of the newest sound record of the main branch, if there is one.
+async fn newest_position(engine: &Engine, run: &RunId) -> Option<Position> {
+    let store = engine.store.as_ref();
+    let main = BranchPath::main();
+    let record = match store.newest(run, &main).await {
+        Ok(record) => record,
+        Err(_) => {
+            let heads = store.heads(run, &Page { limit: 1, ..Page::default() }).await.ok()?.heads;
+            heads.into_iter().map(|head| head.record).find(|record| record.header().branch == main)?
+        }
+    };
+    record.position().ok()
+}

@@ -1,0 +1,101 @@
+//! How a session of a resume begins: what is written first, and whether there is anything to do at all.
+
+use crate::record::RunStatus;
+use crate::store::Lease;
+
+use super::begin::by_hand;
+use super::chain::Draft;
+use super::line::MAIN;
+use super::session::{Session, Worked};
+use super::{Outcome, Program, RunError, StopLevel};
+
+/// How a resume begins.
+enum Taken {
+    /// It has written its first record; with how the run stands if nothing goes on by itself.
+    Up(Option<RunStatus>),
+    /// Nothing that is wanted is left to do: it has written nothing, and the run stands as it stood.
+    Nothing(RunStatus),
+}
+
+impl<P: Program> Session<'_, P> {
+    /// Goes on after a resume: plans were made, nothing was started.
+    pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
+        self.lease = Some(lease.clone());
+        self.write_adoption();
+        match self.take_up().await {
+            Ok(Taken::Up(status)) => self.work_on(status).await,
+            Ok(Taken::Nothing(stood)) => {
+                let wake_at = self.summary(Some(stood)).wake_at;
+                self.engine.store.release(lease, wake_at).await?;
+                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
+            }
+            Err(error) => {
+                let _ = self.engine.store.release(lease, None).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Has it written that the run goes on with another definition: with the next commit, whatever branch that is about.
+    fn write_adoption(&mut self) {
+        let Some(definition) = self.adopt.take() else { return };
+        let main = self.main_mut();
+        main.position.definition = Some(main.seq_of_next_draft());
+        main.drafts.push(Draft { definition: Some(definition), ..by_hand() });
+        self.mark_dirty(MAIN);
+    }
+
+    /// Writes the first record of a resume, unless nothing comes of it.
+    async fn take_up(&mut self) -> Result<Taken, RunError> {
+        self.deliver_all().await?;
+        // What slept while nobody was there may be due; no timer of this session knows of it.
+        let now = self.engine.clock.now();
+        self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
+        self.schedule().await?;
+        let status = self.standstill();
+        if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
+            return Ok(Taken::Nothing(stood));
+        }
+        // What needs a start of its own brings its own record; everything else begins with this one, even if all of it
+        // is delayed.
+        let begins = !self.lines.iter().any(|(_, line)| !line.alone.is_empty());
+        if begins || !self.dirty.is_empty() {
+            self.commit(status).await?;
+        }
+        Ok(Taken::Up(status))
+    }
+
+    /// Says whether all that is wanted is done, and nothing else was touched.
+    fn is_idle(&self, status: Option<RunStatus>) -> bool {
+        if status == Some(RunStatus::Waiting)
+            && self.stood == status
+            && self.dirty.is_empty()
+            && !self.is_again
+        {
+            // Nothing of what it waits for has come.
+            return true;
+        }
+        let Some(wanted) = &self.wanted else { return false };
+        let main = self.main();
+        let mut left =
+            main.position.frontier.iter().filter_map(|entry| main.shape.place(entry.step.as_str()));
+        status.is_some() && self.dirty.is_empty() && !self.is_again && !left.any(|place| wanted[place])
+    }
+
+    /// Writes the record of a resume that runs nothing, and gives the lease back.
+    pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
+        self.lease = Some(lease.clone());
+        self.write_adoption();
+        self.options.stop.stop(StopLevel::Graceful, "nothing was to be run");
+        let main = self.main();
+        let is_done = main.position.frontier.is_empty();
+        let status = if is_done { main.status_at_end() } else { RunStatus::Interrupted };
+        match self.commit(Some(status)).await {
+            Ok(()) => Ok(self.outcome(status)),
+            Err(error) => {
+                let _ = self.engine.store.release(lease, None).await;
+                Err(error)
+            }
+        }
+    }
+}
