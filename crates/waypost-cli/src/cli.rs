@@ -84,6 +84,12 @@ pub(crate) enum Command {
     Delete(DeleteArgs),
     /// Drop old states, and delete old runs that are finished
     Prune(PruneArgs),
+    /// Take a run back to a checkpoint; what came after stays visible
+    Rollback(RollbackArgs),
+    /// Make a new run that begins where another stood
+    Fork(ForkArgs),
+    /// Show what differs between the states of two checkpoints
+    Diff(DiffArgs),
     /// Answer what a run asks
     Answer(AnswerArgs),
     /// Send a signal to a run, for a step that waits for it
@@ -149,6 +155,9 @@ pub(crate) struct ResumeArgs {
     /// Start over from the first step; what was recorded stays
     #[arg(long)]
     pub(crate) restart: bool,
+    /// Go back to where this step was about to run, and do it and all that comes after it again
+    #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
+    pub(crate) from: Option<String>,
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
@@ -335,6 +344,38 @@ pub(crate) struct PruneArgs {
     /// Do not ask before runs are deleted
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RollbackArgs {
+    /// Checkpoint to go back to: RUN@SEQ
+    pub(crate) checkpoint: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// Checkpoint to begin with: RUN@SEQ, or a run for its newest
+    pub(crate) checkpoint: String,
+    /// Set a parameter of the new run to something else; may be repeated
+    #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
+    pub(crate) params: Vec<(String, String)>,
+    /// Name the new run [default: the workflow's name with four random characters]
+    #[arg(long, value_name = "RUN")]
+    pub(crate) id: Option<String>,
+    /// Label the new run, besides the labels of the other; may be repeated
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiffArgs {
+    /// Checkpoint: RUN@SEQ, or a run for its newest
+    pub(crate) before: String,
+    /// The other one
+    pub(crate) after: String,
 }
 
 #[derive(Debug, Args)]

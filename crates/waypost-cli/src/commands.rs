@@ -26,6 +26,7 @@ mod resume;
 mod run;
 mod show;
 mod stop;
+mod travel;
 mod verify;
 
 pub(crate) use events::line as event_line;
@@ -128,6 +129,9 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Prune(args) => prune::prune(context, args).await,
         Command::Answer(args) => answer::answer(context, args).await,
         Command::Signal(args) => answer::signal(context, args).await,
+        Command::Rollback(args) => travel::rollback(context, args).await,
+        Command::Fork(args) => travel::fork(context, args).await,
+        Command::Diff(args) => travel::diff(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

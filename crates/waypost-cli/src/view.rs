@@ -366,6 +366,27 @@ pub(crate) struct KeptView {
     pub(crate) why: String,
 }
 
+/// The answer of `rollback`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RolledBackView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    /// The checkpoint that it went back to.
+    pub(crate) to: String,
+    /// The checkpoint that says so.
+    pub(crate) at: String,
+    pub(crate) status: RunStatus,
+}
+
+/// The answer of `diff`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DiffView<'a> {
+    pub(crate) v: u32,
+    pub(crate) before: String,
+    pub(crate) after: String,
+    pub(crate) differences: Vec<waypost::diff::Difference<'a>>,
+}
+
 /// The answer of `answer`.
 #[derive(Debug, Serialize)]
 pub(crate) struct AnsweredView {

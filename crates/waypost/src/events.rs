@@ -422,6 +422,10 @@ impl Told<'_> {
                 None => self.say_of(None, EventKind::RunStarted),
             }
         }
+        if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() {
+            // What was finished where it was forked stands before it.
+            self.say_of(None, EventKind::RunForked);
+        }
         if header.resumed {
             self.say_of(None, EventKind::RunResumed);
         }

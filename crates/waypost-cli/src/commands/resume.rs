@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{OnDoubt, ResumeOptions, SessionOptions, Settle, Snapshot, TreatAs as Treatment};
+use waypost::engine::{
+    Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot, StopHandle, Then,
+    TreatAs as Treatment,
+};
 use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
@@ -216,8 +219,15 @@ async fn dry_run(
     Ok(Exit::Done)
 }
 
+/// Where a run goes on from, if not from where it stands, and whether it does.
+#[derive(Debug, Default)]
+struct Going {
+    from: Option<ResumeFrom>,
+    then: Then,
+}
+
 /// A run, ready to go on.
-struct Prepared {
+pub(super) struct Prepared {
     run: RunId,
     frozen: RunRecord,
     chosen: Chosen,
@@ -226,7 +236,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    async fn of(
+    pub(super) async fn of(
         context: &Context,
         store: &Arc<dyn Store>,
         run: &RunId,
@@ -271,40 +281,72 @@ impl Prepared {
         session: &Session<'_>,
         args: &ResumeArgs,
     ) -> Result<Exit, Error> {
-        let Self { run, frozen, chosen, local, .. } = self;
-        let file = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
-        let told = Told {
-            run: run.clone(),
+        surroundings::refuse_unknown_step(&self.chosen.workflow, args.from.as_deref())?;
+        let from = surroundings::until(args.from.as_deref())?.map(ResumeFrom::Step);
+        let told = self.told(context, store.as_ref(), args);
+        let (program, options) =
+            self.make(&store, session.stop.clone(), args, Going { from, then: Then::GoOn })?;
+        let engine = session.engine(store);
+        let kept = options.session.clone();
+        let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
+        let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
+        let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
+        session.conclude(&outcome, &told)
+    }
+
+    /// Writes where the run goes on from, and runs nothing.
+    pub(super) async fn only_write(
+        self,
+        store: Arc<dyn Store>,
+        args: &ResumeArgs,
+        from: ResumeFrom,
+    ) -> Result<Outcome<WorkflowState>, Error> {
+        let run = self.run.clone();
+        let going = Going { from: Some(from), then: Then::Stop };
+        let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
+        Ok(Engine::new(store).resume_program(&program, &run, options).await?)
+    }
+
+    fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {
+        let file = self.frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+        Told {
+            run: self.run.clone(),
             file: file.as_deref().map(near_here),
             store_words: context.lasting_store_words(),
-            lines: surroundings::lines(&chosen.workflow),
+            lines: surroundings::lines(&self.chosen.workflow),
             until: args.until.clone(),
-            report: store.folder(&run).map(|folder| folder.join(REPORT)),
-        };
+            report: store.folder(&self.run).map(|folder| folder.join(REPORT)),
+        }
+    }
+
+    fn make(
+        self,
+        store: &Arc<dyn Store>,
+        stop: StopHandle,
+        args: &ResumeArgs,
+        going: Going,
+    ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
+        let Self { run, frozen, chosen, local, .. } = self;
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
         let on_doubt = on_doubt(args.treat_as, &chosen.workflow);
         let options = SessionOptions {
-            stop: session.stop.clone(),
+            stop,
             until: surroundings::until(args.until.as_deref())?,
             retention: frozen.retention,
             ..surroundings::session_options(&chosen.workflow)
         };
-        let program =
-            WorkflowProgram::new(chosen.workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+        let program = WorkflowProgram::new(chosen.workflow, local.of_run(run, base, Arc::clone(store)))?;
         let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
         let options = ResumeOptions {
             session: options,
             adopt: chosen.adoption,
             restart,
             on_doubt,
+            from: going.from,
+            then: going.then,
             ..ResumeOptions::default()
         };
-        let engine = session.engine(store);
-        let kept = options.session.clone();
-        let outcome = session.watch(engine.resume_program(&program, &run, options)).await?;
-        let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
-        let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
-        session.conclude(&outcome, &told)
+        Ok((program, options))
     }
 }
 

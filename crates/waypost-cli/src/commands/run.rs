@@ -366,7 +366,7 @@ fn record(
 }
 
 /// Makes an id that no run has: the workflow's name and a random end.
-async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
+pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
     for _ in 0..IDS_MAX {
         let id = RunId::random(workflow);
         if !reference::is_there(store, &id).await? {

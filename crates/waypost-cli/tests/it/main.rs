@@ -20,4 +20,5 @@ mod rig;
 mod running;
 mod screens;
 mod signals;
+mod travel;
 mod waiting;

@@ -98,6 +98,16 @@ impl WorkflowState {
         &self.params
     }
 
+    /// Has steps from now on read other params.
+    pub fn set_params(&mut self, params: Map<String, Value>) {
+        *self = Self {
+            params,
+            steps: std::mem::take(&mut self.steps),
+            scope: OnceLock::new(),
+            bytes: OnceLock::new(),
+        };
+    }
+
     /// Returns what became of a step, if it is finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)

@@ -14,6 +14,10 @@ use super::tree;
 
 /// How long killed processes may stay the same before they count as stuck in the kernel, which a person must know.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
+/// How long a process may take to become another program before it counts as one without an environment, and how often is
+/// looked meanwhile.
+const LOADING_MAX: Duration = Duration::from_secs(1);
+const LOADING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why leftovers could not be ended.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +100,7 @@ fn find(wanted: &[Vec<u8>]) -> io::Result<HashSet<Pid>> {
     let mut found = HashSet::new();
     for pid in tree::pids()? {
         let pid = pid?;
-        if !spared.contains(&pid) && has_all(pid, wanted) {
+        if !spared.contains(&pid) && settled_has_all(pid, wanted) {
             found.insert(pid);
         }
     }
@@ -106,9 +110,114 @@ fn find(wanted: &[Vec<u8>]) -> io::Result<HashSet<Pid>> {
 }
 
 /// Says whether the environment that a process was started with has all the entries. A zombie has none.
-fn has_all(pid: Pid, wanted: &[Vec<u8>]) -> bool {
-    let Ok(environment) = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) else {
-        return false;
-    };
-    wanted.iter().all(|entry| environment.split(|byte| *byte == 0).any(|found| found == entry))
+///
+/// One that is just becoming another program has none either, for as long as the kernel takes to load that: it is looked
+/// at until it has one, or surely has none.
+fn settled_has_all(pid: Pid, wanted: &[Vec<u8>]) -> bool {
+    let begun = Instant::now();
+    loop {
+        let before = environment_of(pid);
+        let environment = match std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) {
+            // Of somebody else; where its environment stands is not told either.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return false,
+            environment => environment.unwrap_or_default(),
+        };
+        // It stands elsewhere in each program.
+        let is_settled = match (before, environment_of(pid)) {
+            (Environment::At(before), Environment::At(after)) => before == after,
+            (Environment::Coming, _) | (_, Environment::Coming) => false,
+            _ => true,
+        };
+        let has = |entry: &Vec<u8>| environment.split(|byte| *byte == 0).any(|found| found == entry);
+        let has_all = wanted.iter().all(has);
+        // Torn where it changed meanwhile: what it has, it has, and only what it lacks is not sure.
+        if has_all || is_settled || begun.elapsed() > LOADING_MAX {
+            return has_all;
+        }
+        std::thread::sleep(LOADING_PAUSE);
+    }
+}
+
+/// The environment of a process.
+enum Environment {
+    /// It ends at this address; it may be empty.
+    At(u64),
+    /// The kernel has not yet put it anywhere.
+    Coming,
+    /// There is none, nor will be: a thread of the kernel, a zombie, nobody.
+    Never,
+}
+
+fn environment_of(pid: Pid) -> Environment {
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    // Counted from behind the name, which may hold anything (proc(5)): state 0, flags 6, env_end 48, which is set last.
+    let fields: Vec<&str> =
+        stat.rsplit_once(") ").map_or_else(Vec::new, |(_, rest)| rest.split_whitespace().collect());
+    let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
+    match (fields.first(), number(6), number(48)) {
+        (Some(&("Z" | "X" | "x")), ..) | (_, None, _) | (_, _, None) => Environment::Never,
+        (_, Some(flags), _) if flags & KERNEL_THREAD != 0 => Environment::Never,
+        (_, _, Some(0)) => Environment::Coming,
+        (_, _, Some(end)) => Environment::At(end),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    use rustix::process::Pid;
+
+    use super::{LOADING_MAX, settled_has_all};
+
+    fn pid_of(child: &std::process::Child) -> Pid {
+        Pid::from_child(child)
+    }
+
+    #[test]
+    fn who_has_no_environment_is_not_waited_for() {
+        let mut bare = Command::new("/bin/sleep").arg("60").env_clear().stdin(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        assert!(!settled_has_all(pid_of(&bare), &[b"A=b".to_vec()]));
+        assert!(!settled_has_all(rustix::process::getpid(), &[b"A=b".to_vec()]));
+        bare.kill().unwrap();
+        assert!(!settled_has_all(pid_of(&bare), &[b"A=b".to_vec()]), "nor who is dead");
+        assert!(begun.elapsed() < LOADING_MAX);
+        bare.wait().unwrap();
+    }
+
+    #[test]
+    fn who_becomes_one_program_after_the_other_is_found_at_any_moment() {
+        // What happened: of a supervisor that was killed, a process of its step lived on, rarely.
+        // Why: looked at while it became another program it had no environment, and so no mark.
+        // What stops it now: who is in the middle of that is looked at again.
+        let script = r#"[ "$1" -gt 0 ] || exit 0; exec sh -c "$0" "$0" $(($1 - 1))"#;
+        let mut child = Command::new("sh")
+            .args(["-c", script, script, "400"])
+            .env("MARKED_BY", "this test")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (pid, is_over) = (pid_of(&child), AtomicBool::new(false));
+        let wanted = [b"MARKED_BY=this test".to_vec()];
+        let (mut seen, mut missed) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                child.wait().unwrap();
+                is_over.store(true, Ordering::SeqCst);
+            });
+            while !is_over.load(Ordering::SeqCst) {
+                let found = settled_has_all(pid, &wanted);
+                seen += usize::from(found);
+                let lives = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
+                missed += usize::from(!found && lives.is_ok_and(|environment| !environment.is_empty()));
+            }
+        });
+        assert!(seen > 10, "it was looked at {seen} times");
+        assert_eq!(missed, 0, "of {seen}");
+    }
 }

@@ -1,0 +1,170 @@
+//! `waypost rollback`, `waypost fork` and `waypost diff`: going back in a run, from one into another, and looking at both.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use waypost::engine::{Edit, OnChange, ResumeFrom, RunError, Snapshot, StartOptions};
+use waypost::folder::REPORT;
+use waypost::record::RunRecord;
+use waypost::store::{Store, StoreExt as _};
+use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
+use waypost_workflow::file::GivenParams;
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
+
+use super::Context;
+use super::resume::Prepared;
+use super::run::free_id;
+use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
+use crate::definition::Chosen;
+use crate::drive::{Session, Told};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access};
+use crate::reference::{self, Default as Meant, Reference, find};
+use crate::surroundings::{self, Local};
+use crate::view::{DiffView, RolledBackView, VERSION};
+
+pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let Reference { run, checkpoint } = Reference::parse(&args.checkpoint)?;
+    let run = find(store.as_ref(), run.as_deref(), Meant::Newest).await?;
+    let Some((branch, seq)) = checkpoint else {
+        return Err(Error::usage(
+            format!("`{}` names no checkpoint to go back to", args.checkpoint),
+            format!("write {run}@SEQ; `waypost checkpoints {run}` lists them"),
+        ));
+    };
+    if !branch.is_main() {
+        return Err(Error::usage(
+            format!("a run goes back on its main branch, and `{branch}` is another"),
+            format!("name a checkpoint such as {run}@3"),
+        ));
+    }
+    // Whether it is there is asked before anything is taken.
+    store.load(&run, &branch, seq).await?;
+    let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
+    let prepared = Prepared::of(context, &store, &run, &resume).await?;
+    let outcome = prepared.only_write(Arc::clone(&store), &resume, ResumeFrom::Checkpoint(seq)).await?;
+    let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
+    let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
+    if context.output.json {
+        let (v, run, status) = (VERSION, run.to_string(), outcome.status);
+        context.output.document(&RolledBackView { v, run, to, at, status })?;
+        return Ok(Exit::Done);
+    }
+    let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
+    let next = format!("Go on with: waypost resume {run}{}", context.store_words());
+    context.output.answer(&format!("Run {run} stands where it stood at {to}: {done}.\n{next}"))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
+    // Whether it is there is asked before anything is said.
+    store.load(&from.run, &from.branch, from.seq).await?;
+    let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
+    let frozen = store.run(&from.run).await?.record.record().clone();
+    let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
+    let Chosen { workflow, shape, .. } = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let given = GivenParams { file: frozen.params.clone(), text: args.params.clone() };
+    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
+    surroundings::refuse_missing_secrets(&workflow)?;
+    let run = match id {
+        Some(id) if reference::is_there(store.as_ref(), &id).await? => {
+            return Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"));
+        }
+        Some(id) => id,
+        None => free_id(store.as_ref(), workflow.name()).await?,
+    };
+    let mut local = Local::look()?;
+    local.has_bash =
+        frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+    let mut labels = frozen.labels.clone();
+    labels.extend(args.labels.iter().cloned());
+    let record = RunRecord {
+        run: run.clone(),
+        definition: shape.definition(Some(workflow.text().to_owned())),
+        params: params.clone(),
+        env: declared_env(&workflow, &local.environment),
+        labels,
+        parent: None,
+        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
+        actor: local.actor(),
+        created_at: SystemClock.now(),
+        ..frozen.clone()
+    };
+    let file = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+    let told = Told {
+        run: run.clone(),
+        file: file.as_deref().map(super::near_here),
+        store_words: context.lasting_store_words(),
+        lines: surroundings::lines(&workflow),
+        until: None,
+        report: store.folder(&run).map(|folder| folder.join(REPORT)),
+    };
+    let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let session = Session::begin(context, workflow.timeout())?;
+    let mut options = surroundings::session_options(&workflow);
+    options.stop = session.stop.clone();
+    let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+    // Refuses secrets among them, as for a run.
+    program.initial_state(params.clone())?;
+    let changed = params != frozen.params;
+    let edit =
+        changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
+    let start = StartOptions {
+        session: options.clone(),
+        edit,
+        on_change: OnChange::Adopt,
+        ..StartOptions::default()
+    };
+    context
+        .output
+        .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));
+    let engine = session.engine(Arc::clone(&store));
+    let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await?;
+    let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
+    session.conclude(&outcome, &told)
+}
+
+pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    let before = checkpoint(store.as_ref(), &args.before).await?;
+    let after = checkpoint(store.as_ref(), &args.after).await?;
+    let (old, new) = (state(store.as_ref(), &before).await?, state(store.as_ref(), &after).await?);
+    let differences = waypost::diff(&old, &new);
+    if context.output.json {
+        let (before, after) = (before.to_string(), after.to_string());
+        context.output.document(&DiffView { v: VERSION, before, after, differences })?;
+        return Ok(Exit::Done);
+    }
+    if differences.is_empty() {
+        context.output.answer(&format!("The states of {before} and {after} are the same."))?;
+    }
+    for difference in &differences {
+        context.output.answer(&crate::output::shown(&difference.to_string()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Finds a checkpoint; of a run alone, the newest one of its main branch.
+async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
+    let Reference { run, checkpoint } = Reference::parse(text)?;
+    let run = find(store, run.as_deref(), Meant::Newest).await?;
+    let (branch, seq) = match checkpoint {
+        Some(checkpoint) => checkpoint,
+        None => {
+            let newest = store.newest(&run, &BranchPath::main()).await?;
+            (BranchPath::main(), newest.header().seq)
+        }
+    };
+    Ok(CheckpointRef { run, branch, seq })
+}
+
+async fn state(store: &dyn Store, at: &CheckpointRef) -> Result<Value, Error> {
+    let record = store.load(&at.run, &at.branch, at.seq).await?;
+    let gone = |why: &str| RunError::NoState { at: at.to_string(), why: why.to_owned() };
+    let bytes = record.state_bytes().ok_or_else(|| gone("it is not kept any more"))?;
+    serde_json::from_slice(bytes).map_err(|_| gone("it is no JSON: another program wrote it").into())
+}

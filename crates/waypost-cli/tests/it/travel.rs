@@ -1,0 +1,96 @@
+//! Going back in a run, from one into another, and what differs between the two.
+
+use serde_json::json;
+
+use crate::rig::{Rig, check};
+
+const LINE: &str = r#"name: line
+params: {who: {type: string, default: me}, count: {type: integer, default: 1}}
+steps:
+  - {id: a, run: 'echo a >> trace; echo "n=1" >> "$WAYPOST_OUTPUT"'}
+  - id: b
+    run: 'echo "b $WHO" >> trace; echo "n=$(cat in)" >> "$WAYPOST_OUTPUT"'
+    env: {WHO: "${{ params.who }}"}
+  - {id: c, run: 'echo "c $N" >> trace', env: {N: "${{ steps.b.outputs.n }}"}}
+"#;
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+fn completed(store: &str) -> Rig {
+    let rig = Rig::with(LINE).at(store);
+    rig.write("in", "5\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig
+}
+
+#[test]
+fn a_run_goes_back_and_does_again_what_came_after() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = completed(store);
+        rig.write("in", "6\n");
+
+        let back = rig.json(&["rollback", "r@2", "--json"]);
+
+        assert_eq!(back, json!({"v": 1, "run": "r", "to": "r@2", "at": "r@5", "status": "interrupted"}));
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted");
+        // Whoever dies now has gone back all the same, and once.
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb me\nc 6\n", "{store}");
+        assert_eq!(
+            rig.waypost(&["diff", "r@4", "r"]),
+            "exit 0\n--- stdout\n~ steps.b.outputs.n: \"5\" -> \"6\"\n--- stderr\n"
+        );
+        assert_eq!(rig.json(&["diff", "r@4", "r@4", "--json"])["differences"], json!([]));
+        assert_eq!(code(&rig, &["resume", "r", "--from", "c", "-q"]), Some(0));
+        assert!(rig.read("trace").ends_with("c 6\nc 6\n"));
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        let epochs = rig.json(&["checkpoints", "r", "--json"]);
+        assert_eq!(
+            epochs["checkpoints"].as_array().unwrap().iter().filter(|at| at["reason"] == "rollback").count(),
+            1
+        );
+    }
+}
+
+#[test]
+fn a_run_is_forked_with_other_params_and_outlives_the_first() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = completed(store);
+
+        let forked = rig.call(&["fork", "r@2", "--id", "s", "-p", "who=you", "--label", "try=2", "-q"]);
+
+        assert_eq!(forked.status.code(), Some(0), "{}", rig.told(&forked));
+        assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb you\nc 5\n", "{store}");
+        let shown = rig.json(&["show", "s", "--json"]);
+        assert_eq!((&shown["parent"], &shown["params"]), (&json!("r@2"), &json!({"who": "you", "count": 1})));
+        assert_eq!(code(&rig, &["fork", "r@2", "--id", "s"]), Some(2), "it exists");
+        assert_eq!(code(&rig, &["fork", "r@2", "--id", "t", "-p", "count=many"]), Some(2), "no number");
+        assert_eq!(code(&rig, &["delete", "r", "--yes"]), Some(0));
+        assert_eq!(code(&rig, &["rollback", "s@1"]), Some(0));
+        assert_eq!(code(&rig, &["resume", "s", "-q"]), Some(0));
+        assert!(rig.read("trace").ends_with("b you\nc 5\n"));
+        assert_eq!(code(&rig, &["verify", "s"]), Some(0));
+    }
+}
+
+#[test]
+fn screens_of_going_back() {
+    let rig = completed("sqlite:kept/waypost.db");
+    check("travel_diff", &rig.waypost(&["diff", "r@1", "r"]));
+    check("travel_diff_same", &rig.waypost(&["diff", "r@2", "r@2"]));
+    check("travel_rollback", &rig.waypost(&["rollback", "r@3"]));
+    check("travel_fork", &rig.waypost(&["fork", "r@3", "--id", "s"]));
+    for (name, args) in [
+        ("run", &["rollback", "r"] as &[&str]),
+        ("gone", &["rollback", "r@99"]),
+        ("nobody", &["rollback", "x@1"]),
+        ("fork", &["fork", "r@99"]),
+        ("param", &["fork", "r@2", "-p", "whom=you"]),
+        ("step", &["resume", "r", "--from", "cc"]),
+        ("diff", &["diff", "r@1", "x"]),
+    ] {
+        check(&format!("travel_wrong_{name}"), &rig.waypost(args));
+    }
+}
