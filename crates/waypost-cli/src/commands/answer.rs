@@ -6,8 +6,10 @@ use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{Engine, RunError, Snapshot, Waiting};
 use waypost::record::WaitKind;
-use waypost::store::Store;
+use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::file::{AnswerKind, Work};
+use waypost_workflow::mask::Mask;
+use waypost_workflow::program::ProgramError;
 
 use super::Context;
 use crate::cli::{AnswerArgs, SignalArgs};
@@ -27,8 +29,9 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         _ => unreachable!("the parser of options takes one or two"),
     };
     let engine = Engine::new(Arc::clone(&store));
-    let questions = questions(&engine, &run).await?;
-    let question = meant(&run, &questions, id)?;
+    let (open, answered) = questions(&engine, &run).await?;
+    let question = meant(&run, &open, &answered, id)?;
+    refuse_secret(store.as_ref(), &run, text).await?;
     let value = taken(store.as_ref(), &run, question, text).await?;
     engine.answer(run.as_str(), &question.wait.id, value.clone()).await?;
     if context.output.json {
@@ -43,7 +46,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         return Ok(Exit::Done);
     }
     let text = format!("Answered step {} of run {run}", question.step);
-    told(context, store.as_ref(), &run, &text, questions.len() - 1).await
+    told(context, store.as_ref(), &run, &text, open.len().saturating_sub(1)).await
 }
 
 pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, Error> {
@@ -56,6 +59,12 @@ pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, 
             "`waypost list --resumable` shows runs that do",
         ));
     }
+    refuse_secret(
+        store.as_ref(),
+        &run,
+        &format!("{}\n{}", args.name, args.value.as_deref().unwrap_or_default()),
+    )
+    .await?;
     let value = args.value.as_deref().map_or(Value::Null, json_or_text);
     Engine::new(Arc::clone(&store)).signal(run.as_str(), &args.name, value.clone()).await?;
     if context.output.json {
@@ -86,22 +95,38 @@ async fn told(
     Ok(Exit::Done)
 }
 
-/// Returns the questions to a person that a run waits for.
-async fn questions(engine: &Engine, run: &RunId) -> Result<Vec<Waiting>, Error> {
-    let waiting = engine.waiting(run).await?;
-    Ok(waiting.into_iter().filter(|waiting| waiting.wait.on == WaitKind::Answer).collect())
+/// Returns the questions to a person that a run waits for: those that are open, and those whose answer no session has
+/// taken in yet.
+async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Waiting>), Error> {
+    let given = engine.store().signals(run).await?;
+    let is_open = |waiting: &Waiting| {
+        let answers = |signal: &Signal| matches!(&signal.kind, SignalKind::Answer { wait, .. } if *wait == waiting.wait.id);
+        !given.iter().any(answers)
+    };
+    let asked = engine.waiting(run).await?.into_iter().filter(|waiting| waiting.wait.on == WaitKind::Answer);
+    Ok(asked.partition(is_open))
 }
 
 /// Returns the question that is meant: by the beginning of its id, by its step, or because there is no other.
-fn meant<'q>(run: &RunId, questions: &'q [Waiting], given: Option<&str>) -> Result<&'q Waiting, Error> {
+fn meant<'q>(
+    run: &RunId,
+    open: &'q [Waiting],
+    answered: &'q [Waiting],
+    given: Option<&str>,
+) -> Result<&'q Waiting, Error> {
     let Some(given) = given else {
-        return match questions {
-            [one] => Ok(one),
-            [] => Err(Error::usage(
+        return match (open, answered) {
+            // That it is answered already, the engine says.
+            ([one], _) | ([], [one]) => Ok(one),
+            ([], []) => Err(Error::usage(
                 format!("run {run} asks nothing"),
                 "`waypost show` lists under `waiting` what a run waits for",
             )),
-            several => Err(Error::usage(
+            ([], _) => Err(Error::usage(
+                format!("all that run {run} asks is answered"),
+                format!("`waypost resume {run}` goes on with it"),
+            )),
+            (several, _) => Err(Error::usage(
                 format!("run {run} asks several questions: {}", listed(several)),
                 "put the step, or the id of the question, before the answer",
             )),
@@ -111,18 +136,22 @@ fn meant<'q>(run: &RunId, questions: &'q [Waiting], given: Option<&str>) -> Resu
         let step = waiting.step.as_str();
         given == step || given == format!("{}/{step}", waiting.branch)
     };
-    let mut found: Vec<&Waiting> = questions.iter().filter(is_meant).collect();
+    let asked = || open.iter().chain(answered);
+    let mut found: Vec<&Waiting> = asked().filter(is_meant).collect();
     if found.is_empty() && !given.is_empty() {
-        found = questions.iter().filter(|waiting| waiting.wait.id.starts_with(given)).collect();
+        found = asked().filter(|waiting| waiting.wait.id.starts_with(given)).collect();
     }
     match found.as_slice() {
         [one] => Ok(one),
         [] => {
-            let (run, id, waiting) = (run.clone(), given.to_owned(), questions.to_vec());
+            let (run, id, waiting) = (run.clone(), given.to_owned(), asked().cloned().collect());
             Err(RunError::NoSuchWait { run, id, waiting }.into())
         }
         _ => Err(Error::usage(
-            format!("`{given}` may mean several questions of run {run}: {}", listed(questions)),
+            format!(
+                "`{given}` may mean several questions of run {run}: {}",
+                listed(&asked().cloned().collect::<Vec<_>>())
+            ),
             "write more of the id",
         )),
     }
@@ -165,6 +194,24 @@ async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -
             ),
         )
     })
+}
+
+/// Refuses to record a secret of the run's workflow, as far as it is set here.
+async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) -> Result<(), Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    // A run of a program has no workflow that would name secrets.
+    let Ok(Chosen { workflow, .. }) = Chosen::in_force(store, &snapshot) else { return Ok(()) };
+    let value = |name: &String| std::env::var_os(name).filter(|value| !value.is_empty());
+    let secrets = workflow.secrets().iter().filter_map(|name| Some((name.as_str(), value(name)?)));
+    let secrets: Vec<_> = secrets.map(|(name, value)| (name, value.into_encoded_bytes())).collect();
+    let mask = Mask::new(secrets.iter().map(|(name, value)| (*name, value.as_slice())));
+    if mask.map_err(ProgramError::from)?.contains(text.as_bytes()) {
+        return Err(Error::usage(
+            "it contains a secret of the workflow",
+            "what is given to a run is recorded; give something else",
+        ));
+    }
+    Ok(())
 }
 
 fn json_or_text(text: &str) -> Value {

@@ -123,7 +123,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
 }
 
 /// Refuses to record a secret that somebody wrote where it is neither masked nor needed.
-fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
+pub(super) fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
     const FILE: &str = "the workflow file";
     let holds = |text: &str| program.mask().contains(text.as_bytes());
     let mut told = record.labels.iter().filter(|(name, value)| holds(name) || holds(value));

@@ -13,7 +13,7 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
 use super::Context;
 use super::resume::Prepared;
-use super::run::free_id;
+use super::run::{free_id, refuse_secrets};
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
 use crate::definition::Chosen;
 use crate::drive::{Session, Told};
@@ -110,6 +110,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     // Refuses secrets among them, as for a run.
     program.initial_state(params.clone())?;
+    refuse_secrets(&program, &record)?;
     let changed = params != frozen.params;
     let edit =
         changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));

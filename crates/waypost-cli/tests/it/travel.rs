@@ -94,3 +94,18 @@ fn screens_of_going_back() {
         check(&format!("travel_wrong_{name}"), &rig.waypost(args));
     }
 }
+
+#[test]
+fn a_fork_writes_no_secret_down() {
+    let rig = Rig::with(
+        "secrets: [TOKEN]\nparams: {p: {type: string, default: x}}\nsteps:\n  - {id: a, run: 'true'}\n",
+    );
+    let call = |args: &[&str]| rig.command(args).env("TOKEN", "tell-nobody-9").output().unwrap();
+    assert_eq!(call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+    for given in [["--label", "l=tell-nobody-9"], ["-p", "p=tell-nobody-9"]] {
+        let refused = call(&[&["fork", "r@1", "--id", "s"], &given[..]].concat());
+        assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+        assert_eq!(call(&["show", "s"]).status.code(), Some(5), "it was not made");
+    }
+}

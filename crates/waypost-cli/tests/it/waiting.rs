@@ -147,3 +147,36 @@ fn ctrl_c_ends_the_waiting_and_not_the_run() {
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "b\n");
 }
+
+#[test]
+fn what_is_answered_is_not_asked_for_again() {
+    let rig = Rig::with(
+        "max_parallel: 2\nsteps:\n  - {id: a, needs: [], approve: A?}\n  - {id: b, needs: [], approve: B?}\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+    assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(2), "which of the two");
+    assert!(rig.waypost(&["answer", "r", "a", "yes"]).contains("one more question is open"));
+
+    let last = rig.waypost(&["answer", "r", "yes"]);
+
+    assert!(last.contains("Answered step b of run r; go on with: waypost resume r"), "{last}");
+    assert!(rig.waypost(&["answer", "r", "yes"]).contains("all that run r asks is answered"));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+}
+
+#[test]
+fn what_is_given_to_a_run_holds_no_secret() {
+    let rig = Rig::with(
+        "secrets: [TOKEN]\nsteps:\n  - {id: a, approve: {question: Who?, answer: text}}\n  - {id: b, wait: go}\n",
+    );
+    let call =
+        |args: &[&str]| rig.command(args).env("TOKEN", "tell-nobody-9").output().unwrap().status.code();
+    assert_eq!(call(&["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+
+    assert_eq!(call(&["answer", "r", "it is tell-nobody-9"]), Some(2));
+    assert_eq!(call(&["signal", "r", "go", "tell-nobody-9"]), Some(2));
+
+    assert_eq!(call(&["answer", "r", "me"]), Some(0), "nothing was taken");
+    assert_eq!(call(&["signal", "r", "go", "now"]), Some(0));
+    assert_eq!(call(&["resume", "r", "-q"]), Some(0));
+}
