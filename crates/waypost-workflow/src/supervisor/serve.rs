@@ -91,6 +91,8 @@ fn serve() -> io::Result<()> {
     drop(alive_write);
     supervisor.end_all();
     supervisor.forget_dead_engine();
+    // The lock is let go by the kernel, when this process is no more: whoever gets it finds nobody of the run alive.
+    std::mem::forget(supervisor);
     Ok(())
 }
 

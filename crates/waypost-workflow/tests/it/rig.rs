@@ -85,10 +85,13 @@ pub(crate) async fn line(child: &mut Child) -> String {
 
 /// The living processes that were started with a mark.
 pub(crate) fn marked(mark: &str) -> Vec<u32> {
+    pids().filter(|pid| has_mark(*pid, mark)).collect()
+}
+
+/// Says whether a process lives that was started with the mark.
+pub(crate) fn has_mark(pid: u32, mark: &str) -> bool {
     let wanted = format!("{MARK}={mark}");
-    pids()
-        .filter(|pid| environment(*pid).split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
-        .collect()
+    environment(pid).split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
 }
 
 /// The processes, zombies left out, whose parent is this one.

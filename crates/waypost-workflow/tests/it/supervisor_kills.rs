@@ -258,6 +258,30 @@ async fn kill_9_of_the_engine_leaves_nothing_and_the_lock_is_not_free_before() {
     }
 }
 
+#[test]
+fn whoever_gets_the_lock_finds_the_supervisor_dead() {
+    // What happened: rarely, a process of the run still lived when another had taken the run's lock.
+    // Why: the supervisor closed the lock, and ended after that.
+    // What stops it now: it leaves that to the kernel, which closes it when the program is gone.
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..20 {
+        let path = folder.path().join(format!("{round}.lock"));
+        let mark = new_mark();
+        let mut engine = Engine::start(&path, &mark, &["sleep 1000".into()]);
+        engine.process.kill().unwrap();
+        engine.process.wait().unwrap();
+
+        // Asked for without a pause: the moment between the two is short.
+        let _lock = loop {
+            if let Ok(lock) = RunLock::take(&path, &here(), false) {
+                break lock;
+            }
+        };
+
+        assert!(!rig::has_mark(engine.supervisor, &mark), "in round {round}");
+    }
+}
+
 #[tokio::test]
 async fn kill_9_of_the_supervisor_ends_all_steps_and_the_engine_learns_it() {
     let supervisor = rig::start(None).await;
