@@ -23,9 +23,9 @@ use crate::tips::Frames;
 /// How long a call waits for other processes that are writing. SQLite lets nobody queue: with hundreds of runs at once one
 /// of them may be unlucky for many seconds, and giving up would stop a run whose disk is sound.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at 0.2 ms
-/// a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
-const CHECKPOINT_PAGES: i32 = 512;
+/// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at up to
+/// 0.7 ms a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
+const CHECKPOINT_PAGES: i32 = 256;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
 /// Pause before the journal mode is asked for again while another process makes the same store.
