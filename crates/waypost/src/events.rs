@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
     End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, Record, RunStatus, SkipCause,
-    Start, Usage, Verdict, Wait,
+    Start, Usage, Verdict, Wait, WaitKind,
 };
 
 /// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
@@ -422,7 +422,12 @@ impl Told<'_> {
                 None => self.say_of(None, EventKind::RunStarted),
             }
         }
-        if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() {
+        let opens = match &header.phase {
+            Phase::Waiting(waits) => waits.iter().any(|wait| wait.on == WaitKind::Children),
+            Phase::Progress { .. } => true,
+            _ => false,
+        };
+        if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() && !opens {
             // What was finished where it was forked stands before it.
             self.say_of(None, EventKind::RunForked);
         }
@@ -458,6 +463,12 @@ impl Told<'_> {
                 in_progress: *in_progress,
                 waits: Vec::new(),
             }),
+            Phase::Waiting(waits) if waits.iter().all(|wait| wait.on == WaitKind::Children) => {
+                // The branches speak for themselves; how many there are, only here.
+                for value in waits.iter().filter_map(|wait| wait.question.as_ref()?.get("items").cloned()) {
+                    self.say(EventKind::Progress { key: "items".to_owned(), value });
+                }
+            }
             Phase::Waiting(waits) => {
                 self.say(EventKind::Interrupted { by: None, in_progress: true, waits: waits.clone() });
             }

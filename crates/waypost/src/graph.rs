@@ -203,6 +203,8 @@ impl Program for Erased {
         unpanicked(|| self.levels[spot.level].child(spot.place, state, item))
     }
 
+    fn attach(&self, _: Spot<'_>, _: &Held, _: &mut Held) {}
+
     fn prepare(&self, spot: Spot<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
         let state = self.levels[spot.level].copy(state);
         Ok(GraphJob { level: spot.level, place: spot.place, state, joined })

@@ -15,7 +15,7 @@ mod children;
 mod loops;
 mod names;
 
-pub use children::{Children, OnChildFailure};
+pub use children::{Children, FailureLimits, OnChildFailure};
 use loops::Loops;
 
 /// The name of the end, among those that a step leads to.

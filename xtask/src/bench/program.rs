@@ -160,6 +160,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Ok(state.clone())
     }
 
+    fn attach(&self, _: Spot<'_>, _: &S, _: &mut S) {}
+
     fn admit(&self, _: Spot<'_>, _: &S) -> Result<Admission, Failure> {
         Ok(Admission::Run)
     }
@@ -247,6 +249,8 @@ impl Program for Again {
     fn child(&self, _: Spot<'_>, state: &String, _: &Item) -> Result<String, Failure> {
         Ok(state.clone())
     }
+
+    fn attach(&self, _: Spot<'_>, _: &String, _: &mut String) {}
 
     fn admit(&self, _: Spot<'_>, _: &String) -> Result<Admission, Failure> {
         Ok(Admission::Run)

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use waypost::StepId;
 use waypost::engine::{Observer, StopLevel};
 use waypost::events::{self, Event, EventKind};
 use waypost::record::{Position, Record};
@@ -38,13 +37,25 @@ pub(crate) struct Progress {
 /// What was seen so far.
 #[derive(Debug)]
 struct Seen {
-    running: BTreeMap<StepId, Instant>,
+    /// By what a step is called, with its branch where that is not the main one.
+    running: BTreeMap<String, Instant>,
+    /// By what a step is called: the items that it works on.
+    items: BTreeMap<String, Items>,
     progress: store::Progress,
     checkpoint: Option<(String, Instant)>,
     last_line: Instant,
     stopping: Option<StopLevel>,
     /// Why the JSON lines are not written any more, where they could not be.
     unheard: Option<io::Error>,
+}
+
+/// How far the items of a step are.
+#[derive(Debug, Default)]
+struct Items {
+    /// How many there are; not known of those that a session before this one opened.
+    total: Option<u64>,
+    ended: u64,
+    failed: u64,
 }
 
 /// The live region: a line for each step under way, and one for the run.
@@ -172,6 +183,7 @@ impl Seen {
     fn from(now: Instant) -> Self {
         Self {
             running: BTreeMap::new(),
+            items: BTreeMap::new(),
             progress: store::Progress::default(),
             checkpoint: None,
             last_line: now,
@@ -190,22 +202,35 @@ impl Seen {
     }
 
     fn take(&mut self, event: &Event) {
-        let Some(step) = &event.step else { return };
-        match event.what {
-            EventKind::StepStarted => drop(self.running.insert(step.clone(), Instant::now())),
+        let Some(step) = name_of(event) else { return };
+        match &event.what {
+            EventKind::Progress { key, value } if key == "items" => {
+                self.running.remove(&step);
+                self.items.insert(step, Items { total: value.as_u64(), ..Items::default() });
+            }
+            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
+                let items = self.items.entry(step).or_default();
+                items.ended += 1;
+                items.failed += u64::from(matches!(event.what, EventKind::ItemDead { .. }));
+            }
+            EventKind::StepStarted => {
+                self.items.remove(&step);
+                self.running.insert(step, Instant::now());
+            }
             EventKind::StepCompleted(_)
             | EventKind::StepFailed(_)
             | EventKind::StepRetried(_)
             | EventKind::StepSkipped { .. }
-            | EventKind::Interrupted { .. } => drop(self.running.remove(step)),
+            | EventKind::Interrupted { .. } => drop(self.running.remove(&step)),
             _ => {}
         }
     }
 
     fn under_way(&self, now: Instant) -> String {
         let lasted = |since: &Instant| time::lasted(now.saturating_duration_since(*since));
-        let step = |(step, since): (&StepId, &Instant)| format!("{step} for {}", lasted(since));
-        let steps: Vec<String> = self.running.iter().map(step).collect();
+        let step = |(step, since): (&String, &Instant)| format!("{step} for {}", lasted(since));
+        let items = self.items.iter().map(|(step, items)| format!("{step}: {}", items.told()));
+        let steps: Vec<String> = items.chain(self.running.iter().map(step)).collect();
         let steps =
             if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
         let checkpoint = self.checkpoint.as_ref();
@@ -233,6 +258,37 @@ impl Seen {
     }
 }
 
+/// What a step is called on the screen: its branch says which of many it is. An item belongs to the step that opened it.
+fn name_of(event: &Event) -> Option<String> {
+    let step = event.step.as_ref()?;
+    let branch = match event.what {
+        EventKind::ItemStarted { .. } | EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
+            event.branch.parent()?
+        }
+        _ => event.branch.clone(),
+    };
+    Some(if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") })
+}
+
+impl Items {
+    fn told(&self) -> String {
+        let failed = if self.failed == 0 { String::new() } else { format!(", {} failed", self.failed) };
+        match self.total {
+            Some(total) => format!("{} of {total} items{failed}", self.ended),
+            None => format!("{} more items{failed}", self.ended),
+        }
+    }
+
+    /// As a bar, where it is known of what.
+    fn bar(&self) -> String {
+        const WIDTH: u64 = 20;
+        let Some(total) = self.total.filter(|total| *total > 0) else { return self.told() };
+        let full = usize::try_from(self.ended.min(total) * WIDTH / total).unwrap_or_default();
+        let rest = usize::try_from(WIDTH).unwrap_or_default() - full;
+        format!("[{}{}] {}", "#".repeat(full), ".".repeat(rest), self.told())
+    }
+}
+
 impl Live {
     fn new() -> Self {
         Self { region: Mutex::default(), began: Instant::now() }
@@ -246,7 +302,7 @@ impl Live {
     fn draw(&self, above: &str, seen: &Seen) {
         let turn = self.began.elapsed().as_millis() / TICK.as_millis();
         let spinner = SPINNER[usize::try_from(turn % SPINNER.len() as u128).unwrap_or_default()];
-        let line = |(step, since): (&StepId, &Instant)| {
+        let line = |(step, since): (&String, &Instant)| {
             let lasted = match since.elapsed() {
                 // Tenths would only flicker.
                 short if short.as_secs() < 60 => format!("{}s", short.as_secs()),
@@ -254,7 +310,10 @@ impl Live {
             };
             format!("{spinner:>7} {step} {lasted}")
         };
-        let mut lines: Vec<String> = seen.running.iter().take(LINES_MAX).map(line).collect();
+        let bars =
+            seen.items.iter().take(LINES_MAX).map(|(step, items)| format!("        {step} {}", items.bar()));
+        let mut lines: Vec<String> = bars.collect();
+        lines.extend(seen.running.iter().take(LINES_MAX - lines.len()).map(line));
         lines.push(seen.status(Region::columns()));
         self.region().draw(above, &lines);
     }
@@ -263,8 +322,8 @@ impl Live {
     #[expect(clippy::unused_self, reason = "only a live region is told so")]
     fn told(&self, output: &Output, seen: &Seen, event: &Event) -> Option<String> {
         let paint = output.paint_err;
-        let step = event.step.as_ref().map(StepId::as_str).unwrap_or_default();
-        let took = event.step.as_ref().and_then(|step| seen.running.get(step));
+        let step = name_of(event).unwrap_or_default();
+        let took = seen.running.get(&step);
         let took = took.map(|since| format!(" ({})", time::lasted(since.elapsed()))).unwrap_or_default();
         let why = |error: &[String]| super::shown(error.first().map_or("", String::as_str)).into_owned();
         let text = match &event.what {
@@ -285,6 +344,9 @@ impl Live {
             EventKind::StepSkipped { .. } => format!("{} {step}", paint.dim("   skip")),
             EventKind::Interrupted { by, .. } if event.step.is_some() => {
                 format!("{} {step}{took}: {}", paint.yellow("stopped"), by.as_deref().unwrap_or("it waits"))
+            }
+            EventKind::ItemDead { key, .. } => {
+                format!("{} {step}: {} will not be tried again", paint.red("   dead"), super::shown(key))
             }
             EventKind::Custom { name, data } if name == "warning" => {
                 let text = data.as_str().unwrap_or_default();
@@ -307,7 +369,7 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut seen = Seen::from(begin);
-        seen.running.insert("build".parse().expect("a step id"), at(10));
+        seen.running.insert("build".to_owned(), at(10));
         seen.checkpoint = Some(("@2".to_owned(), at(10)));
 
         let lines: Vec<(u64, String)> =

@@ -20,9 +20,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use self::names::Call;
 pub use self::names::Reference;
-pub use self::scope::{Scope, StepView};
+pub(crate) use self::names::{Call, is_taken};
+pub use self::scope::{ItemsView, Scope, StepView};
 
 pub(crate) use self::convert::{NumberError, described, exact_number, shown};
 
@@ -101,7 +101,12 @@ impl fmt::Debug for Expression {
 
 impl Expression {
     /// Reads the expression of `source` from byte `start` on; returns it and the offset of its end.
-    fn read(source: &str, start: usize, until: Until) -> Result<(Self, usize), Vec<SyntaxError>> {
+    fn read(
+        source: &str,
+        start: usize,
+        until: Until,
+        locals: &[String],
+    ) -> Result<(Self, usize), Vec<SyntaxError>> {
         let (tokens, end) = lex::lex(source, start, until).map_err(|error| vec![error])?;
         let text = source[start..end].trim();
         if tokens.is_empty() {
@@ -114,7 +119,7 @@ impl Expression {
             let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
             return Err(vec![SyntaxError::new(whole, message)]);
         }
-        let rewritten = rewrite::rewrite(&tokens)?;
+        let rewritten = rewrite::rewrite(&tokens, locals)?;
         let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
         let expression =
             Self { text: text.into(), compiled: Arc::new(compiled), uses: Arc::new(rewritten.uses) };
@@ -170,15 +175,15 @@ impl Template {
     /// # Errors
     /// Every hole that is not well formed; after one that is never closed nothing more is read.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
-        match Self::parse_in_part(text) {
+        match Self::parse_in_part(text, &[]) {
             (template, errors) if errors.is_empty() => Ok(template),
             (_, errors) => Err(errors),
         }
     }
 
     /// Compiles the holes of `text` that are well formed, so that what those read can be checked beside the errors of
-    /// the others.
-    pub(crate) fn parse_in_part(text: &str) -> (Self, Vec<SyntaxError>) {
+    /// the others. They may read `locals` beside the names that are known everywhere.
+    pub(crate) fn parse_in_part(text: &str, locals: &[String]) -> (Self, Vec<SyntaxError>) {
         let (mut parts, mut errors) = (Vec::new(), Vec::new());
         let whole = |parts: Vec<Part>| Self { text: text.into(), parts: parts.into() };
         let mut at = 0;
@@ -188,7 +193,7 @@ impl Template {
                 parts.push(Part::Text(at..open));
             }
             let start = open + OPEN.len();
-            match Expression::read(text, start, Until::Close) {
+            match Expression::read(text, start, Until::Close, locals) {
                 Ok((expression, end)) => {
                     at = end + CLOSE.len();
                     parts.push(Part::Hole(open..at, expression));
@@ -277,6 +282,64 @@ impl PartialEq for Template {
     }
 }
 
+/// Compiles a text that is one expression, bare or as one `${{ }}`; `what` says in messages what it is for.
+fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<SyntaxError>> {
+    let Some(open) = text.find(OPEN) else {
+        return Expression::read(text, 0, Until::End, locals).map(|(expression, _)| expression);
+    };
+    let (template, errors) = Template::parse_in_part(text, locals);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let around = |part: &Part| match part {
+        Part::Text(range) => (!text[range.clone()].trim().is_empty()).then(|| range.clone()),
+        Part::Hole(..) => None,
+    };
+    if let Some(range) = template.parts.iter().find_map(around) {
+        let message = format!("{what} is one expression, not text with expressions in it");
+        return Err(vec![SyntaxError::new(range, message).help("remove `${{` and `}}`: it needs none")]);
+    }
+    let mut holes = template.holes();
+    match (holes.next(), holes.next()) {
+        (Some((_, expression)), None) => Ok(expression.clone()),
+        _ => Err(vec![SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"))]),
+    }
+}
+
+/// One expression, of which the value counts.
+#[derive(Debug, Clone)]
+pub struct Formula(Expression);
+
+impl Formula {
+    /// Compiles `text`, which may read `locals` too; `what` says in messages what it is for.
+    pub(crate) fn parse_with(text: &str, locals: &[String], what: &str) -> Result<Self, Vec<SyntaxError>> {
+        bare(text, locals, what).map(Self)
+    }
+
+    /// The expression as it was written, without `${{ }}`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0.text
+    }
+
+    /// Works it out.
+    ///
+    /// # Errors
+    /// A name that is missing, or a value that does not fit.
+    pub fn evaluate(&self, scope: &Scope) -> Result<Value, ExprError> {
+        self.0.evaluate(scope)
+    }
+
+    /// The names that it reads.
+    pub fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.0.uses.references.iter()
+    }
+
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
+        self.0.uses.calls.iter()
+    }
+}
+
 /// What decides whether a step runs.
 #[derive(Debug, Clone)]
 pub struct Condition(Expression);
@@ -287,7 +350,12 @@ impl Condition {
     /// # Errors
     /// What is not well formed, and text around a `${{ }}`.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
-        let condition = Self::read(text)?;
+        Self::parse_with(text, &[])
+    }
+
+    /// The same where `locals` are known too.
+    pub(crate) fn parse_with(text: &str, locals: &[String]) -> Result<Self, Vec<SyntaxError>> {
+        let condition = Self(bare(text, locals, "a condition")?);
         match condition.0.constant() {
             None | Some(Ok(Value::Bool(_))) => Ok(condition),
             Some(Ok(other)) => {
@@ -298,29 +366,6 @@ impl Condition {
                 ])
             }
             Some(Err(error)) => Err(vec![SyntaxError::new(0..text.len(), error.message)]),
-        }
-    }
-
-    fn read(text: &str) -> Result<Self, Vec<SyntaxError>> {
-        let Some(open) = text.find(OPEN) else {
-            let (expression, _) = Expression::read(text, 0, Until::End)?;
-            return Ok(Self(expression));
-        };
-        let template = Template::parse(text)?;
-        let around = |part: &Part| match part {
-            Part::Text(range) => (!text[range.clone()].trim().is_empty()).then(|| range.clone()),
-            Part::Hole(..) => None,
-        };
-        if let Some(range) = template.parts.iter().find_map(around) {
-            let message = "a condition is one expression, not text with expressions in it";
-            return Err(vec![
-                SyntaxError::new(range, message).help("remove `${{` and `}}`: `if` needs none"),
-            ]);
-        }
-        let mut holes = template.holes();
-        match (holes.next(), holes.next()) {
-            (Some((_, expression)), None) => Ok(Self(expression.clone())),
-            _ => Err(vec![SyntaxError::new(open..text.len(), "a condition is one expression, not several")]),
         }
     }
 

@@ -13,11 +13,12 @@ const RUN_NAMES: [&str; 1] = ["id"];
 /// What a run will have once steps run after a failure.
 const LATER_RUN_NAMES: [&str; 1] = ["failed_step"];
 /// What a step has.
-const STEP_NAMES: [&str; 4] = ["outputs", "exit_code", "stdout", "status"];
+const STEP_NAMES: [&str; 9] =
+    ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];
 /// Words of the language that are not built yet.
-const LATER_ROOTS: [&str; 3] = ["item", "item_index", "iteration"];
-/// What a step will have once `foreach` is built.
-const LATER_STEP_NAMES: [&str; 4] = ["items", "total", "succeeded", "failed"];
+const LATER_ROOTS: [&str; 1] = ["iteration"];
+/// What steps within a `foreach` read of their item.
+const OF_ITEMS: [&str; 2] = ["item", "item_index"];
 /// Words of the expression language.
 const WORDS: [&str; 13] =
     ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
@@ -104,6 +105,15 @@ const FROM_GITHUB: [(&str, &str); 7] = [
     ("format", "put several `${{ }}` into the text"),
 ];
 
+/// Says whether a name means something in every expression.
+pub(crate) fn is_taken(name: &str) -> bool {
+    ROOTS.contains(&name)
+        || LATER_ROOTS.contains(&name)
+        || WORDS.contains(&name)
+        || FUNCTIONS.contains(&name)
+        || ABOUT_FAILURE.contains(&name)
+}
+
 /// One name that an expression reads, with the fixed part of its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
@@ -131,11 +141,11 @@ pub(crate) struct Uses {
 ///
 /// # Errors
 /// Every name, function, filter or test that does not exist, or is not built yet.
-pub(crate) fn collect(tokens: &[Token<'_>]) -> Result<Uses, Vec<SyntaxError>> {
+pub(crate) fn collect(tokens: &[Token<'_>], locals: &[String]) -> Result<Uses, Vec<SyntaxError>> {
     let (mut uses, mut errors) = (Uses::default(), Vec::new());
     for (index, token) in tokens.iter().enumerate() {
         let checked = match token.kind {
-            Kind::Name => name(tokens, index, &mut uses),
+            Kind::Name => name(tokens, index, locals, &mut uses),
             Kind::Mark if token.text == "=" => check_assignment(tokens, index),
             _ => Ok(()),
         };
@@ -160,7 +170,7 @@ fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxErro
     }
 }
 
-fn name(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
+fn name(tokens: &[Token<'_>], index: usize, locals: &[String], uses: &mut Uses) -> Result<(), SyntaxError> {
     let token = &tokens[index];
     let before = index.checked_sub(1).map(|before| &tokens[before]);
     let next = tokens.get(index + 1);
@@ -184,7 +194,7 @@ fn name(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
     if index >= 2 && follows("(") && tokens[index - 2].is("skipped") {
         return Ok(());
     }
-    reference(tokens, index, uses)
+    reference(tokens, index, locals, uses)
 }
 
 fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxError> {
@@ -249,18 +259,36 @@ fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {
         .help("write it out: `skipped(fetch)`"))
 }
 
-fn reference(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
+fn reference(
+    tokens: &[Token<'_>],
+    index: usize,
+    locals: &[String],
+    uses: &mut Uses,
+) -> Result<(), SyntaxError> {
     let token = &tokens[index];
+    let is_local = locals.iter().any(|local| local == token.text);
+    if OF_ITEMS.contains(&token.text) && !is_local {
+        let message = format!("`{}` is known only where a `foreach` works on its items", token.text);
+        return Err(SyntaxError::new(token.range.clone(), message));
+    }
     if LATER_ROOTS.contains(&token.text) {
         return Err(SyntaxError::new(
             token.range.clone(),
             format!("`{}` is not supported by this version", token.text),
         ));
     }
-    if !ROOTS.contains(&token.text) {
+    if !ROOTS.contains(&token.text) && !is_local {
+        let known = ROOTS.into_iter().chain(locals.iter().map(String::as_str));
+        let last = if locals.is_empty() {
+            String::new()
+        } else {
+            format!(", here also {}", listed(locals.iter().map(String::as_str)))
+        };
         return Err(SyntaxError::new(token.range.clone(), format!("there is no `{}`", token.text))
-            .hint(nearest(token.text, ROOTS))
-            .help("expressions read `params`, `env`, `steps` and `run`; text stands in quotes"));
+            .hint(nearest(token.text, known))
+            .help(format!(
+                "expressions read `params`, `env`, `steps` and `run`{last}; text stands in quotes"
+            )));
     }
     let (path, end) = path(tokens, index);
     let range = token.range.start..end;
@@ -308,14 +336,10 @@ fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> 
             Err(SyntaxError::new(range.clone(), format!("`steps.{id}` is not a value"))
                 .help("read `.outputs.NAME`, `.exit_code`, `.stdout` or `.status` of it"))
         }
-        ("steps", Some(id), Some(what)) if !STEP_NAMES.contains(&what) => {
-            if LATER_STEP_NAMES.contains(&what) {
-                let message = format!("`steps.{id}.{what}` is not supported by this version");
-                return Err(SyntaxError::new(range.clone(), message));
-            }
+        ("steps", Some(_), Some(what)) if !STEP_NAMES.contains(&what) => {
             Err(SyntaxError::new(range.clone(), format!("a step has no `{what}`"))
                 .hint(nearest(what, STEP_NAMES))
-                .help("a step has `outputs`, `exit_code`, `stdout` and `status`"))
+                .help("a step has `outputs`, `exit_code`, `stdout` and `status`; a `foreach` has `items`, `total`, `succeeded` and `failed`"))
         }
         ("run", Some(what), _) if LATER_RUN_NAMES.contains(&what) => {
             let message = format!("`run.{what}` is not supported by this version");

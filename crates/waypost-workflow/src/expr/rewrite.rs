@@ -33,12 +33,12 @@ impl Rewritten {
     }
 }
 
-/// Rewrites `tokens`.
+/// Rewrites `tokens`, which may read `locals` beside the names that are known everywhere.
 ///
 /// # Errors
 /// Names, functions, filters and tests that do not exist, comparisons in a chain, and `=` for `==`.
-pub(crate) fn rewrite(tokens: &[Token<'_>]) -> Result<Rewritten, Vec<SyntaxError>> {
-    let uses = names::collect(tokens)?;
+pub(crate) fn rewrite(tokens: &[Token<'_>], locals: &[String]) -> Result<Rewritten, Vec<SyntaxError>> {
+    let uses = names::collect(tokens, locals)?;
     let mut wraps = vec![Wrap::default(); tokens.len()];
     wrap_comparisons(tokens, &mut wraps).map_err(|error| vec![error])?;
     let mut source = String::new();

@@ -24,6 +24,23 @@ pub struct StepView {
     pub stdout: Option<String>,
     /// Its outputs; `None` for a skipped step, whose outputs are all null.
     pub outputs: Option<Map<String, Value>>,
+    /// What became of its items, if it worked on some.
+    pub items: Option<ItemsView>,
+}
+
+/// What expressions see of the items of a step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ItemsView {
+    /// How many there were.
+    pub total: u64,
+    /// How many came to their end.
+    pub succeeded: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// What became of each, if they are few.
+    pub items: Option<Vec<Value>>,
+    /// The file with a line of JSON for each, if they are many.
+    pub file: Option<String>,
 }
 
 /// Everything that expressions may read at one moment of a run.
@@ -36,6 +53,8 @@ pub struct Scope {
     params: Arc<Shelf>,
     env: Arc<Shelf>,
     steps: Arc<Shelf>,
+    /// What is known only here, by name.
+    locals: Arc<Shelf>,
 }
 
 impl Scope {
@@ -49,7 +68,16 @@ impl Scope {
             params: Arc::new(Shelf(params.collect())),
             env: Arc::default(),
             steps: Arc::default(),
+            locals: Arc::default(),
         }
+    }
+
+    /// The same values, and a local one under its name.
+    #[must_use]
+    pub fn with_local(&self, name: impl Into<String>, value: &Value) -> Self {
+        let mut scope = self.clone();
+        Arc::make_mut(&mut scope.locals).0.insert(name.into(), convert::from_json(value));
+        scope
     }
 
     /// Records how a step ended; a step that is redone replaces its former end.
@@ -95,9 +123,26 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
         return (format!("`{parent_path}` has no `{part}`: it is {what}"), None);
     }
     let names: Vec<String> = value.try_iter().into_iter().flatten().map(|name| name.to_string()).collect();
+    let is_foreach = names.iter().any(|name| name == "total");
     let has = match (names.len(), parent) {
         (_, [root, id]) if root == "steps" && part == "stdout" => {
             return (format!("the output of step `{id}` was not kept"), None);
+        }
+        (_, [root, id]) if is_foreach && root == "steps" && part == "items" => {
+            return (
+                format!(
+                    "step `{id}` had so many items that they are in a file: read `steps.{id}.items_file`"
+                ),
+                None,
+            );
+        }
+        (_, [root, id]) if is_foreach && root == "steps" && part == "items_file" => {
+            return (
+                format!(
+                    "step `{id}` had so few items that there is no file of them: read `steps.{id}.items`"
+                ),
+                None,
+            );
         }
         (_, [root]) if root == "steps" => format!("step `{part}` has not ended yet"),
         (0, _) => format!("`{parent_path}` has no `{part}`; it has no names at all"),
@@ -128,6 +173,13 @@ fn step_value(view: &StepView) -> Raw {
     shelf.insert("exit_code".to_owned(), Raw::from(view.exit_code));
     if view.stdout.is_some() || skipped {
         shelf.insert("stdout".to_owned(), Raw::from(view.stdout.as_deref()));
+    }
+    if let Some(ItemsView { total, succeeded, failed, items, file }) = &view.items {
+        let counts = [("total", total), ("succeeded", succeeded), ("failed", failed)];
+        shelf.extend(counts.into_iter().map(|(name, count)| (name.to_owned(), Raw::from(*count))));
+        let items = items.as_ref().map(|items| items.iter().map(convert::from_json).collect::<Raw>());
+        shelf.extend(items.map(|items| ("items".to_owned(), items)));
+        shelf.extend(file.as_deref().map(|file| ("items_file".to_owned(), Raw::from(file))));
     }
     Raw::from_object(Shelf(shelf))
 }
@@ -181,7 +233,7 @@ impl Object for Context {
                     status.is_some_and(|status| status.as_str() == Some("skipped"))
                 }))
             }
-            _ => None,
+            name => scope.locals.0.get(name).cloned(),
         }
     }
 }

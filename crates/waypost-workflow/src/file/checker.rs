@@ -7,7 +7,7 @@ use super::align::Walk;
 use super::node::{Kind, Node};
 use super::problem::{Problems, Source};
 use super::units::parse_duration;
-use crate::expr::{Condition, SyntaxError, Template};
+use crate::expr::{Condition, Formula, SyntaxError, Template};
 use crate::suggest::{listed, nearest};
 
 /// Words of other tools, and the word here.
@@ -32,13 +32,15 @@ pub(crate) struct Checker<'s> {
     pub(crate) source: &'s Source,
     pub(crate) problems: Problems,
     pub(crate) warnings: Problems,
+    /// What expressions may read here beside the names that are known everywhere.
+    pub(crate) locals: Vec<String>,
     /// Where the last place inside a value was found: the next is mostly further on in the same one.
     aligned: Option<(usize, Walk)>,
 }
 
 impl<'s> Checker<'s> {
     pub(crate) fn new(source: &'s Source, problems: Problems) -> Self {
-        Self { source, problems, warnings: Problems::default(), aligned: None }
+        Self { source, problems, warnings: Problems::default(), locals: Vec::new(), aligned: None }
     }
 
     /// The name of `known` nearest to `name`, unless so much is wrong already that nobody would read it.
@@ -198,13 +200,13 @@ impl<'s> Checker<'s> {
             return None;
         }
         // What the sound holes read is checked all the same: one problem never hides another.
-        let (template, errors) = Template::parse_in_part(text);
+        let (template, errors) = Template::parse_in_part(text, &self.locals);
         self.syntax(node, text, errors);
         Some(template)
     }
 
     /// A condition: an expression, or a plain `true` or `false`.
-    pub(crate) fn condition(&mut self, node: &Node) -> Option<Condition> {
+    pub(crate) fn condition(&mut self, node: &Node, what: &str) -> Option<Condition> {
         let text = match &node.kind {
             Kind::Text(text) => text.as_str(),
             Kind::Bool(truth) if *truth => "true",
@@ -212,15 +214,30 @@ impl<'s> Checker<'s> {
             _ => {
                 self.mismatch(
                     node,
-                    "if",
+                    what,
                     "an expression",
                     "write an expression: `steps.fetch.outputs.rows > 0`",
                 );
                 return None;
             }
         };
-        match Condition::parse(text) {
+        match Condition::parse_with(text, &self.locals) {
             Ok(condition) => Some(condition),
+            Err(errors) => {
+                self.syntax(node, text, errors);
+                None
+            }
+        }
+    }
+
+    /// One expression, of which the value counts.
+    pub(crate) fn formula(&mut self, node: &Node, what: &str) -> Option<Formula> {
+        let Kind::Text(text) = &node.kind else {
+            self.mismatch(node, what, "an expression", "write an expression: `item.size`");
+            return None;
+        };
+        match Formula::parse_with(text, &self.locals, &format!("`{what}`")) {
+            Ok(formula) => Some(formula),
             Err(errors) => {
                 self.syntax(node, text, errors);
                 None

@@ -1,12 +1,14 @@
 //! What a step means, as one digest: it tells whether a changed file touches a step.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::foreach::{Distinct, Foreach, ItemSource};
 use super::step::Draft;
 use super::work::{Approval, Work};
-use super::workflow::{Shell, Tolerance};
-use crate::expr::Template;
+use super::workflow::{Mode, Shell, Tolerance};
+use crate::expr::{Condition, Formula, Template};
+use crate::output::JsonPath;
 
 /// Version of what is hashed; a change of the recipe must not look like a change of the file.
 const RECIPE: u32 = 1;
@@ -51,6 +53,7 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         }
         Work::Sleep(time) => json!({ "sleep": time.as_nanos().to_string() }),
         Work::Wait(name) => json!({ "wait": text(name) }),
+        Work::Foreach(foreach) => meaning_of(foreach),
     });
     let meaning = json!([
         RECIPE,
@@ -67,4 +70,35 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
     ]);
     let digest = Sha256::digest(meaning.to_string().as_bytes());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is worked on and how. Not how many at once, nor what the failure of some means.
+fn meaning_of(foreach: &Foreach) -> Value {
+    let path = |path: &Option<JsonPath>| path.as_ref().map(ToString::to_string);
+    let items = match &foreach.items {
+        ItemSource::Listed(items) => json!({ "list": items }),
+        ItemSource::Expression(text) => json!({ "expression": text.as_str() }),
+        ItemSource::Command(text, json) => json!({ "run": text.as_str(), "json": path(json) }),
+        ItemSource::File(text, json) => json!({ "file": text.as_str(), "json": path(json) }),
+    };
+    let distinct = foreach.distinct.as_ref().map(|distinct| match distinct {
+        Distinct::Whole => json!(true),
+        Distinct::By(formula) => json!(formula.as_str()),
+    });
+    let mut steps: Vec<[&str; 2]> =
+        foreach.body.steps.iter().map(|step| [step.id.as_str(), step.fingerprint.as_str()]).collect();
+    if foreach.body.mode == Mode::Graph {
+        steps.sort_unstable();
+    }
+    json!({
+        "items": items,
+        "as": foreach.name,
+        "key": foreach.key.as_ref().map(Template::as_str),
+        "filter": foreach.filter.as_ref().map(Condition::as_str),
+        "sort_by": foreach.sort_by.as_ref().map(Formula::as_str),
+        "distinct": distinct,
+        "offset": foreach.offset,
+        "max_items": foreach.items_max,
+        "steps": steps,
+    })
 }

@@ -9,9 +9,11 @@
 //! know: how steps are run or stored.
 
 mod align;
+mod body;
 mod checker;
 mod fields;
 mod fingerprint;
+mod foreach;
 mod graph;
 mod names;
 mod node;
@@ -31,14 +33,16 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub(crate) use self::foreach::ITEM_INDEX;
+pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};
 pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
 pub use self::work::{AnswerKind, Approval, Work};
 pub use self::workflow::{
-    Backoff, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause, Shell,
-    Step, Tolerance, Workflow,
+    Backoff, Body, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause,
+    Shell, Step, Tolerance, Workflow,
 };
 
 use self::checker::Checker;

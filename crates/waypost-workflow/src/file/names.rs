@@ -1,15 +1,16 @@
 //! Checks before anything runs that expressions read only what can be there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 
+use super::body::BodyDraft;
 use super::checker::Checker;
-use super::graph::Order;
+use super::foreach::{Distinct, EachDraft, ITEM_INDEX};
 use super::node::Node;
 use super::params::Param;
 use super::settings::Variable;
 use super::step::Draft;
-use crate::expr::{Call, Reference, Template};
+use crate::expr::{Call, Reference, Template, is_taken};
 use crate::suggest::listed;
 
 /// Names that a message lists.
@@ -21,10 +22,9 @@ pub(super) struct Names<'a, 'n> {
     pub(super) secrets: &'a [String],
     pub(super) env: &'a [Variable<'n>],
     pub(super) defaults_env: &'a [Variable<'n>],
-    pub(super) drafts: &'a [Draft<'n>],
-    pub(super) index: &'a HashMap<String, usize>,
-    /// `None` if the steps have no order; then nothing is said about it.
-    pub(super) order: Option<&'a Order>,
+    pub(super) body: &'a BodyDraft<'n>,
+    /// The list of steps in which the one stands whose steps these are, and its place there.
+    pub(super) above: Option<(&'a Names<'a, 'n>, usize)>,
 }
 
 /// Where an expression stands, which decides what it may read.
@@ -49,15 +49,15 @@ struct Pass<'a, 'c, 'n, 's> {
     names: &'a Names<'a, 'n>,
     checker: &'c mut Checker<'s>,
     /// Steps whose standard output is read.
-    kept: HashSet<usize>,
+    kept: HashSet<String>,
 }
 
-/// Checks all expressions; returns the positions of the steps whose standard output one of them reads.
+/// Checks all expressions; returns the ids of the steps whose standard output one of them reads.
 pub(super) fn check(
     checker: &mut Checker<'_>,
     names: &Names<'_, '_>,
     defaults_dir: Option<&(Template, &Node)>,
-) -> HashSet<usize> {
+) -> HashSet<String> {
     let mut pass = Pass { names, checker, kept: HashSet::new() };
     for (name, template, node) in names.env {
         pass.template(template, node, Site { what: name, step: None, layers: 0 });
@@ -68,23 +68,68 @@ pub(super) fn check(
     if let Some((dir, node)) = defaults_dir {
         pass.template(dir, node, Site { what: "dir", step: None, layers: 2 });
     }
-    for (position, draft) in names.drafts.iter().enumerate() {
-        pass.step(position, draft);
-    }
+    pass.steps();
     pass.kept
 }
 
-impl Pass<'_, '_, '_, '_> {
+impl<'a> Pass<'a, '_, '_, '_> {
+    fn steps(&mut self) {
+        for (position, draft) in self.names.body.drafts.iter().enumerate() {
+            self.step(position, draft);
+            if let Some(each) = &draft.each {
+                self.each(position, each);
+            }
+        }
+    }
+
+    /// Checks what a step does with its items.
+    fn each(&mut self, position: usize, each: &EachDraft<'_>) {
+        let site = |what, layers| Site { what, step: Some(position), layers };
+        let foreach = &each.foreach;
+        if let Some(template) = foreach.items.template() {
+            self.template(template, each.items_node, site("items", 3));
+        }
+        if let Some((key, node)) = foreach.key.as_ref().zip(each.key_node) {
+            self.template(key, node, site("key", 2));
+        }
+        if let Some((filter, node)) = foreach.filter.as_ref().zip(each.filter_node) {
+            self.uses(filter.references(), filter.calls(), node, site("filter", 2));
+        }
+        if let Some((by, node)) = foreach.sort_by.as_ref().zip(each.sort_node) {
+            self.uses(by.references(), by.calls(), node, site("sort_by", 2));
+        }
+        if let (Some(Distinct::By(by)), Some(node)) = (&foreach.distinct, each.distinct_node) {
+            self.uses(by.references(), by.calls(), node, site("distinct", 2));
+        }
+        let outer = self.names;
+        let inner = Names { body: &each.body, above: Some((outer, position)), ..*outer };
+        let mut pass = Pass { names: &inner, checker: self.checker, kept: HashSet::new() };
+        pass.steps();
+        let kept = pass.kept;
+        self.kept.extend(kept);
+    }
+
+    /// Checks what one expression reads.
+    fn uses<'r>(
+        &mut self,
+        references: impl Iterator<Item = &'r Reference>,
+        calls: impl Iterator<Item = &'r Call>,
+        node: &Node,
+        site: Site<'_>,
+    ) {
+        let text = node.spelled().unwrap_or_default();
+        for reference in references {
+            self.reference(reference, node, text, site);
+        }
+        for call in calls {
+            self.call(call, node, text, site);
+        }
+    }
+
     fn step(&mut self, position: usize, draft: &Draft<'_>) {
         let site = |what, layers| Site { what, step: Some(position), layers };
         if let Some((condition, node)) = &draft.condition {
-            let text = node.spelled().unwrap_or_default();
-            for reference in condition.references() {
-                self.reference(reference, node, text, site("if", 2));
-            }
-            for call in condition.calls() {
-                self.call(call, node, text, site("if", 2));
-            }
+            self.uses(condition.references(), condition.calls(), node, site("if", 2));
         }
         for (name, template, node) in &draft.env {
             self.no_secret(name, node);
@@ -139,14 +184,33 @@ impl Pass<'_, '_, '_, '_> {
             (Some("params"), Some(name)) => self.param(name, &place),
             (Some("env"), Some(name)) => self.variable(name, &place, site),
             (Some("steps"), Some(id)) => {
-                if let Some(position) = self.earlier(id, &place, site) {
-                    match (part(2), part(3)) {
-                        (Some("stdout"), _) => drop(self.kept.insert(position)),
-                        (Some("outputs"), Some(name)) => self.output(position, name, &place),
-                        _ => {}
-                    }
+                if let Some(draft) = self.earlier(id, &place, site) {
+                    self.part_of(draft, (part(2), part(3)), &place);
                 }
             }
+            _ => {}
+        }
+    }
+
+    /// Checks what is read of a step.
+    fn part_of(&mut self, draft: &'a Draft<'_>, (what, name): (Option<&str>, Option<&str>), place: &At<'_>) {
+        let id = &draft.id;
+        match (what, name, draft.each.is_some()) {
+            (Some("outputs" | "stdout" | "exit_code"), _, true) => {
+                let help = format!("read `steps.{id}.items`, `.total`, `.succeeded` or `.failed`");
+                self.wrong(
+                    place,
+                    format!("step `{id}` works on items, and has only theirs"),
+                    None,
+                    Some(help),
+                );
+            }
+            (Some(what @ ("items" | "items_file" | "total" | "succeeded" | "failed")), _, false) => {
+                let message = format!("step `{id}` has no `{what}`: it is no `foreach`");
+                self.wrong(place, message, None, None);
+            }
+            (Some("stdout"), ..) => drop(self.kept.insert(id.clone())),
+            (Some("outputs"), Some(name), _) => self.output(draft, name, place),
             _ => {}
         }
     }
@@ -194,7 +258,7 @@ impl Pass<'_, '_, '_, '_> {
             );
             return;
         }
-        let own: &[Variable<'_>] = site.step.map_or(&[], |step| &names.drafts[step].env);
+        let own: &[Variable<'_>] = site.step.map_or(&[], |step| &names.body.drafts[step].env);
         let layers = [names.env, names.defaults_env, own];
         let readable = || layers[..site.layers].iter().copied().flatten().map(|(name, ..)| name.as_str());
         if readable().any(|known| known == name) {
@@ -211,25 +275,19 @@ impl Pass<'_, '_, '_, '_> {
         self.wrong(place, format!("`env` declares no `{name}`"), hint, Some(help));
     }
 
-    /// The position of step `id`, if it has surely ended where the expression stands.
-    fn earlier(&mut self, id: &str, place: &At<'_>, site: Site<'_>) -> Option<usize> {
-        let names = self.names;
+    /// The step `id`, if it has surely ended where the expression stands.
+    fn earlier(&mut self, id: &str, place: &At<'_>, site: Site<'_>) -> Option<&'a Draft<'a>> {
         let Some(step) = site.step else {
             let help = "it holds for all steps: move it into the steps that come after";
             let message = format!("`{}` cannot read `steps.{id}` here", site.what);
             self.wrong(place, message, None, Some(help.to_owned()));
             return None;
         };
-        let current = &names.drafts[step].id;
-        let Some(position) = names.index.get(id).copied() else {
-            let known = names.drafts.iter().map(|draft| draft.id.as_str()).filter(|known| known != current);
-            let hint = self.checker.nearest(id, known.clone());
-            let help = match (&hint, names.drafts.len()) {
-                (Some(_), _) => None,
-                (None, 1) => Some("there is no other step".to_owned()),
-                (None, _) => Some(format!("the steps are {}", listed(known.take(LISTED_MAX)))),
-            };
-            self.wrong(place, format!("there is no step `{id}`"), hint, help);
+        let (names, step) = self.home_of(id, step);
+        let BodyDraft { drafts, index, order } = names.body;
+        let current = &drafts[step].id;
+        let Some(position) = index.get(id).copied() else {
+            self.unknown(id, current, place);
             return None;
         };
         if position == step {
@@ -237,9 +295,9 @@ impl Pass<'_, '_, '_, '_> {
             self.wrong(place, message, None, None);
             return None;
         }
-        let order = names.order?;
+        let order = order.as_ref()?;
         if order.is_before(position, step) {
-            return Some(position);
+            return Some(&drafts[position]);
         }
         let (message, help) = match order.mode {
             super::workflow::Mode::Sequence => (
@@ -255,8 +313,45 @@ impl Pass<'_, '_, '_, '_> {
         None
     }
 
-    fn output(&mut self, position: usize, name: &str, place: &At<'_>) {
-        let draft = &self.names.drafts[position];
+    /// The list of steps that has `id`, of this one and those around it, with the place there of what stands at `step`;
+    /// this one, if none has it.
+    fn home_of(&self, id: &str, step: usize) -> (&'a Names<'a, 'a>, usize) {
+        let mut at = (self.names, step);
+        while !at.0.body.index.contains_key(id) {
+            let Some(above) = at.0.above else { return (self.names, step) };
+            at = above;
+        }
+        at
+    }
+
+    fn unknown(&mut self, id: &str, current: &str, place: &At<'_>) {
+        let mut top = self.names;
+        while let Some((above, _)) = top.above {
+            top = above;
+        }
+        let all = top.body.all();
+        let within =
+            |draft: &Draft<'_>| draft.each.as_ref().is_some_and(|each| each.body.index.contains_key(id));
+        if let Some((_, around)) = all.iter().find(|(_, draft)| within(draft)) {
+            let message = format!("step `{id}` is done for each item of `{}`, not once", around.id);
+            let help = format!("read what became of the items: `steps.{}.items`", around.id);
+            return self.wrong(place, message, None, Some(help));
+        }
+        let around = std::iter::successors(Some(self.names), |names| names.above.map(|(above, _)| above));
+        let known: Vec<&str> = around
+            .flat_map(|names| names.body.drafts.iter().map(|draft| draft.id.as_str()))
+            .filter(|known| *known != current)
+            .collect();
+        let hint = self.checker.nearest(id, known.iter().copied());
+        let help = match (&hint, known.is_empty()) {
+            (Some(_), _) => None,
+            (None, true) => Some("there is no other step".to_owned()),
+            (None, false) => Some(format!("the steps are {}", listed(known.into_iter().take(LISTED_MAX)))),
+        };
+        self.wrong(place, format!("there is no step `{id}`"), hint, help);
+    }
+
+    fn output(&mut self, draft: &Draft<'_>, name: &str, place: &At<'_>) {
         let Some(declared) = draft.declared_outputs() else { return };
         if declared.contains(&name) {
             return;
@@ -283,7 +378,9 @@ impl Pass<'_, '_, '_, '_> {
                     kind(name).is_some_and(super::params::ParamKind::can_hold_code)
                 }
                 (Some("params"), None, _) => true,
-                (Some("steps"), _, Some("outputs" | "stdout")) => true,
+                (Some("steps"), _, Some("outputs" | "stdout" | "items")) => true,
+                // The name of an item.
+                (Some(name), ..) => !is_taken(name) && name != ITEM_INDEX,
                 _ => false,
             };
             if !pasted {

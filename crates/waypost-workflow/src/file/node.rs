@@ -50,6 +50,14 @@ pub(crate) enum Kind {
 }
 
 impl Node {
+    /// Says whether there is something under these keys, each below the one before.
+    pub(crate) fn has_key(&self, path: &[&str]) -> bool {
+        let Some((first, rest)) = path.split_first() else { return true };
+        let Kind::Map(entries) = &self.kind else { return false };
+        let found = entries.iter().find(|(key, _)| key.key_text() == *first);
+        found.is_some_and(|(_, value)| value.has_key(rest))
+    }
+
     /// The node in a sentence: "a list", "the number 5".
     pub(crate) fn described(&self) -> String {
         match &self.kind {

@@ -1,28 +1,23 @@
 //! The whole file: its top level, and the steps put together.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
+use super::body::{self, BodyDraft};
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
-use super::fingerprint::fingerprint;
-use super::graph::{self, Order};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
 use super::params::{Param, ParamKind, Pattern};
 use super::settings::{self, Variable};
-use super::step::{self, Defaults, Draft};
-use super::workflow::{Checkpoints, Mode, Retry, Shell, Step, Workflow};
+use super::step::{self, Defaults};
+use super::workflow::{Checkpoints, Mode, Retry, Shell, Workflow};
 use crate::expr::Template;
 
 /// The version of the language.
 const VERSION: u64 = 1;
-/// Steps of one file; more are a `foreach`, or a workflow made by a program that should be several.
-const STEPS_MAX: usize = 10_000;
 /// Steps that may run at once; every one is a process with its pipes.
 const PARALLEL_MAX: u64 = 1_000;
 
@@ -107,30 +102,24 @@ struct Top<'n> {
 pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflow> {
     let top = top(checker, root);
     let steps = steps_node(checker, root, top.fields.as_ref())?;
-    let drafts: Vec<Draft<'_>> = steps
-        .iter()
-        .enumerate()
-        .filter_map(|(position, node)| step::step(checker, node, position + 1, &top.defaults))
-        .collect();
-    let index = graph::index(checker, &drafts);
-    let order = graph::order(checker, &drafts, &index);
+    let body = body::body(checker, steps, "step", &top.defaults);
+    body.refuse_doubles(checker);
     let names = Names {
         params: &top.params,
         secrets: &top.secrets,
         env: &top.env,
         defaults_env: &top.defaults_env,
-        drafts: &drafts,
-        index: &index,
-        order: order.as_ref(),
+        body: &body,
+        above: None,
     };
     let kept = names::check(checker, &names, top.defaults_dir.as_ref());
-    let order = order?;
+    let order = body.order.as_ref()?;
     if let (Mode::Sequence, Some((_, node))) = (order.mode, &top.max_parallel) {
         let message =
             "`max_parallel` changes nothing: no step has `needs`, so the steps run one after another";
         checker.warnings.push(checker.source.problem(&node.span, message).help("give the steps `needs`"));
     }
-    checker.problems.is_empty().then(|| assemble(checker, top, drafts, index, &order, &kept))
+    checker.problems.is_empty().then(|| assemble(checker, top, body, &kept))
 }
 
 fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
@@ -207,19 +196,7 @@ fn steps_node<'n>(
             return None;
         }
     };
-    match &steps.kind {
-        Kind::List(items) if items.is_empty() => checker.wrong(steps, "the workflow has no steps", help),
-        Kind::List(items) if items.len() > STEPS_MAX => {
-            checker.wrong(
-                steps,
-                format!("the workflow has {} steps, at most {STEPS_MAX} are allowed", items.len()),
-                "split it",
-            );
-        }
-        Kind::List(items) => return Some(items),
-        _ => checker.mismatch(steps, "steps", "a list", "begin every step with `- `"),
-    }
-    None
+    body::nodes(checker, steps, "the workflow", help)
 }
 
 fn defaults<'n>(
@@ -311,7 +288,7 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
         Param { name: name.to_owned(), kind, default: None, required: false, pattern, description };
     if let Some(node) = fields.get("default") {
         let default = node.to_json();
-        if holds_expression(&default) {
+        if body::holds_expression(&default) {
             let help = "a default is taken as it is; put the expression where the param is read";
             checker.wrong(node, format!("the default of param `{name}` cannot hold an expression"), help);
         } else if let Err(message) = param.check(&default) {
@@ -331,15 +308,6 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
     }
     param.required = param.default.is_none() && required.unwrap_or(true);
     Some(param)
-}
-
-fn holds_expression(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.contains("${{"),
-        Value::Array(items) => items.iter().any(holds_expression),
-        Value::Object(map) => map.iter().any(|(key, item)| key.contains("${{") || holds_expression(item)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-    }
 }
 
 fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pattern> {
@@ -362,63 +330,21 @@ fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pa
 }
 
 /// The checked workflow; called only when nothing is wrong.
-fn assemble(
-    checker: &Checker<'_>,
-    top: Top<'_>,
-    drafts: Vec<Draft<'_>>,
-    index: HashMap<String, usize>,
-    order: &Order,
-    kept: &HashSet<usize>,
-) -> Workflow {
-    let plain = |variables: &[Variable<'_>]| -> Vec<(String, Template)> {
-        variables.iter().map(|(name, template, _)| (name.clone(), template.clone())).collect()
-    };
-    let (env, defaults_env) = (plain(&top.env), plain(&top.defaults_env));
-    let steps: Vec<Step> = drafts
-        .into_iter()
-        .enumerate()
-        .map(|(position, draft)| {
-            let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
-            Step {
-                fingerprint: fingerprint(&draft, &[&env, &defaults_env]),
-                index: position,
-                line: checker.source.position(draft.node.span.start).0,
-                keeps_stdout: kept.contains(&position),
-                work: draft.work.expect("a step without anything to do was reported").0,
-                needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
-                condition: draft.condition.map(|(condition, _)| condition),
-                dir: draft.dir.map(|(dir, _)| dir),
-                outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),
-                stdin: draft.stdin.map(|(stdin, _)| stdin),
-                report: draft.report.map(|(report, _)| report),
-                id: draft.id,
-                name: draft.name,
-                shell: draft.shell,
-                timeout: draft.timeout,
-                retry: draft.retry,
-                capture: draft.capture,
-                continue_on_error: draft.tolerance,
-                idempotent: draft.idempotent,
-                grace: draft.grace,
-                env: Arc::new(layers),
-            }
-        })
-        .collect();
+fn assemble(checker: &Checker<'_>, top: Top<'_>, body: BodyDraft<'_>, kept: &HashSet<String>) -> Workflow {
+    let shared = [body::plain(&top.env), body::plain(&top.defaults_env)];
     let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     Workflow {
         name: top.name.or_else(stem).unwrap_or_else(|| "workflow".to_owned()),
         description: top.description,
         path: checker.source.path.clone(),
         text: Arc::clone(&checker.source.text),
-        mode: order.mode,
         max_parallel: top.max_parallel.map(|(count, _)| count),
         timeout: top.timeout,
         params: top.params,
         secrets: top.secrets,
         labels: top.labels,
         checkpoints: top.checkpoints,
-        steps,
-        index,
+        body: body.assemble(checker, &shared, kept),
         warnings: Vec::new(),
     }
 }

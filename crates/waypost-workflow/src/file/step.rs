@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
+use super::foreach::{self, EachDraft};
 use super::node::{Kind, Node};
 use super::settings::{self, Variable};
 use super::work::{self, Work};
@@ -28,6 +29,7 @@ static STEP: KeySet = KeySet {
         "approve",
         "sleep",
         "wait",
+        "foreach",
         "needs",
         "if",
         "env",
@@ -47,7 +49,6 @@ static STEP: KeySet = KeySet {
         "agent",
         "prompt",
         "service",
-        "foreach",
         "workflow",
         "steps",
         "repeat",
@@ -92,6 +93,8 @@ pub(super) struct Draft<'n> {
     pub(super) name: Option<String>,
     /// What it does; `None` if that is not built yet, or wrong.
     pub(super) work: Option<(Work, &'n Node)>,
+    /// What it works on item by item, in the place of that.
+    pub(super) each: Option<Box<EachDraft<'n>>>,
     pub(super) needs: Option<Vec<(String, &'n Node)>>,
     pub(super) condition: Option<(Condition, &'n Node)>,
     pub(super) env: Vec<Variable<'n>>,
@@ -111,6 +114,9 @@ pub(super) struct Draft<'n> {
 impl Draft<'_> {
     /// The names of its outputs, if it is sure that it has no others.
     pub(super) fn declared_outputs(&self) -> Option<Vec<&str>> {
+        if self.each.is_some() {
+            return Some(Vec::new());
+        }
         let (work, _) = self.work.as_ref()?;
         let Some(run) = work.command() else { return Some(work.outputs().to_vec()) };
         let mut names: Vec<&str> = self.outputs.iter().map(|(name, ..)| name.as_str()).collect();
@@ -119,11 +125,11 @@ impl Draft<'_> {
     }
 }
 
-/// Reads the step at `position`, from 1.
+/// Reads the step at `position`, from 1, of a list whose steps are called after `stem` if they have no id.
 pub(super) fn step<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
-    position: usize,
+    (stem, position): (&str, usize),
     defaults: &Defaults,
 ) -> Option<Draft<'n>> {
     if let Kind::Text(text) = &node.kind {
@@ -138,17 +144,21 @@ pub(super) fn step<'n>(
     };
     let id = fields.get("id").and_then(|node| id(checker, node).map(|id| (id, node)));
     let own_dir = template(checker, "dir").map(|(dir, node)| (dir, Some(node)));
+    let id_node = id.as_ref().map_or(node, |(_, node)| *node);
+    let id = id.map_or_else(|| format!("{stem}-{position}"), |(id, _)| id);
+    let each = fields.get("foreach").and_then(|node| foreach::foreach(checker, node, &id, defaults));
     let draft = Draft {
         node,
-        id_node: id.as_ref().map_or(node, |(_, node)| node),
+        id_node,
         has_own_id: fields.get("id").is_some(),
-        id: id.map_or_else(|| format!("step-{position}"), |(id, _)| id),
+        id,
+        each: each.map(Box::new),
         name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
         work: work::work(checker, node, &fields),
         needs: fields.get("needs").map(|node| checker.texts(node, "needs")),
         condition: fields
             .get("if")
-            .and_then(|node| checker.condition(node).map(|condition| (condition, node))),
+            .and_then(|node| checker.condition(node, "if").map(|condition| (condition, node))),
         env: fields.get("env").map(|node| settings::env(checker, node)).unwrap_or_default(),
         dir: own_dir.or_else(|| defaults.dir.clone().map(|dir| (dir, None))),
         shell: fields
@@ -260,7 +270,7 @@ fn outputs<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<(String, Output
     outputs
 }
 
-fn json_path(checker: &mut Checker<'_>, node: &Node) -> Option<JsonPath> {
+pub(super) fn json_path(checker: &mut Checker<'_>, node: &Node) -> Option<JsonPath> {
     let text = checker.text(node, "json")?;
     match JsonPath::parse(&text) {
         Ok(path) => Some(path),

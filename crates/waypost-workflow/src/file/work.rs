@@ -4,17 +4,23 @@ use std::time::Duration;
 
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
+use super::foreach::{Foreach, ItemSource};
 use super::node::{Kind, Node};
 use crate::expr::Template;
 use crate::suggest::listed;
 
 /// The keys that say what a step does; each step has one.
-pub(super) const KINDS: [&str; 4] = ["run", "approve", "sleep", "wait"];
+pub(super) const KINDS: [&str; 5] = ["run", "approve", "sleep", "wait", "foreach"];
 /// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 5] = ["agent", "service", "foreach", "workflow", "steps"];
+const KINDS_LATER: [&str; 4] = ["agent", "service", "workflow", "steps"];
 /// Keys that mean something only for a step that starts a process.
 const FOR_PROCESSES: [&str; 9] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
+
+/// Those that a step over items has no use for, whatever its items come from; and those that are for the command which
+/// its items come from.
+const NOT_FOR_ITEMS: [&str; 6] = ["outputs", "capture", "stdin", "idempotent", "continue_on_error", "report"];
+const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace", "env"];
 
 static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };
@@ -31,14 +37,29 @@ pub enum Work {
     Sleep(Duration),
     /// Waits for a signal of this name.
     Wait(Template),
+    /// Works on items.
+    Foreach(Box<Foreach>),
 }
 
 impl Work {
-    /// The command, if it is one.
+    /// The command that it runs, if it does; of a step over items, that which they come from.
     #[must_use]
     pub fn command(&self) -> Option<&Template> {
         match self {
             Self::Run(command) => Some(command),
+            Self::Foreach(foreach) => match &foreach.items {
+                ItemSource::Command(command, _) => Some(command),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// What it works on item by item, if it does.
+    #[must_use]
+    pub fn foreach(&self) -> Option<&Foreach> {
+        match self {
+            Self::Foreach(foreach) => Some(foreach),
             _ => None,
         }
     }
@@ -51,6 +72,7 @@ impl Work {
             Self::Approve(_) => "approve",
             Self::Sleep(_) => "sleep",
             Self::Wait(_) => "wait",
+            Self::Foreach(_) => "foreach",
         }
     }
 
@@ -59,7 +81,7 @@ impl Work {
         match self {
             Self::Approve(_) => &["answer"],
             Self::Wait(_) => &["value"],
-            Self::Run(_) | Self::Sleep(_) => &[],
+            Self::Run(_) | Self::Sleep(_) | Self::Foreach(_) => &[],
         }
     }
 
@@ -68,6 +90,7 @@ impl Work {
         match self {
             Self::Run(text) | Self::Wait(text) | Self::Approve(Approval { question: text, .. }) => Some(text),
             Self::Sleep(_) => None,
+            Self::Foreach(foreach) => foreach.items.template(),
         }
     }
 }
@@ -120,7 +143,7 @@ pub(super) fn work<'n>(
     let Some((kind, value)) = found.next() else {
         // A kind that is not built yet was reported at its key.
         if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
-            let help = "add `run:` with a command, or `approve`, `sleep` or `wait`";
+            let help = "add `run:` with a command, or `foreach`, `approve`, `sleep` or `wait`";
             checker.wrong(node, "the step has nothing to do", help);
         }
         return None;
@@ -132,6 +155,10 @@ pub(super) fn work<'n>(
             "make two steps of it",
         );
         return None;
+    }
+    if kind == "foreach" {
+        // It was read with its steps.
+        return refuse_for_items(checker, value, fields);
     }
     if kind != "run" {
         for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
@@ -145,6 +172,28 @@ pub(super) fn work<'n>(
         "wait" => Some((Work::Wait(filled(checker, value, "wait", "the name of a signal")?), value)),
         _ => approval(checker, value).map(|(approval, place)| (Work::Approve(approval), place)),
     }
+}
+
+/// Refuses keys that a step over items has no use for.
+fn refuse_for_items<'n>(
+    checker: &mut Checker<'_>,
+    value: &Node,
+    fields: &Fields<'n>,
+) -> Option<(Work, &'n Node)> {
+    for (key, place) in NOT_FOR_ITEMS.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
+        let help = "give it to the steps below `foreach`, which do the work";
+        checker.wrong(place, format!("`{key}` means nothing beside `foreach`"), help);
+    }
+    let lists_by_command = value.has_key(&["items", "run"]);
+    for (key, place) in FOR_THEIR_COMMAND.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
+        if !lists_by_command {
+            let message = format!(
+                "`{key}` beside `foreach` is for the command that items come from, and there is none"
+            );
+            checker.wrong(place, message, "give it to the steps below `foreach`, which do the work");
+        }
+    }
+    None
 }
 
 fn command(checker: &mut Checker<'_>, node: &Node) -> Option<Template> {

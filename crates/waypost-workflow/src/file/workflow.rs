@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::params::Param;
 use super::problem::Problem;
 use super::work::Work;
-use crate::expr::{Condition, ExprError, Reference, Scope, Template};
+use crate::expr::{Condition, ExprError, Formula, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
 use crate::suggest::nearest;
 
@@ -23,16 +23,50 @@ pub struct Workflow {
     pub(super) description: Option<String>,
     pub(super) path: PathBuf,
     pub(super) text: Arc<str>,
-    pub(super) mode: Mode,
     pub(super) max_parallel: Option<NonZeroUsize>,
     pub(super) timeout: Option<Duration>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) checkpoints: Checkpoints,
+    pub(super) body: Body,
+    pub(super) warnings: Vec<Problem>,
+}
+
+/// A list of steps: that of the workflow, or what a step does with each item.
+#[derive(Debug, Clone)]
+pub struct Body {
+    pub(super) mode: Mode,
     pub(super) steps: Vec<Step>,
     pub(super) index: HashMap<String, usize>,
-    pub(super) warnings: Vec<Problem>,
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self { mode: Mode::Sequence, steps: Vec::new(), index: HashMap::new() }
+    }
+}
+
+impl Body {
+    /// Whether the steps run in order or as their needs allow.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The steps in the order of the file.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// All of them, and those within them, in the order of the file.
+    pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
+        Box::new(self.steps.iter().flat_map(|step| {
+            let below = step.work.foreach().map(|foreach| &foreach.body);
+            std::iter::once(step).chain(below.into_iter().flat_map(Self::all))
+        }))
+    }
 }
 
 impl Workflow {
@@ -63,14 +97,14 @@ impl Workflow {
     /// Whether the steps run in order or as their needs allow.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.body.mode
     }
 
     /// How many steps may run at once on a machine with `cores`: one in a sequence; in a graph
     /// `max_parallel`, or else as many as there are cores.
     #[must_use]
     pub fn max_parallel(&self, cores: NonZeroUsize) -> NonZeroUsize {
-        match self.mode {
+        match self.body.mode {
             Mode::Sequence => NonZeroUsize::MIN,
             Mode::Graph => self.max_parallel.unwrap_or(cores),
         }
@@ -114,40 +148,49 @@ impl Workflow {
     /// The steps in the order of the file; there is at least one.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
-        &self.steps
+        &self.body.steps
     }
 
-    /// The step with this id.
+    /// The steps with their order.
+    #[must_use]
+    pub fn body(&self) -> &Body {
+        &self.body
+    }
+
+    /// The step with this id, which may stand within another.
     #[must_use]
     pub fn step(&self, id: &str) -> Option<&Step> {
-        self.index.get(id).map(|index| &self.steps[*index])
+        let top = self.body.index.get(id).map(|index| &self.body.steps[*index]);
+        top.or_else(|| self.body.all().find(|step| step.id == id))
     }
 
-    /// The steps that must have ended before `step` begins: in a sequence the one before it, in a graph its needs.
+    /// The steps that must have ended before `step` of the workflow's own list begins: in a sequence the one before it, in a graph its needs.
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
-        let before = match self.mode {
-            Mode::Sequence => step.index.checked_sub(1).map(|before| &self.steps[before]),
+        let Body { mode, steps, index } = &self.body;
+        let before = match mode {
+            Mode::Sequence => step.index.checked_sub(1).map(|before| &steps[before]),
             Mode::Graph => None,
         };
-        before.into_iter().chain(step.needs.iter().map(|id| &self.steps[self.index[id]]))
+        before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
     }
 
     /// The names of environment variables that some step declares and another finds in the caller's environment.
     #[must_use]
     pub fn env_names(&self) -> BTreeSet<&str> {
         let mut setters: BTreeMap<&str, usize> = BTreeMap::new();
-        for step in &self.steps {
+        let working: Vec<&Step> = self.body.all().filter(|step| step.work.foreach().is_none()).collect();
+        for step in &working {
             let names: BTreeSet<&str> =
                 step.env.iter().flat_map(|layer| layer.iter()).map(|(name, _)| name.as_str()).collect();
             names.into_iter().for_each(|name| *setters.entry(name).or_default() += 1);
         }
-        setters.into_iter().filter(|(_, steps)| *steps < self.steps.len()).map(|(name, _)| name).collect()
+        setters.into_iter().filter(|(_, steps)| *steps < working.len()).map(|(name, _)| name).collect()
     }
 
     /// The id of a step that is spelled nearly like `id`, which is that of none.
     #[must_use]
     pub fn step_near(&self, id: &str) -> Option<String> {
-        nearest(id, self.steps.iter().map(|step| step.id.as_str()))
+        nearest(id, self.body.all().map(|step| step.id.as_str()))
     }
 
     /// What `check` says although the file can run, in the order of the file.
@@ -158,8 +201,8 @@ impl Workflow {
 
     /// The steps that read what a step gave: its outputs, or what it printed.
     pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
-        self.steps.iter().filter(move |step| step.references().any(|reference| {
-            matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout"))
+        self.body.all().filter(move |step| step.references().any(|reference| {
+            matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed"))
         }))
     }
 
@@ -238,7 +281,12 @@ impl Step {
         let env = self.env.iter().flatten().map(|(_, template)| template);
         let sources = self.outputs.iter().map(|(_, source)| &source.from);
         let templates = own.into_iter().flatten().chain(env).chain(sources);
-        templates.flat_map(Template::references).chain(self.condition.iter().flat_map(Condition::references))
+        let each = self.work.foreach();
+        let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
+        let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
+        let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
+        let own = self.condition.iter().flat_map(Condition::references);
+        templates.flat_map(Template::references).chain(own).chain(sorts).chain(keeps).chain(names)
     }
 
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.

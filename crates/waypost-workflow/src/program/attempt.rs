@@ -49,6 +49,8 @@ pub(super) struct Command {
     stdin: Option<String>,
     outputs: Vec<(String, PathBuf, OutputSource)>,
     capture: Option<Capture>,
+    /// How much of what it prints is taken.
+    capture_max: usize,
     keeps_stdout: bool,
     grace: Duration,
     /// Whether a failure without an exit code, or with this one, lets the run go on.
@@ -87,6 +89,7 @@ impl Command {
             stdin: step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose()?,
             outputs: step.outputs.iter().map(output).collect::<Result<_, ExprError>>()?,
             capture: step.capture,
+            capture_max: CAPTURE_BYTES_MAX,
             keeps_stdout: step.keeps_stdout,
             grace: step.grace,
             tolerance: step.continue_on_error.clone(),
@@ -95,6 +98,11 @@ impl Command {
             env,
             state_bytes: 0,
         })
+    }
+
+    /// Takes what it prints, up to so much, to make items of.
+    pub(super) fn for_items(self, capture_max: usize) -> Self {
+        Self { keeps_stdout: true, capture_max, ..self }
     }
 
     /// Tells it the size of the state that it adds to.
@@ -261,7 +269,7 @@ impl WorkflowProgram {
         let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
         let mut must_end = pin!(attempt.stopped());
         let life = live(&mut child, attempt, must_end.as_mut(), job.grace);
-        let capture = job.captures().then_some(CAPTURE_BYTES_MAX);
+        let capture = job.captures().then_some(job.capture_max);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
         if let Life::Lost(lost) = &life {
@@ -364,7 +372,13 @@ impl WorkflowProgram {
         let mut scope = scope.clone();
         if let Some(step) = scope.step().map(str::to_owned) {
             let outputs = Some(outputs.clone());
-            let view = StepView { status: "completed".to_owned(), exit_code: Some(0), stdout: None, outputs };
+            let view = StepView {
+                status: "completed".to_owned(),
+                exit_code: Some(0),
+                stdout: None,
+                outputs,
+                items: None,
+            };
             scope.insert_step(step, &view);
         }
         match report.render(&scope) {
@@ -397,6 +411,7 @@ impl Command {
             sources: self.outputs.clone(),
             captured,
             capture: self.capture,
+            capture_max: self.capture_max,
             keeps_stdout: self.keeps_stdout,
             wanted,
             mask: mask.clone(),
@@ -406,7 +421,7 @@ impl Command {
     /// Names what makes the state larger than it should be, once when it becomes so, and each output that does it alone.
     /// That it is too large, and what to do about it, the engine says.
     fn growth(&self, output: &StepOutput) -> Option<String> {
-        let StepOutput { outputs, stdout } = output;
+        let StepOutput { outputs, stdout, .. } = output;
         let own = json_bytes(outputs) + stdout.as_ref().map_or(0, json_bytes);
         let bytes = self.state_bytes + own;
         let tells =

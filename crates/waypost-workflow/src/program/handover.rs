@@ -14,7 +14,7 @@ use waypost::engine::Ended;
 use waypost::record::{Ending, Failure, FailureKind};
 
 use crate::file::OutputSource;
-use crate::log::{CAPTURE_BYTES_MAX, Captured};
+use crate::log::Captured;
 use crate::mask::Mask;
 use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
 
@@ -53,6 +53,8 @@ pub(super) struct Handover {
     pub(super) captured: Option<Captured>,
     /// What that becomes.
     pub(super) capture: Option<Capture>,
+    /// How much of that is taken.
+    pub(super) capture_max: usize,
     /// Whether expressions read what it printed.
     pub(super) keeps_stdout: bool,
     /// Which of them count.
@@ -181,7 +183,7 @@ impl Handover {
         };
         match outputs.iter().find(|(name, value)| leaks(name, value)) {
             Some((name, _)) => Err(secret_in(name)),
-            None => Ok(StepOutput { outputs, stdout }),
+            None => Ok(StepOutput { outputs, stdout, items: None }),
         }
     }
 
@@ -189,8 +191,8 @@ impl Handover {
     fn captured_value(&self, captured: &Captured) -> Result<Option<Value>, Failure> {
         if !captured.is_whole() {
             let text = format!(
-                "the step printed {} bytes, of which {CAPTURE_BYTES_MAX} can be captured; write the rest to a file",
-                captured.bytes_total
+                "the step printed {} bytes, of which {} can be captured; write the rest to a file",
+                captured.bytes_total, self.capture_max
             );
             return Err(outputs_failure(vec![text]));
         }
@@ -237,6 +239,11 @@ fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is a symbolic link"));
     }
     read_at_most(path, limit, OFlags::NOFOLLOW)
+}
+
+/// Reads a file that items are made of.
+pub(super) fn read_items_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_at_most(path, limit, OFlags::empty())
 }
 
 /// Reads a regular file of at most `limit` bytes; anything else is not even opened, or at least not waited for.
@@ -301,6 +308,7 @@ mod tests {
                 sources: Vec::new(),
                 captured: Some(captured),
                 capture: Some(Capture::ALL[kind]),
+                capture_max: crate::log::CAPTURE_BYTES_MAX,
                 keeps_stdout: true,
                 wanted: Wanted::All,
                 mask: mask.clone(),

@@ -17,17 +17,19 @@ use waypost::engine::{
     StateError,
 };
 use waypost::record::{Ending, Failure, FailureKind, Flaw, SkipCause, Try};
-use waypost::shape::{self, Growth, Shape, ShapeError};
+use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Backoff, Mode, RetryCause, Step, Workflow};
+use crate::file::{Foreach, RetryCause, Step, Workflow};
 use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod attempt;
 mod handover;
+mod items;
+mod levels;
 mod scratch;
 mod state;
 mod waiting;
@@ -35,11 +37,15 @@ mod waiting;
 use scratch::ScratchFolder;
 
 use attempt::Command;
+use items::{Joining, Listing};
+use levels::Level;
 use waiting::Waiting;
+
+pub use levels::shape_of;
 
 pub use attempt::{LOSS, NO_ROOM};
 pub use scratch::ScratchError;
-pub use state::{StepOutput, StepState, WorkflowState};
+pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].
 pub const STATE_SCHEMA: u32 = 1;
@@ -104,6 +110,8 @@ pub struct Job(Doing);
 enum Doing {
     Command(Box<Command>),
     Waiting(Waiting),
+    Listing(Box<Listing>),
+    Joining(Joining),
 }
 
 /// A workflow, ready for the engine.
@@ -111,6 +119,8 @@ enum Doing {
 pub struct WorkflowProgram {
     workflow: Workflow,
     shape: Shape,
+    /// The steps of its shape and of those below it, by the number of each.
+    levels: Vec<Level>,
     surroundings: Surroundings,
     mask: Mask,
     session: Mutex<Option<Session>>,
@@ -141,8 +151,8 @@ impl WorkflowProgram {
             |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let shape = shape_of(&workflow, surroundings.cores)?;
-        Ok(Self { workflow, shape, surroundings, mask, session: Mutex::new(None) })
+        let (shape, levels) = levels::of(&workflow, surroundings.cores)?;
+        Ok(Self { workflow, shape, levels, surroundings, mask, session: Mutex::new(None) })
     }
 
     /// Returns the workflow.
@@ -195,49 +205,33 @@ impl WorkflowProgram {
         if !readers.is_empty() {
             return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
         }
-        state.settle(step.as_str(), StepState::completed(StepOutput::default(), None));
+        state.settle(step.as_str(), StepState::completed(StepOutput::default(), None), None);
         Ok(())
     }
 
     fn step(&self, spot: Spot<'_>) -> &Step {
-        &self.workflow.steps()[spot.place]
+        &self.levels[spot.level].steps[spot.place]
+    }
+
+    /// Returns what a step works on item by item.
+    fn foreach(&self, spot: Spot<'_>) -> Option<&Arc<Foreach>> {
+        self.levels[spot.level].foreach[spot.place].as_ref()
     }
 
     fn scope(&self, state: &WorkflowState) -> Scope {
-        state.scope(&self.surroundings.run)
+        state.scope(&self.surroundings.run, self.folder().as_deref())
     }
-}
 
-/// Makes the graph of a workflow: its `needs`, or each step after the one before.
-///
-/// # Errors
-/// [`ProgramError`], for what the reader of the file should have refused.
-pub fn shape_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Shape, ProgramError> {
-    let mut steps: Vec<shape::Step> = Vec::with_capacity(workflow.steps().len());
-    for step in workflow.steps() {
-        let needs = match workflow.mode() {
-            Mode::Sequence => steps.last().map(|before| before.id.clone()).into_iter().collect(),
-            Mode::Graph => step.needs.iter().map(|need| StepId::new(need)).collect::<Result<_, _>>()?,
-        };
-        let fingerprint: Digest = step.fingerprint.parse()?;
-        let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
-        node.idempotent = step.idempotent;
-        // What waits for something outside has all the time that it takes.
-        node.timeout = step.timeout.filter(|_| step.work.command().is_some());
-        node.retry = shape::Retry {
-            max: step.retry.max,
-            delay: step.retry.delay,
-            growth: match step.retry.backoff {
-                Backoff::Fixed => Growth::Fixed,
-                Backoff::Linear => Growth::Linear,
-                Backoff::Exponential => Growth::Exponential,
-            },
-            delay_max: step.retry.max_delay,
-            jitter: step.retry.jitter,
-        };
-        steps.push(node);
+    /// Returns the folder of the run, where its store has one.
+    fn folder(&self) -> Option<PathBuf> {
+        self.surroundings.store.folder(&self.surroundings.run)
     }
-    Ok(Shape::new(steps, workflow.max_parallel(cores).get())?)
+
+    /// Returns where what became of the items of a step goes if they are many.
+    fn outcomes_file(&self, spot: Spot<'_>) -> Option<PathBuf> {
+        let name = format!("{}.{}.jsonl", spot.branch.file_name(), spot.step.id);
+        Some(self.folder()?.join(state::OUTCOMES_FOLDER).join(name))
+    }
 }
 
 /// Names the log of one try of a step among the run's blobs.
@@ -296,7 +290,7 @@ fn failure(kind: FailureKind, error: impl std::error::Error) -> Failure {
     Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
 }
 
-/// The failure of a step that is asked for branches, which no step of a workflow file has yet.
+/// The failure of a step that is asked for branches: those that have some find them by their own work.
 fn no_children(spot: Spot<'_>) -> Failure {
     let text = format!("step `{}` opens no branches", spot.step.id);
     Failure::new(FailureKind::Error, vec![text])
@@ -341,8 +335,16 @@ impl Program for WorkflowProgram {
         Err(no_children(spot))
     }
 
-    fn child(&self, spot: Spot<'_>, _: &WorkflowState, _: &Item) -> Result<WorkflowState, Failure> {
-        Err(no_children(spot))
+    fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
+        let mut child = WorkflowState::of_item(item.value.clone(), item.index);
+        self.attach(spot, state, &mut child);
+        Ok(child)
+    }
+
+    fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
+        if let Some(foreach) = self.foreach(spot) {
+            child.attach(self.scope(state), &foreach.name);
+        }
     }
 
     fn admit(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Admission, Failure> {
@@ -363,8 +365,16 @@ impl Program for WorkflowProgram {
         Ok(Admission::Skip(SkipCause::Condition(self.mask.mask_str(condition.as_str()).into_owned())))
     }
 
-    fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, _: Option<Joined>) -> Result<Job, Failure> {
+    fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
         let (step, scope) = (self.step(spot), self.scope(state));
+        if let Some(foreach) = self.foreach(spot) {
+            if let Some(joined) = joined {
+                let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
+                return Ok(Job(Doing::Joining(joining)));
+            }
+            let listing = Listing::render(step, foreach, &scope, &self.surroundings)?;
+            return Ok(Job(Doing::Listing(Box::new(listing))));
+        }
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
             return Ok(Job(Doing::Waiting(waiting)));
         }
@@ -377,6 +387,8 @@ impl Program for WorkflowProgram {
         match job.0 {
             Doing::Command(command) => self.run(*command, attempt).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
+            Doing::Listing(listing) => self.list(*listing, attempt).await,
+            Doing::Joining(joining) => joining.run().await,
         }
     }
 
@@ -412,7 +424,7 @@ impl Program for WorkflowProgram {
             Settlement::Skipped => StepState::skipped(),
         };
         state.refuse_growth(spot.step.id.as_str(), &settled)?;
-        state.settle(spot.step.id.as_str(), settled);
+        state.settle(spot.step.id.as_str(), settled, self.folder().as_deref());
         Ok(Follow::Needs)
     }
 

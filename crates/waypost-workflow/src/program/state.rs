@@ -2,26 +2,53 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::OnceLock;
+use std::path::Path;
+use std::sync::{LazyLock, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use waypost::RunId;
 use waypost::record::{Failure, FailureKind, STATE_BYTES_MAX};
 
-use crate::expr::{Scope, StepView};
+use crate::expr::{ItemsView, Scope, StepView};
+use crate::file::ITEM_INDEX;
 
-/// Params, and by step id what became of the steps that are finished.
+/// The folder of a run in which files of many outcomes stand.
+pub(super) const OUTCOMES_FOLDER: &str = "outcomes";
+
+/// Params, and by step id what became of the steps that are finished; of a branch over an item that in place of params.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkflowState {
-    params: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    params: Option<Map<String, Value>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    item: Option<OfItem>,
     steps: BTreeMap<String, StepState>,
+    /// What it reads of the branch that opened it, which keeps that.
+    #[serde(skip)]
+    outer: Option<Outer>,
     /// The same for expressions; made when first asked for, then kept up to date.
     #[serde(skip)]
     scope: OnceLock<Scope>,
     /// Its size as JSON, likewise; a few bytes too many after a step was settled twice.
     #[serde(skip)]
     bytes: OnceLock<usize>,
+}
+
+/// What a branch is about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfItem {
+    index: u64,
+    value: Value,
+}
+
+/// What expressions read of the branches around this one.
+#[derive(Debug, Clone)]
+struct Outer {
+    scope: Scope,
+    /// The name of the item.
+    name: String,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -36,6 +63,26 @@ pub struct StepState {
     outputs: Map<String, Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stdout: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    items: Option<StepItems>,
+}
+
+/// What became of the items of a step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepItems {
+    /// How many there were.
+    pub total: u64,
+    /// How many came to their end.
+    pub succeeded: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// What became of each, in their order, if they are few.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items: Option<Vec<Value>>,
+    /// The name of the file with a line of JSON for each, in the folder `outcomes` of the run, if they are many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,23 +99,25 @@ pub struct StepOutput {
     pub outputs: Map<String, Value>,
     /// Its standard output, where an expression reads it.
     pub stdout: Option<String>,
+    /// What became of its items, if it worked on some.
+    pub items: Option<StepItems>,
 }
 
 impl StepState {
     pub(super) fn completed(output: StepOutput, exit_code: Option<i32>) -> Self {
-        let StepOutput { outputs, stdout } = output;
-        Self { status: None, exit_code: exit_code.filter(|code| *code != 0), outputs, stdout }
+        let StepOutput { outputs, stdout, items } = output;
+        Self { status: None, exit_code: exit_code.filter(|code| *code != 0), outputs, stdout, items }
     }
 
     pub(super) fn failed(outputs: Map<String, Value>, exit_code: Option<i32>) -> Self {
-        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None }
+        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None, items: None }
     }
 
     pub(super) fn skipped() -> Self {
         Self { status: Some(Settled::Skipped), ..Self::default() }
     }
 
-    fn view(&self) -> StepView {
+    fn view(&self, folder: Option<&Path>) -> StepView {
         let (status, usual_code) = match self.status {
             None => ("completed", Some(0)),
             Some(Settled::Failed) => ("failed", None),
@@ -79,7 +128,22 @@ impl StepState {
             exit_code: self.exit_code.or(usual_code).map(i64::from),
             stdout: self.stdout.clone(),
             outputs: (self.status != Some(Settled::Skipped)).then(|| self.outputs.clone()),
+            items: self.items.as_ref().map(|items| ItemsView {
+                total: items.total,
+                succeeded: items.succeeded,
+                failed: items.failed,
+                items: items.items.clone(),
+                file: items.file.as_ref().map(|file| match folder {
+                    Some(folder) => folder.join(OUTCOMES_FOLDER).join(file).to_string_lossy().into_owned(),
+                    None => file.clone(),
+                }),
+            }),
         }
+    }
+
+    /// Returns what became of its items, if it worked on some.
+    pub fn items(&self) -> Option<&StepItems> {
+        self.items.as_ref()
     }
 
     /// Returns its outputs.
@@ -90,22 +154,50 @@ impl StepState {
 
 impl WorkflowState {
     pub(super) fn new(params: Map<String, Value>) -> Self {
-        Self { params, steps: BTreeMap::new(), scope: OnceLock::new(), bytes: OnceLock::new() }
+        Self::of(Some(params), None, BTreeMap::new())
     }
 
-    /// Returns the params.
+    /// The state of a branch over an item.
+    pub(super) fn of_item(value: Value, index: u64) -> Self {
+        Self::of(None, Some(OfItem { index, value }), BTreeMap::new())
+    }
+
+    fn of(
+        params: Option<Map<String, Value>>,
+        item: Option<OfItem>,
+        steps: BTreeMap<String, StepState>,
+    ) -> Self {
+        Self { params, item, steps, outer: None, scope: OnceLock::new(), bytes: OnceLock::new() }
+    }
+
+    /// Has its expressions read what is known where the step stands that opened its branch; the item is called `name`.
+    pub(super) fn attach(&mut self, scope: Scope, name: &str) {
+        self.outer = Some(Outer { scope, name: name.to_owned() });
+        self.scope = OnceLock::new();
+    }
+
+    /// Returns the params; a branch over an item has none.
     pub fn params(&self) -> &Map<String, Value> {
-        &self.params
+        static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        self.params.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Returns the item, of a branch over one.
+    pub fn item(&self) -> Option<&Value> {
+        self.item.as_ref().map(|item| &item.value)
+    }
+
+    /// Has its steps work on another item.
+    pub fn set_item(&mut self, value: Value) {
+        if let Some(item) = &mut self.item {
+            item.value = value;
+            (self.scope, self.bytes) = (OnceLock::new(), OnceLock::new());
+        }
     }
 
     /// Has steps from now on read other params.
     pub fn set_params(&mut self, params: Map<String, Value>) {
-        *self = Self {
-            params,
-            steps: std::mem::take(&mut self.steps),
-            scope: OnceLock::new(),
-            bytes: OnceLock::new(),
-        };
+        *self = Self::of(Some(params), None, std::mem::take(&mut self.steps));
     }
 
     /// Returns what became of a step, if it is finished.
@@ -117,9 +209,25 @@ impl WorkflowState {
         self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Skipped))
     }
 
-    pub(super) fn settle(&mut self, id: &str, settled: StepState) {
+    /// Returns what became of these steps of it, of which one `failed`, as expressions read it of an item.
+    pub(super) fn outcomes<'s>(&self, steps: impl Iterator<Item = &'s str>, failed: Option<&str>) -> Value {
+        let one = |id: &str| {
+            let Some(step) = self.steps.get(id) else {
+                let status = if failed == Some(id) { "failed" } else { "pending" };
+                let value = json!({ "status": status, "exit_code": null, "outputs": {} });
+                return (id.to_owned(), value);
+            };
+            let view = step.view(None);
+            let value =
+                json!({ "status": view.status, "exit_code": view.exit_code, "outputs": step.outputs });
+            (id.to_owned(), value)
+        };
+        Value::Object(steps.map(one).collect())
+    }
+
+    pub(super) fn settle(&mut self, id: &str, settled: StepState, folder: Option<&Path>) {
         if let Some(scope) = self.scope.get_mut() {
-            scope.insert_step(id, &settled.view());
+            scope.insert_step(id, &settled.view(folder));
         }
         if let Some(bytes) = self.bytes.get().map(|bytes| bytes + entry_bytes(id, &settled)) {
             self.bytes = OnceLock::from(bytes);
@@ -181,11 +289,17 @@ pub(super) fn json_bytes(value: &(impl Serialize + ?Sized)) -> usize {
 }
 
 impl WorkflowState {
-    pub(super) fn scope(&self, run: &RunId) -> Scope {
+    /// Returns what its expressions read; `folder` is that of the run.
+    pub(super) fn scope(&self, run: &RunId, folder: Option<&Path>) -> Scope {
         let made = || {
-            let mut scope = Scope::new(run.as_str(), &self.params);
+            let mut scope = match (&self.outer, &self.item) {
+                (Some(Outer { scope, name }), Some(OfItem { index, value })) => {
+                    scope.with_local(name, value).with_local(ITEM_INDEX, &Value::from(*index))
+                }
+                _ => Scope::new(run.as_str(), self.params()),
+            };
             for (id, step) in &self.steps {
-                scope.insert_step(id, &step.view());
+                scope.insert_step(id, &step.view(folder));
             }
             scope
         };
@@ -202,7 +316,7 @@ mod tests {
 
     fn completed(outputs: Value) -> StepState {
         let Value::Object(outputs) = outputs else { panic!("outputs are a map") };
-        StepState::completed(StepOutput { outputs, stdout: None }, Some(0))
+        StepState::completed(StepOutput { outputs, ..StepOutput::default() }, Some(0))
     }
 
     // What happened: outputs that made the state too long ended the run with an error that named neither step nor output,
@@ -214,7 +328,7 @@ mod tests {
         let mut state = WorkflowState::new(Map::new());
         let large = "x".repeat(1 << 20);
         for index in 0..63 {
-            state.settle(&format!("s{index}"), completed(json!({ "text": large })));
+            state.settle(&format!("s{index}"), completed(json!({ "text": large })), None);
         }
 
         let failure = state.refuse_growth("last", &completed(json!({ "small": 1, "text": large })));
@@ -233,8 +347,8 @@ mod tests {
     fn the_size_is_kept_up_to_date() {
         let mut state = WorkflowState::new(Map::new());
         let begin = state.bytes();
-        state.settle("a", completed(json!({ "x": [1, 2] })));
-        state.settle("b", StepState::skipped());
+        state.settle("a", completed(json!({ "x": [1, 2] })), None);
+        state.settle("b", StepState::skipped(), None);
 
         let bytes = state.bytes();
 

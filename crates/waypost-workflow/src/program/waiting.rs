@@ -46,7 +46,7 @@ impl Waiting {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
         let on = match &step.work {
-            Work::Run(_) => return Ok(None),
+            Work::Run(_) | Work::Foreach(_) => return Ok(None),
             Work::Approve(approval) => {
                 let question = mask.mask_str(approval.question.render(&scope)?.trim()).into_owned();
                 On::Answer { question, answer: approval.answer.clone() }
@@ -69,7 +69,7 @@ impl Waiting {
                 let mut told = Told::default();
                 told.notes.extend(self.report(attempt, &outputs, mask));
                 let ending = Ending { outputs: outputs.clone().into_iter().collect(), ..Ending::default() };
-                Performed::Completed { output: StepOutput { outputs, stdout: None }, ending, told }
+                Performed::Completed { output: StepOutput { outputs, ..StepOutput::default() }, ending, told }
             }
             Ok(Came::Refused(answer)) => {
                 let text = format!("it was not approved: `{answer}` was answered");
@@ -100,7 +100,8 @@ impl Waiting {
         let (report, scope) = self.report.as_ref()?;
         let mut scope = scope.clone();
         let status = "completed".to_owned();
-        let view = StepView { status, exit_code: None, stdout: None, outputs: Some(outputs.clone()) };
+        let view =
+            StepView { status, exit_code: None, stdout: None, outputs: Some(outputs.clone()), items: None };
         scope.insert_step(attempt.step.as_str(), &view);
         Some(match report.render(&scope) {
             Ok(text) => Note::Report(mask.mask_str(&text).into_owned()),

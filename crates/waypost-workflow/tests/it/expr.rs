@@ -27,10 +27,12 @@ fn scope() -> Scope {
         exit_code: Some(0),
         stdout: Some("hello\n".into()),
         outputs: Some(map(outputs)),
+        items: None,
     };
     scope.insert_step("fetch", &fetch);
     scope.insert_step("my-step", &StepView { stdout: None, ..fetch });
-    let skipped = StepView { status: "skipped".into(), exit_code: None, stdout: None, outputs: None };
+    let skipped =
+        StepView { status: "skipped".into(), exit_code: None, stdout: None, outputs: None, items: None };
     scope.insert_step("load", &skipped);
     let env = BTreeMap::from([("DB".to_owned(), "data/sales.db".to_owned())]);
     scope.for_step("report", &env)
@@ -316,8 +318,13 @@ fn long_expressions_are_refused() {
 #[test]
 fn the_exit_code_of_a_step_that_has_none_is_null() {
     let mut scope = Scope::new("run-7", &Map::new());
-    let timed_out =
-        StepView { status: "failed".into(), exit_code: None, stdout: None, outputs: Some(Map::new()) };
+    let timed_out = StepView {
+        status: "failed".into(),
+        exit_code: None,
+        stdout: None,
+        outputs: Some(Map::new()),
+        items: None,
+    };
     scope.insert_step("late", &timed_out);
     let holds = |text: &str| Condition::parse(text).unwrap().holds(&scope).unwrap();
 

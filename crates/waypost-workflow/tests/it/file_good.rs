@@ -195,8 +195,13 @@ fn layers_of_env_see_those_before_them() {
 fn rendering_names_the_step() {
     let workflow = workflow("- {id: a, run: x}\n- {id: b, run: 'echo ${{ steps.a.outputs.rows }}'}\n");
     let mut scope = Scope::new("r", &Map::new());
-    let ended =
-        StepView { status: "completed".into(), exit_code: Some(0), stdout: None, outputs: Some(Map::new()) };
+    let ended = StepView {
+        status: "completed".into(),
+        exit_code: Some(0),
+        stdout: None,
+        outputs: Some(Map::new()),
+        items: None,
+    };
     scope.insert_step("a", &ended);
 
     let step = workflow.step("b").unwrap();

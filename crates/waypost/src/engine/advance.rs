@@ -29,6 +29,7 @@ impl<P: Program> Session<'_, P> {
                 self.complete(id, place, (output, ending, told), root);
             }
             Performed::Failed { failure, told } => self.fail(id, place, failure, told),
+            Performed::Opened { items, told } => self.lines.get_mut(id).found.push((place, items, told)),
             Performed::Cut { why } => {
                 // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
                 self.options.stop.stop(StopLevel::Graceful, &why);

@@ -352,7 +352,8 @@ pub(super) async fn go_on<P: Program>(
         out.queue.push_back(Queued { branch, index: opener.index, seq });
         return Ok(None);
     }
-    let state = decode_state(session.program, shape.level(), &base)?;
+    let mut state = decode_state(session.program, shape.level(), &base)?;
+    session.program.attach(above.spot(opener.place), &above.state, &mut state);
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());

@@ -18,7 +18,8 @@ use serde_json::Value;
 use super::carry::CARRIED_ITEMS;
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
-use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Phase, Record};
+use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Record};
+use crate::shape::FailureLimits;
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
@@ -66,6 +67,9 @@ pub(super) struct FanOut {
     pub(super) active: usize,
     /// A sibling failed, and nothing more is started.
     pub(super) stopped: bool,
+    /// Children that ended as failed in this session, and how many of the last had which error.
+    failed_here: u64,
+    alike: (u32, String),
     /// Children may have records from an earlier pass or before a redo.
     pub(super) revisited: bool,
     pub(super) queue: VecDeque<Queued>,
@@ -104,6 +108,8 @@ impl FanOut {
             failed: 0,
             active: 0,
             stopped: false,
+            failed_here: 0,
+            alike: (0, String::new()),
             revisited,
             queue: VecDeque::new(),
             reader: None,
@@ -118,6 +124,35 @@ impl FanOut {
     /// Says whether all children have ended.
     pub(super) fn is_complete(&self) -> bool {
         self.opened == self.total && self.ended == self.total
+    }
+
+    pub(super) fn note_failure(&mut self, error: String) {
+        self.failed_here += 1;
+        let (count, last) = &mut self.alike;
+        *count = if *last == error { *count + 1 } else { 1 };
+        *last = error;
+    }
+
+    pub(super) fn note_success(&mut self) {
+        self.alike.0 = 0;
+    }
+
+    /// Says which limit is passed, if one is.
+    pub(super) fn beyond(&self, limits: &FailureLimits) -> Option<String> {
+        let (failed, total) = (self.failed_here, self.total);
+        let (alike, error) = &self.alike;
+        if let Some(max) = limits.count.filter(|max| failed > *max) {
+            return Some(format!("{failed} of {total} branches failed, and no more than {max} may"));
+        }
+        if let Some(rate) = limits.rate.filter(|rate| failed as f64 > *rate * total as f64) {
+            return Some(format!(
+                "{failed} of {total} branches failed, which is more than the part of {rate} that may"
+            ));
+        }
+        let max = limits.alike.filter(|max| *alike >= *max)?;
+        Some(format!(
+            "{max} branches one after the other failed alike, so that nothing more was started: {error}"
+        ))
     }
 
     pub(super) fn mark_ended_here(&mut self, index: u64) {
@@ -408,10 +443,7 @@ pub struct ChildEnd {
 impl ChildEnd {
     /// Returns why it failed, if it did.
     pub fn failure(&self) -> Option<&Failure> {
-        match &self.record.header().phase {
-            Phase::Failed(failure) => Some(failure),
-            _ => None,
-        }
+        self.record.header().phase.failure()
     }
 }
 

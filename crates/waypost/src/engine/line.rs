@@ -11,11 +11,11 @@ use crate::record::{
 };
 use crate::shape::{Shape, Unfinished};
 
-use super::Spot;
 use super::chain::{Chain, Draft};
 use super::fall::Dying;
-use super::fan::FanOut;
+use super::fan::{FanOut, Item};
 use super::stop::StopHandle;
+use super::{Spot, Told};
 
 /// Names a branch among those that a session has in memory.
 pub(super) type LineId = usize;
@@ -62,6 +62,8 @@ pub(super) struct Line<'a, S> {
     pub(super) alone: Vec<usize>,
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
+    /// What steps have found out that they open, until it is opened.
+    pub(super) found: Vec<(usize, Vec<Item>, Told)>,
     /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
     pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
@@ -108,6 +110,7 @@ impl<'a, S> Line<'a, S> {
             alone: Vec::new(),
             flights: Vec::new(),
             fans: Vec::new(),
+            found: Vec::new(),
             reopens: false,
             cut: Vec::new(),
             cancel: StopHandle::default(),

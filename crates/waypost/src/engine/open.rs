@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::id::BranchPath;
-use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status};
+use crate::record::{
+    Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status, Wait,
+};
 use crate::shape::Shape;
 use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
 
@@ -18,53 +20,89 @@ use super::line::{Line, LineId, Opener};
 use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
-use super::{Program, RunError, Told};
+use super::{Performed, Program, RunError, Told};
 
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: items are frozen, and the step waits for its children.
     pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
         let line = self.lines.get(id);
         let children = children_of(line, place);
-        let mut items = None;
-        let source = if children.named.is_empty() {
-            let opened = self.program.open(line.spot(place), &line.state).and_then(check_items);
-            let list = match opened {
-                Ok(list) => list,
-                Err(failure) => {
-                    self.refuse_to_open(id, place, failure);
-                    return Ok(());
-                }
-            };
-            if let Err(failure) = self.take_room(id, place, &list).await? {
-                self.refuse_to_open(id, place, failure);
-                return Ok(());
-            }
-            let line = self.lines.get(id);
-            let (name, lease) = (self.blob_name(id, place), self.lease().clone());
-            let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
-            items = Some(frozen.clone());
-            let total = list.len() as u64;
-            (Items::Frozen { run: line.chain.run.clone(), at: Arc::new(frozen) }, total)
+        let opened = if children.named.is_empty() {
+            self.program.open(line.spot(place), &line.state).map(Found::Items)
         } else {
-            let named = Items::named_by(&children.named);
-            if let Err(failure) = self.take_room(id, place, &named).await? {
+            Ok(Found::Named(Items::named_by(&children.named)))
+        };
+        match opened {
+            Ok(found) => self.open_as(id, place, found, Told::default()).await,
+            Err(failure) => {
+                self.refuse_to_open(id, place, failure);
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins a fan-out over what the step has found out by its own work.
+    pub(super) async fn open_found(
+        &mut self,
+        id: LineId,
+        place: usize,
+        items: Vec<Item>,
+        told: Told,
+    ) -> Result<(), RunError> {
+        let line = self.lines.get(id);
+        if line.cancel.is_asked() || line.end.is_some() {
+            self.take(id, place, Performed::Stopped { in_progress: true }, None);
+            return Ok(());
+        }
+        self.open_as(id, place, Found::Items(items), told).await
+    }
+
+    async fn open_as(&mut self, id: LineId, place: usize, found: Found, told: Told) -> Result<(), RunError> {
+        let found = match found {
+            Found::Items(list) => check_items(list).map(Found::Items),
+            named @ Found::Named(_) => Ok(named),
+        };
+        let room = match &found {
+            Ok(Found::Items(list)) => self.take_room(id, place, list).await?,
+            Ok(Found::Named(list)) => self.take_room(id, place, list).await?,
+            Err(_) => Ok(()),
+        };
+        let found = match found.and_then(|found| room.map(|()| found)) {
+            Ok(found) => found,
+            Err(failure) => {
                 self.refuse_to_open(id, place, failure);
                 return Ok(());
             }
-            (Items::Named(named), children.named.len() as u64)
         };
-        let (source, total) = source;
+        let (source, total, items) = match found {
+            Found::Items(list) => {
+                let (name, lease) = (self.blob_name(id, place), self.lease().clone());
+                let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
+                let run = self.lines.get(id).chain.run.clone();
+                let source = Items::Frozen { run, at: Arc::new(frozen.clone()) };
+                (source, list.len() as u64, Some(frozen))
+            }
+            Found::Named(list) => {
+                let total = list.len() as u64;
+                (Items::Named(list), total, None)
+            }
+        };
         let line = self.lines.get_mut(id);
         let entry = line.entry_mut(place);
         let at = entry.at.clone();
+        // Its tries to find out what to open are over; those to join begin with the first.
+        (entry.at.attempt, entry.failures) = (0, 0);
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
-        let wait = for_children();
+        let wait = Wait {
+            question: items.as_ref().map(|_| serde_json::json!({ "items": total })),
+            ..for_children()
+        };
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
         entry.fan = Some(Fan { items, total, opened: 0, since: 0 });
         let step = entry.step.clone();
-        line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
+        line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at).told = told;
         let revisited = is_again || line.position.revisited;
         line.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
@@ -73,7 +111,10 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Fails a step that cannot open its branches: none of them is there yet.
     fn refuse_to_open(&mut self, id: LineId, place: usize, failure: Failure) {
-        self.lines.get_mut(id).mark_started(place);
+        let line = self.lines.get_mut(id);
+        if line.entry(place).status != Status::Started {
+            line.mark_started(place);
+        }
         self.fail(id, place, failure, Told::default());
     }
 
@@ -387,8 +428,10 @@ impl<'a, P: Program> Session<'a, P> {
         let around = parent.entry(place).at.iteration.clone();
         let record = self.engine.store.load(&run, &branch, seq).await?;
         let position = position_of(&record)?;
-        let state = decode_state(self.program, shape.level(), &record)?;
-        let mut chain = Chain::child(&self.lines.get(id).chain, branch);
+        let mut state = decode_state(self.program, shape.level(), &record)?;
+        let parent = self.lines.get(id);
+        self.program.attach(parent.spot(place), &parent.state, &mut state);
+        let mut chain = Chain::child(&parent.chain, branch);
         chain.next = seq + 1;
         chain.prev = Some(record.digest());
         let mut child = Line::new(chain, shape, position, state);
@@ -400,6 +443,14 @@ impl<'a, P: Program> Session<'a, P> {
         self.touched.insert(child);
         Ok(())
     }
+}
+
+/// What is to be opened.
+enum Found {
+    /// A branch for each of these, which are kept.
+    Items(Vec<Item>),
+    /// What the shape names.
+    Named(Arc<[Item]>),
 }
 
 /// What there is of a child before it is opened.

@@ -61,7 +61,7 @@ pub trait Program: Send + Sync {
     fn admit(&self, spot: Spot<'_>, state: &Self::State) -> Result<Admission, Failure>;
 
     /// Names the children that a step opens, in order, with what each is about. Asked once; the answer is frozen.
-    /// Not asked where the shape names them.
+    /// Not asked where the shape names them, or the step finds them out by its work.
     ///
     /// # Errors
     /// A failure of the step.
@@ -72,6 +72,10 @@ pub trait Program: Send + Sync {
     /// # Errors
     /// A failure of the step that opens it.
     fn child(&self, spot: Spot<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
+
+    /// Gives the state of a child that was read back what it has from that of the branch that opened it, and does not keep
+    /// itself.
+    fn attach(&self, spot: Spot<'_>, state: &Self::State, child: &mut Self::State);
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
@@ -217,6 +221,13 @@ pub enum Performed<O> {
     Stopped {
         /// Something had run: it counts as cut. Otherwise it is as if it had not been started.
         in_progress: bool,
+    },
+    /// It found out what branches it opens, [`Children::by_work`](crate::shape::Children::by_work), and ends when they have.
+    Opened {
+        /// What they are about; each key once.
+        items: Vec<Item>,
+        /// What it said.
+        told: Told,
     },
     /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
     Cut {

@@ -32,6 +32,10 @@ impl<'a, P: Program> Session<'a, P> {
             if self.lines.find(id).is_none() {
                 continue;
             }
+            // What was found is written down also when nothing is started any more.
+            for (place, items, told) in std::mem::take(&mut self.lines.get_mut(id).found) {
+                self.open_found(id, place, items, told).await?;
+            }
             if !self.is_stopping() {
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
@@ -97,7 +101,7 @@ impl<'a, P: Program> Session<'a, P> {
         let program = self.program;
         let line = self.lines.get(id);
         let step = &line.shape.steps()[place];
-        let opens = step.children.is_some() && line.entry(place).fan.is_none();
+        let opens = step.children.as_ref().is_some_and(|c| !c.by_work) && line.entry(place).fan.is_none();
         // What was admitted before is not asked again: it has waited, or was tried.
         let asked = line.entry(place).at.attempt > 0 || line.entry(place).fan.is_some();
         let admitted = if asked { Ok(Admission::Run) } else { program.admit(line.spot(place), &line.state) };
@@ -262,15 +266,37 @@ impl<'a, P: Program> Session<'a, P> {
         line.is_counted_out = true;
         let had_room = std::mem::take(&mut line.has_room);
         let dead = line.end_with_last_draft(end);
+        let error = line
+            .drafts
+            .last()
+            .and_then(|draft| draft.phase.failure())
+            .map(|failure| failure.error.join(": "));
         let opener = line.opener.expect("a child has an opener");
         let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
         fan.active -= usize::from(had_room);
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
         fan.failed += dead;
+        if end == End::Failed {
+            fan.note_failure(error.unwrap_or_default());
+        } else if end == End::Completed {
+            fan.note_success();
+        }
         // Whether it is joined again is another question, where its opener has gone back for its sake.
         self.is_pausing |= self.lines.get(opener.line).position.ahead.is_some();
         self.touched.insert(opener.line);
+        self.stop_at_limit(opener.line, opener.place);
+    }
+
+    /// Fails a step of whose children too many have failed.
+    fn stop_at_limit(&mut self, id: LineId, place: usize) {
+        let line = self.lines.get(id);
+        let limits = children_of(line, place).limits;
+        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        let Some(why) = fan.beyond(&limits).filter(|_| !fan.stopped) else { return };
+        self.lines.get_mut(id).fan_mut(place).stopped = true;
+        self.cancel_below(id, None, "too many of its siblings failed");
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::Told::default());
     }
 
     /// A child that only waits makes room for its siblings.

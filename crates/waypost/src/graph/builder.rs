@@ -21,7 +21,7 @@ use crate::engine::Item;
 use crate::id::{Digest, StepId};
 use crate::record::Pack;
 use crate::schema::Migrations;
-use crate::shape::{Children, OnChildFailure, Retry, Shape, Step};
+use crate::shape::{Children, FailureLimits, OnChildFailure, Retry, Shape, Step};
 
 /// How many children of one fan-out are at work at once where nothing else is said: what one machine does well with
 /// requests over a network.
@@ -507,6 +507,15 @@ impl<S: State> Assembly<S> {
             let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
             prints.extend(ways_out);
             let (parallel_max, on_failure) = (draft.parallel_max, draft.on_failure);
+            let opened = |name, shape, named| Children {
+                name,
+                shape,
+                named,
+                parallel_max,
+                on_failure,
+                by_work: false,
+                limits: FailureLimits::default(),
+            };
             let opens = match draft.fan {
                 None => None,
                 Some(Fan::Fork { after, starts }) => {
@@ -517,7 +526,7 @@ impl<S: State> Assembly<S> {
                     prints.extend(prints_of(&shape));
                     prints.extend(print_of_starts(&shape, &starts));
                     let (name, shape) = (name_of_fork(&self.namesakes, id, &after), Box::new(shape));
-                    step.children = Some(Children { name, shape, named, parallel_max, on_failure });
+                    step.children = Some(opened(name, shape, named));
                     let child: ChildFn<S> = Arc::new(|state: &S, _| Ok(Box::new(state.clone()) as Held));
                     Some(Opens { items: None, child })
                 }
@@ -527,7 +536,7 @@ impl<S: State> Assembly<S> {
                     self.levels.extend(levels.into_iter().map(Some));
                     prints.extend(prints_of(&shape));
                     let (name, shape) = (id.clone(), Box::new(shape));
-                    step.children = Some(Children { name, shape, named, parallel_max, on_failure });
+                    step.children = Some(opened(name, shape, named));
                     Some(opens)
                 }
             };

@@ -264,6 +264,14 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Returns the failure, if it is one.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+
     /// Returns the word for the phase used in JSON and on screens.
     pub fn name(&self) -> &'static str {
         match self {

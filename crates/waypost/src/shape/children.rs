@@ -18,6 +18,22 @@ pub struct Children {
     pub parallel_max: usize,
     /// What the failure of one means for the others.
     pub on_failure: OnChildFailure,
+    /// The step finds out by its own work what they are about: it runs to say so, and again when all of them have ended.
+    pub by_work: bool,
+    /// How many failures are too many, where they are collected.
+    pub limits: FailureLimits,
+}
+
+/// How many failed branches are so many that the step which opened them fails. Counted from when a session began: who
+/// resumes has looked at them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct FailureLimits {
+    /// One more than so many.
+    pub count: Option<u64>,
+    /// More than this part of all, between 0 and 1.
+    pub rate: Option<f64>,
+    /// So many one after the other with the same error: the rest would hardly fare better.
+    pub alike: Option<u32>,
 }
 
 impl Children {

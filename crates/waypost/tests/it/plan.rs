@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use waypost::plan::{Effective, Verdicts, checks, plan};
 use waypost::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
-use waypost::shape::{Children, OnChildFailure, Shape, Step};
+use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
 use waypost::{BranchPath, Digest, StepId};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
@@ -65,6 +65,8 @@ fn shape_of(text: &str) -> Shape {
             named: Vec::new(),
             parallel_max: 1,
             on_failure: OnChildFailure::Stop,
+            by_work: false,
+            limits: FailureLimits::default(),
         });
         steps.push(step);
     }

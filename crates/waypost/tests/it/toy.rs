@@ -172,6 +172,8 @@ impl Program for Toy {
         unreachable!("no step of the toy has children")
     }
 
+    fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
+
     fn admit(&self, spot: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
         match self.does.get(&(spot.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),

@@ -1,0 +1,162 @@
+//! A list of steps: that of the workflow, or one within a step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::checker::Checker;
+use super::fingerprint::fingerprint;
+use super::graph::{self, Order};
+use super::node::{Kind, Node};
+use super::settings::Variable;
+use super::step::{self, Defaults, Draft};
+use super::work::Work;
+use super::workflow::{Body, Mode, Step};
+use crate::expr::Template;
+
+/// Steps of one list; more are a `foreach`, or a workflow made by a program that should be several.
+const STEPS_MAX: usize = 10_000;
+
+/// Steps as they stand in the file.
+#[derive(Debug)]
+pub(super) struct BodyDraft<'n> {
+    pub(super) drafts: Vec<Draft<'n>>,
+    pub(super) index: HashMap<String, usize>,
+    /// None if there is a circle, which was reported.
+    pub(super) order: Option<Order>,
+}
+
+/// The nodes of a list of steps that is not empty.
+pub(super) fn nodes<'n>(
+    checker: &mut Checker<'_>,
+    steps: &'n Node,
+    what: &str,
+    help: &str,
+) -> Option<&'n [Node]> {
+    match &steps.kind {
+        Kind::List(items) if items.is_empty() => checker.wrong(steps, format!("{what} has no steps"), help),
+        Kind::List(items) if items.len() > STEPS_MAX => {
+            let message = format!("{what} has {} steps, at most {STEPS_MAX} are allowed", items.len());
+            checker.wrong(steps, message, "split it");
+        }
+        Kind::List(items) => return Some(items),
+        _ => checker.mismatch(steps, "steps", "a list", "begin every step with `- `"),
+    }
+    None
+}
+
+/// Reads steps; those without an id are called after `stem` and their place.
+pub(super) fn body<'n>(
+    checker: &mut Checker<'_>,
+    nodes: &'n [Node],
+    stem: &str,
+    defaults: &Defaults,
+) -> BodyDraft<'n> {
+    let drafts: Vec<Draft<'_>> = nodes
+        .iter()
+        .enumerate()
+        .filter_map(|(position, node)| step::step(checker, node, (stem, position + 1), defaults))
+        .collect();
+    let index = graph::index(checker, &drafts);
+    let order = graph::order(checker, &drafts, &index);
+    BodyDraft { drafts, index, order }
+}
+
+impl<'n> BodyDraft<'n> {
+    /// All steps, also those within others, with the list that each stands in.
+    pub(super) fn all<'a>(&'a self) -> Vec<(&'a Self, &'a Draft<'n>)> {
+        let mut found = Vec::new();
+        for draft in &self.drafts {
+            found.push((self, draft));
+            found.extend(draft.each.iter().flat_map(|each| each.body.all()));
+        }
+        found
+    }
+
+    /// Reports steps of different lists that have one id.
+    pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>) {
+        let mut known: HashMap<&str, (&Self, &Draft<'_>)> = HashMap::new();
+        for (list, draft) in self.all() {
+            let Some((home, first)) = known.get(draft.id.as_str()) else {
+                known.insert(&draft.id, (list, draft));
+                continue;
+            };
+            // Doubles of one list were reported when that was read.
+            if !std::ptr::eq(*home, list) {
+                let message = format!("two steps have the id `{}`", draft.id);
+                let problem = checker.source.problem(&draft.id_node.span, message);
+                let problem = problem.related(checker.source, &first.id_node.span, "first here");
+                checker.problems.push(problem.help("an id is for one step of the whole file: rename one"));
+            }
+        }
+    }
+
+    /// The steps checked; called only when nothing is wrong.
+    ///
+    /// `shared` is the `env` of the workflow and of `defaults`, `kept` names the steps whose standard output is read.
+    pub(super) fn assemble(
+        self,
+        checker: &Checker<'_>,
+        shared: &[Vec<(String, Template)>; 2],
+        kept: &std::collections::HashSet<String>,
+    ) -> Body {
+        let mode = self.order.map_or(Mode::Sequence, |order| order.mode);
+        let steps = self.drafts.into_iter().enumerate();
+        let steps = steps.map(|(index, draft)| assemble_one(checker, draft, index, shared, kept)).collect();
+        Body { mode, steps, index: self.index }
+    }
+}
+
+fn assemble_one(
+    checker: &Checker<'_>,
+    mut draft: Draft<'_>,
+    index: usize,
+    shared: &[Vec<(String, Template)>; 2],
+    kept: &std::collections::HashSet<String>,
+) -> Step {
+    let [env, defaults_env] = shared;
+    if let Some(each) = draft.each.take() {
+        let mut foreach = each.foreach;
+        foreach.body = each.body.assemble(checker, shared, kept);
+        draft.work = Some((Work::Foreach(Box::new(foreach)), each.items_node));
+    }
+    let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
+    Step {
+        fingerprint: fingerprint(&draft, &[env, defaults_env]),
+        index,
+        line: checker.source.position(draft.node.span.start).0,
+        keeps_stdout: kept.contains(&draft.id),
+        work: draft.work.expect("a step without anything to do was reported").0,
+        needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
+        condition: draft.condition.map(|(condition, _)| condition),
+        dir: draft.dir.map(|(dir, _)| dir),
+        outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),
+        stdin: draft.stdin.map(|(stdin, _)| stdin),
+        report: draft.report.map(|(report, _)| report),
+        id: draft.id,
+        name: draft.name,
+        shell: draft.shell,
+        timeout: draft.timeout,
+        retry: draft.retry,
+        capture: draft.capture,
+        continue_on_error: draft.tolerance,
+        idempotent: draft.idempotent,
+        grace: draft.grace,
+        env: Arc::new(layers),
+    }
+}
+
+pub(super) fn plain(variables: &[Variable<'_>]) -> Vec<(String, Template)> {
+    variables.iter().map(|(name, template, _)| (name.clone(), template.clone())).collect()
+}
+
+/// Says whether a text in it holds `${{`.
+pub(super) fn holds_expression(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${{"),
+        Value::Array(items) => items.iter().any(holds_expression),
+        Value::Object(map) => map.iter().any(|(key, item)| key.contains("${{") || holds_expression(item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}

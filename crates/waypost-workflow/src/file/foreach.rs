@@ -1,0 +1,327 @@
+//! `foreach`: what a step works on, item by item, and with which steps.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::body::{self, BodyDraft};
+use super::checker::Checker;
+use super::fields::{Fields, KeySet};
+use super::node::{Kind, Node};
+use super::step::{self, Defaults};
+use super::workflow::Body;
+use crate::expr::{Condition, Formula, Template};
+use crate::output::JsonPath;
+
+/// The name of the item where `as` gives none.
+const ITEM: &str = "item";
+/// The place of the item among those that are worked on, from 0.
+pub(crate) const ITEM_INDEX: &str = "item_index";
+/// Items at work at once; every one may be a process.
+const PARALLEL_MAX: u64 = 1_000;
+/// Items of one `foreach`: their keys are in memory at once while they are opened.
+pub const ITEMS_MAX: u64 = 10_000_000;
+
+static FOREACH: KeySet = KeySet {
+    what: "`foreach`",
+    keys: &[
+        "items",
+        "as",
+        "key",
+        "filter",
+        "sort_by",
+        "distinct",
+        "offset",
+        "max_items",
+        "max_parallel",
+        "on_item_failure",
+        "max_failures",
+        "failure_rate",
+        "circuit_breaker",
+        "steps",
+    ],
+    later: &[],
+    elsewhere: &[
+        ("needs", "the step, beside `foreach`"),
+        ("if", "the step, beside `foreach`; to leave out items there is `filter`"),
+        ("id", "the step, beside `foreach`"),
+        ("run", "a step below `steps`"),
+        ("retry", "a step below `steps`"),
+        ("timeout", "a step below `steps`"),
+        ("env", "a step below `steps`"),
+    ],
+};
+
+static ITEMS: KeySet = KeySet { what: "`items`", keys: &["run", "file", "json"], later: &[], elsewhere: &[] };
+
+/// What a step works on, item by item.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Foreach {
+    /// Where the items come from.
+    pub items: ItemSource,
+    /// The name under which expressions read the item.
+    pub name: String,
+    /// What names each item among the others.
+    pub key: Option<Template>,
+    /// Which items are worked on.
+    pub filter: Option<Condition>,
+    /// By what they are put in order, from small to large.
+    pub sort_by: Option<Formula>,
+    /// Of items with the same value of this, only the first is worked on.
+    pub distinct: Option<Distinct>,
+    /// How many of them are passed over, from the first.
+    pub offset: u64,
+    /// How many are worked on at most.
+    pub items_max: Option<u64>,
+    /// How many are at work at once.
+    pub max_parallel: Option<usize>,
+    /// What the failure of one means.
+    pub on_failure: OnItemFailure,
+    /// How many may fail.
+    pub max_failures: Option<u64>,
+    /// Which part of all may fail.
+    pub failure_rate: Option<f64>,
+    /// How many may fail alike, one after the other.
+    pub circuit_breaker: Option<u32>,
+    /// What is done with each.
+    pub body: Body,
+}
+
+/// Where items come from.
+#[derive(Debug, Clone)]
+pub enum ItemSource {
+    /// They stand in the file.
+    Listed(Arc<Vec<Value>>),
+    /// The list that this text is.
+    Expression(Template),
+    /// What this command prints: a line each, or a place in JSON.
+    Command(Template, Option<JsonPath>),
+    /// What is in this file: a line each, or a place in JSON.
+    File(Template, Option<JsonPath>),
+}
+
+/// Which items are the same.
+#[derive(Debug, Clone)]
+pub enum Distinct {
+    /// Those that are equal.
+    Whole,
+    /// Those for which this is equal.
+    By(Formula),
+}
+
+/// What the failure of an item means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnItemFailure {
+    /// The others go on; it can be looked at and tried again later.
+    DeadLetter,
+    /// The run fails; a resume takes it up again.
+    Stop,
+    /// The others go on, and it is left at that.
+    Skip,
+}
+
+/// A `foreach` as it stands in the file; its steps are not yet checked against the others.
+#[derive(Debug)]
+pub(super) struct EachDraft<'n> {
+    pub(super) foreach: Foreach,
+    pub(super) items_node: &'n Node,
+    pub(super) key_node: Option<&'n Node>,
+    pub(super) filter_node: Option<&'n Node>,
+    pub(super) sort_node: Option<&'n Node>,
+    pub(super) distinct_node: Option<&'n Node>,
+    pub(super) body: BodyDraft<'n>,
+}
+
+/// Reads the `foreach` of the step `id`.
+pub(super) fn foreach<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    id: &str,
+    defaults: &Defaults,
+) -> Option<EachDraft<'n>> {
+    let fields = Fields::of(checker, node, &FOREACH)?;
+    let items = match fields.get("items") {
+        Some(node) => items(checker, node).map(|source| (source, node)),
+        None => {
+            if !fields.has_any(&["items"]) {
+                checker.wrong(
+                    node,
+                    "`foreach` has no `items`",
+                    "write `items: [a, b]`, `items: ${{ … }}` or `items: { run: \"ls *.txt\" }`",
+                );
+            }
+            None
+        }
+    };
+    let name = fields.get("as").map_or(Some(ITEM.to_owned()), |node| name(checker, node));
+    let locals = [name.clone().unwrap_or_else(|| ITEM.to_owned()), ITEM_INDEX.to_owned()];
+    checker.locals.extend(locals);
+    let key = fields.get("key").and_then(|node| checker.template(node, "key").map(|key| (key, node)));
+    if let Some((key, node)) = &key
+        && key.is_plain()
+    {
+        let help = "write what tells one from the other: `key: ${{ item }}`";
+        checker.wrong(node, "the `key` of all items would be the same", help);
+    }
+    let filter = fields.get("filter").and_then(|node| Some((checker.condition(node, "filter")?, node)));
+    let sort_by = fields.get("sort_by").and_then(|node| Some((checker.formula(node, "sort_by")?, node)));
+    let distinct = fields.get("distinct").and_then(|node| match node.kind {
+        Kind::Bool(truth) => truth.then_some((Distinct::Whole, node)),
+        _ => Some((Distinct::By(checker.formula(node, "distinct")?), node)),
+    });
+    let body = steps(checker, node, &fields, id, defaults);
+    let outer = checker.locals.len() - 2;
+    checker.locals.truncate(outer);
+    let count = |checker: &mut Checker<'_>, key: &str, range| {
+        fields.get(key).and_then(|node| checker.integer(node, key, range))
+    };
+    let on_failure = match fields.get("on_item_failure") {
+        None => OnItemFailure::DeadLetter,
+        Some(node) => match checker.word(node, "on_item_failure", &["dead_letter", "stop", "skip"]) {
+            Some("stop") => OnItemFailure::Stop,
+            Some("skip") => OnItemFailure::Skip,
+            _ => OnItemFailure::DeadLetter,
+        },
+    };
+    if on_failure == OnItemFailure::Stop {
+        for key in ["max_failures", "failure_rate", "circuit_breaker"] {
+            if let Some(node) = fields.get(key) {
+                let message = format!("`{key}` means nothing where the first failure stops the run");
+                checker.wrong(node, message, "remove it, or `on_item_failure: stop`");
+            }
+        }
+    }
+    let (items, items_node) = items?;
+    let foreach = Foreach {
+        items,
+        name: name?,
+        offset: count(checker, "offset", 0..=ITEMS_MAX).unwrap_or(0),
+        items_max: count(checker, "max_items", 1..=ITEMS_MAX),
+        max_parallel: count(checker, "max_parallel", 1..=PARALLEL_MAX)
+            .and_then(|count| usize::try_from(count).ok()),
+        on_failure,
+        max_failures: count(checker, "max_failures", 0..=ITEMS_MAX),
+        failure_rate: fields.get("failure_rate").and_then(|node| rate(checker, node)),
+        circuit_breaker: count(checker, "circuit_breaker", 1..=1_000_000)
+            .and_then(|count| u32::try_from(count).ok()),
+        key: key.as_ref().map(|(key, _)| key.clone()),
+        filter: filter.as_ref().map(|(filter, _)| filter.clone()),
+        sort_by: sort_by.as_ref().map(|(sort_by, _)| sort_by.clone()),
+        distinct: distinct.as_ref().map(|(distinct, _)| distinct.clone()),
+        body: Body::default(),
+    };
+    Some(EachDraft {
+        foreach,
+        items_node,
+        key_node: key.map(|(_, node)| node),
+        filter_node: filter.map(|(_, node)| node),
+        sort_node: sort_by.map(|(_, node)| node),
+        distinct_node: distinct.map(|(_, node)| node),
+        body: body?,
+    })
+}
+
+fn steps<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    fields: &Fields<'n>,
+    id: &str,
+    defaults: &Defaults,
+) -> Option<BodyDraft<'n>> {
+    let help = "write `steps:` and below it `- run: a command`";
+    let Some(steps) = fields.get("steps") else {
+        if !fields.has_any(&["steps"]) {
+            checker.wrong(node, "`foreach` has no `steps`", help);
+        }
+        return None;
+    };
+    let nodes = body::nodes(checker, steps, "`foreach`", help)?;
+    Some(body::body(checker, nodes, id, defaults))
+}
+
+/// The name of the item.
+fn name(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
+    let name = checker.text(node, "as")?;
+    if !step::is_step_id(&name) || name.contains('-') {
+        let message = format!("`{}` cannot be the name of an item", crate::expr::shown(&name));
+        checker.wrong(node, message, "begin with a letter or `_`, go on with letters, digits or `_`");
+        return None;
+    }
+    if crate::expr::is_taken(&name) || name == ITEM_INDEX || checker.locals.contains(&name) {
+        let message = format!("`{name}` means something else already where this `foreach` stands");
+        checker.wrong(node, message, "choose another name");
+        return None;
+    }
+    Some(name)
+}
+
+fn rate(checker: &mut Checker<'_>, node: &Node) -> Option<f64> {
+    let rate = match &node.kind {
+        Kind::Number(number) => number.as_f64().filter(|rate| (0.0..=1.0).contains(rate)),
+        _ => None,
+    };
+    if rate.is_none() {
+        checker.mismatch(
+            node,
+            "failure_rate",
+            "a number from 0 to 1",
+            "write `failure_rate: 0.2` for a fifth",
+        );
+    }
+    rate
+}
+
+fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
+    match &node.kind {
+        Kind::List(_) => {
+            let Value::Array(items) = node.to_json() else { return None };
+            if items.iter().any(body::holds_expression) {
+                let help = "a list is taken as it is: write one expression that gives a list";
+                checker.wrong(node, "a list of items cannot hold expressions", help);
+                return None;
+            }
+            Some(ItemSource::Listed(Arc::new(items)))
+        }
+        Kind::Text(_) => {
+            let template = checker.template(node, "items")?;
+            if template.is_plain() {
+                let help =
+                    "write `items: [a, b]`, `items: ${{ params.names }}` or `items: { run: \"ls *.txt\" }`";
+                checker.mismatch(node, "items", "a list, or an expression that gives one", help);
+                return None;
+            }
+            Some(ItemSource::Expression(template))
+        }
+        Kind::Map(_) => {
+            let fields = Fields::of(checker, node, &ITEMS)?;
+            let json = fields.get("json").and_then(|node| step::json_path(checker, node));
+            match (fields.get("run"), fields.get("file")) {
+                (Some(run), None) => Some(ItemSource::Command(checker.template(run, "run")?, json)),
+                (None, Some(file)) => Some(ItemSource::File(checker.template(file, "file")?, json)),
+                _ => {
+                    checker.wrong(
+                        node,
+                        "`items` come from a command or from a file",
+                        "write `{ run: \"ls *.txt\" }` or `{ file: items.json, json: $.items[*] }`",
+                    );
+                    None
+                }
+            }
+        }
+        _ => {
+            checker.mismatch(node, "items", "a list", "write `items: [a, b]`");
+            None
+        }
+    }
+}
+
+impl ItemSource {
+    /// The text in it that may hold expressions.
+    pub(super) fn template(&self) -> Option<&Template> {
+        match self {
+            Self::Listed(_) => None,
+            Self::Expression(text) | Self::Command(text, _) | Self::File(text, _) => Some(text),
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! `foreach`: which items a step works on, and what became of them.
+//!
+//! ```text
+//!   source: list, command, file --> filter --> sort_by --> distinct --> offset, max_items --> keys --> branches
+//! ```
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use waypost::engine::{Attempt, ChildEnd, Item, Joined, Performed, Told};
+use waypost::record::{End, Ending, Failure, FailureKind};
+use waypost::{BranchPath, StepId};
+
+use crate::expr::{ExprError, Scope};
+use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, Step};
+use crate::mask::Mask;
+use crate::output::{JsonPath, PathError};
+
+use super::attempt::Command;
+use super::handover::read_items_file;
+use super::state::{StepItems, StepOutput, WorkflowState};
+use super::{Surroundings, WorkflowProgram, contains_secret, expression, failure};
+
+/// Most that a command may print, or a file hold, for items to be made of: all of it is in memory at once.
+pub(super) const ITEMS_BYTES_MAX: usize = 256 << 20;
+/// Most items whose outcomes stand in the state, and their size as JSON; of more they stand in a file.
+const INLINE_MAX: (u64, usize) = (1_000, 1 << 20);
+
+/// The items of a step about to be found.
+#[derive(Debug)]
+pub(super) struct Listing {
+    source: Source,
+    select: Select,
+}
+
+#[derive(Debug)]
+enum Source {
+    Values(Arc<Vec<Value>>),
+    Command(Box<Command>, Option<JsonPath>),
+    File(PathBuf, Option<JsonPath>),
+}
+
+/// Which of them are worked on.
+#[derive(Debug, Clone)]
+struct Select {
+    step: String,
+    foreach: Arc<Foreach>,
+    scope: Scope,
+}
+
+impl Listing {
+    pub(super) fn render(
+        step: &Step,
+        foreach: &Arc<Foreach>,
+        scope: &Scope,
+        around: &Surroundings,
+    ) -> Result<Self, Failure> {
+        let env = step.resolve_shared_env(scope).map_err(expression)?;
+        let shared = scope.for_step(&step.id, &env);
+        let select = Select { step: step.id.clone(), foreach: Arc::clone(foreach), scope: shared };
+        let source = match &foreach.items {
+            ItemSource::Listed(items) => Source::Values(Arc::clone(items)),
+            ItemSource::Expression(text) => match text.evaluate(&select.scope).map_err(expression)? {
+                Value::Array(items) => Source::Values(Arc::new(items)),
+                other => {
+                    let found = crate::expr::described(&other);
+                    return Err(wrong(format!("`items` must be a list, and `{}` is {found}", text.as_str())));
+                }
+            },
+            ItemSource::Command(command, json) => {
+                let command = Command::render(step, command, scope, around).map_err(expression)?;
+                Source::Command(Box::new(command.for_items(ITEMS_BYTES_MAX)), json.clone())
+            }
+            ItemSource::File(file, json) => {
+                let file = file.render(&select.scope).map_err(expression)?;
+                Source::File(around.base.join(file), json.clone())
+            }
+        };
+        Ok(Self { source, select })
+    }
+}
+
+impl WorkflowProgram {
+    /// Finds the items of a step.
+    pub(super) async fn list(&self, listing: Listing, attempt: Attempt) -> Performed<StepOutput> {
+        let Listing { source, select } = listing;
+        let (found, told) = match source {
+            Source::Values(values) => (Found::Values(values), Told::default()),
+            Source::File(file, json) => (Found::File(file, json), Told::default()),
+            Source::Command(command, json) => match self.run(*command, attempt).await {
+                Performed::Completed { output, told, .. } => {
+                    (Found::Text(output.stdout.unwrap_or_default(), json), told)
+                }
+                other => return other,
+            },
+        };
+        let mask = self.mask().clone();
+        // There may be a million, and each of several expressions is worked out for each.
+        let items = tokio::task::spawn_blocking(move || {
+            let values = found.values(&mask)?;
+            select.items(values, &mask)
+        });
+        match items.await.unwrap_or_else(|error| Err(failure(FailureKind::Error, error))) {
+            Ok(items) => Performed::Opened { items, told },
+            Err(mut failure) => {
+                for text in &mut failure.error {
+                    *text = self.mask().mask_str(text).into_owned();
+                }
+                Performed::Failed { failure, told }
+            }
+        }
+    }
+}
+
+/// What items are made of.
+enum Found {
+    Values(Arc<Vec<Value>>),
+    Text(String, Option<JsonPath>),
+    File(PathBuf, Option<JsonPath>),
+}
+
+impl Found {
+    fn values(self, mask: &Mask) -> Result<Vec<Value>, Failure> {
+        match self {
+            Self::Values(values) => Ok(Arc::unwrap_or_clone(values)),
+            Self::Text(text, json) => values_of(text.as_bytes(), json.as_ref(), "what the command printed"),
+            Self::File(file, json) => {
+                let place = file.display().to_string();
+                let bytes = read_items_file(&file, ITEMS_BYTES_MAX as u64).map_err(|error| {
+                    Failure::new(
+                        FailureKind::Error,
+                        vec![format!("cannot read items from {place}"), error.to_string()],
+                    )
+                })?;
+                if mask.contains(&bytes) {
+                    return Err(wrong(format!("{place} contains a secret, and items are recorded")));
+                }
+                values_of(&bytes, json.as_ref(), &place)
+            }
+        }
+    }
+}
+
+/// Makes values of a text: one a line, empty lines left out, or what stands at a place in JSON.
+fn values_of(bytes: &[u8], json: Option<&JsonPath>, what: &str) -> Result<Vec<Value>, Failure> {
+    let Some(path) = json else {
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            wrong(format!("{what} is not valid UTF-8 after byte {}", error.valid_up_to()))
+        })?;
+        return Ok(text.lines().filter(|line| !line.trim().is_empty()).map(Value::from).collect());
+    };
+    let unfit = |error: PathError| {
+        let mut failure = failure(FailureKind::Error, error);
+        failure.error.insert(0, format!("cannot take items from {what}"));
+        failure
+    };
+    match path.find_in(bytes).map_err(unfit)? {
+        Value::Array(values) => Ok(values),
+        other => {
+            let found = crate::expr::described(&other);
+            Err(wrong(format!(
+                "`{path}` in {what} is {found}, and items are a list; for the members of a list write `{path}[*]`"
+            )))
+        }
+    }
+}
+
+impl Select {
+    /// Chooses, orders and names the items.
+    fn items(&self, values: Vec<Value>, mask: &Mask) -> Result<Vec<Item>, Failure> {
+        let Foreach { filter, sort_by, distinct, offset, items_max, .. } = &*self.foreach;
+        let mut kept = Vec::with_capacity(values.len());
+        for (index, value) in values.into_iter().enumerate() {
+            let keeps = filter.as_ref().map_or(Ok(true), |filter| filter.holds(&self.of(&value, index)));
+            if keeps.map_err(|error| self.at(error, &value, index))? {
+                kept.push((index, value));
+            }
+        }
+        if let Some(by) = sort_by {
+            let key = |(index, value): &(usize, Value)| {
+                by.evaluate(&self.of(value, *index)).map_err(|error| self.at(error, value, *index))
+            };
+            let mut keyed = Vec::with_capacity(kept.len());
+            for item in kept {
+                keyed.push((key(&item)?, item));
+            }
+            let mut unlike = None;
+            keyed.sort_by(|(one, _), (other, _)| {
+                compared(one, other).unwrap_or_else(|| {
+                    unlike.get_or_insert_with(|| (one.clone(), other.clone()));
+                    Ordering::Equal
+                })
+            });
+            if let Some((one, other)) = unlike {
+                let (one, other) = (crate::expr::described(&one), crate::expr::described(&other));
+                return Err(wrong(format!(
+                    "items cannot be put in order by `{}`: of one it is {one}, of another {other}",
+                    by.as_str()
+                )));
+            }
+            kept = keyed.into_iter().map(|(_, item)| item).collect();
+        }
+        if let Some(distinct) = distinct {
+            let mut seen = HashSet::new();
+            let mut first = Vec::with_capacity(kept.len());
+            for (index, value) in kept {
+                let by = match distinct {
+                    Distinct::Whole => value.to_string(),
+                    Distinct::By(by) => {
+                        let found = by.evaluate(&self.of(&value, index));
+                        found.map_err(|error| self.at(error, &value, index))?.to_string()
+                    }
+                };
+                if seen.insert(by) {
+                    first.push((index, value));
+                }
+            }
+            kept = first;
+        }
+        let offset = usize::try_from(*offset).unwrap_or(usize::MAX);
+        let max = items_max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
+        let chosen = kept.into_iter().skip(offset).take(max);
+        let items: Vec<Item> = chosen
+            .enumerate()
+            .map(|(place, (_, value))| self.item(place, value, mask))
+            .collect::<Result<_, _>>()?;
+        if items.len() as u64 > ITEMS_MAX {
+            let text = format!("there are {} items, at most {ITEMS_MAX} are allowed", items.len());
+            return Err(Failure::new(FailureKind::Limit, vec![text]));
+        }
+        Ok(items)
+    }
+
+    /// Names an item.
+    fn item(&self, place: usize, value: Value, mask: &Mask) -> Result<Item, Failure> {
+        let key = match (&self.foreach.key, &value) {
+            (Some(key), _) => {
+                key.render(&self.of(&value, place)).map_err(|error| self.at(error, &value, place))?
+            }
+            (None, Value::String(text)) => text.clone(),
+            (None, Value::Number(number)) => number.to_string(),
+            (None, _) => place.to_string(),
+        };
+        let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
+        if let Err(error) = BranchPath::main().child(&name, &key) {
+            let help = "give them shorter names with `key`";
+            let text = format!("item {place} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
+            return Err(wrong(text));
+        }
+        if mask.contains(key.as_bytes()) || contains_secret(mask, &value) {
+            return Err(wrong(format!("item {place} contains a secret, which must not be recorded")));
+        }
+        Ok(Item { key, value, index: place as u64, start: None })
+    }
+
+    /// What is known where an item is looked at.
+    fn of(&self, value: &Value, index: usize) -> Scope {
+        self.scope.with_local(&self.foreach.name, value).with_local(ITEM_INDEX, &json!(index))
+    }
+
+    /// Says of which item something cannot be worked out.
+    fn at(&self, error: ExprError, value: &Value, index: usize) -> Failure {
+        let mut failure = expression(error);
+        failure.error.insert(0, format!("item {index}, {}", crate::expr::shown(&value.to_string())));
+        failure
+    }
+}
+
+/// Compares numbers with numbers, texts with texts, and lists of such.
+fn compared(one: &Value, other: &Value) -> Option<Ordering> {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => match (one.as_i64(), other.as_i64()) {
+            (Some(one), Some(other)) => Some(one.cmp(&other)),
+            _ => one.as_f64()?.partial_cmp(&other.as_f64()?),
+        },
+        (Value::String(one), Value::String(other)) => Some(one.cmp(other)),
+        (Value::Bool(one), Value::Bool(other)) => Some(one.cmp(other)),
+        (Value::Null, Value::Null) => Some(Ordering::Equal),
+        (Value::Array(one), Value::Array(other)) => {
+            for (one, other) in one.iter().zip(other) {
+                match compared(one, other)? {
+                    Ordering::Equal => {}
+                    unequal => return Some(unequal),
+                }
+            }
+            Some(one.len().cmp(&other.len()))
+        }
+        _ => None,
+    }
+}
+
+/// What became of the items of a step, about to be counted.
+#[derive(Debug)]
+pub(super) struct Joining {
+    joined: Joined,
+    foreach: Arc<Foreach>,
+    /// Where the outcomes go if they are many.
+    file: Option<PathBuf>,
+}
+
+impl Joining {
+    pub(super) fn new(joined: Joined, foreach: &Arc<Foreach>, file: Option<PathBuf>) -> Self {
+        Self { joined, foreach: Arc::clone(foreach), file }
+    }
+
+    /// Reads what became of each, in their order.
+    pub(super) async fn run(self) -> Performed<StepOutput> {
+        match self.count().await {
+            Ok(items) => {
+                let output = StepOutput { items: Some(items), ..StepOutput::default() };
+                Performed::Completed { output, ending: Ending::default(), told: Told::default() }
+            }
+            Err(failure) => Performed::Failed { failure, told: Told::default() },
+        }
+    }
+
+    async fn count(&self) -> Result<StepItems, Failure> {
+        let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
+        let mut items = StepItems { total: self.joined.total(), ..StepItems::default() };
+        let mut inline = Some((Vec::new(), 0));
+        let mut file: Option<Lines> = None;
+        let mut outcomes = self.joined.outcomes().await.map_err(unread)?;
+        while let Some(end) = outcomes.next().await.map_err(unread)? {
+            match end.end {
+                End::Completed => items.succeeded += 1,
+                End::Failed => items.failed += 1,
+                End::Skipped | End::Cancelled => {}
+            }
+            let outcome = outcome(&self.foreach, &end)?;
+            if let Some((kept, bytes)) = &mut inline {
+                *bytes += super::state::json_bytes(&outcome) + 1;
+                kept.push(outcome.clone());
+                let (count_max, bytes_max) = INLINE_MAX;
+                if kept.len() as u64 > count_max || *bytes > bytes_max {
+                    let Some(path) = &self.file else {
+                        return Err(wrong(format!(
+                            "there are more outcomes than fit into the state, {count_max} or {bytes_max} bytes, and this store has no folder for a file of them"
+                        )));
+                    };
+                    let mut lines = Lines::create(path).map_err(|error| not_written(path, error))?;
+                    for outcome in kept.drain(..) {
+                        lines.push(&outcome).map_err(|error| not_written(path, error))?;
+                    }
+                    (file, inline) = (Some(lines), None);
+                }
+            } else if let Some(lines) = &mut file {
+                lines.push(&outcome).map_err(|error| not_written(&lines.path, error))?;
+            }
+        }
+        items.items = inline.map(|(kept, _)| kept);
+        if let Some(lines) = file {
+            let path = lines.path.clone();
+            lines.finish().map_err(|error| not_written(&path, error))?;
+            items.file = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        }
+        Ok(items)
+    }
+}
+
+/// What later steps read of one item.
+fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
+    let status = match end.end {
+        End::Completed => "completed",
+        End::Failed => "failed",
+        End::Skipped => "skipped",
+        End::Cancelled => "cancelled",
+    };
+    let steps = match end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>) {
+        Some(Ok(state)) => {
+            let steps = foreach.body.steps().iter().map(|step| step.id.as_str());
+            state.outcomes(
+                steps,
+                end.record.header().step.as_ref().map(StepId::as_str).filter(|_| status == "failed"),
+            )
+        }
+        Some(Err(error)) => return Err(failure(FailureKind::Error, error)),
+        None => Value::Object(serde_json::Map::new()),
+    };
+    let mut outcome = json!({
+        "key": end.item.key,
+        "index": end.item.index,
+        "item": end.item.value,
+        "status": status,
+        "steps": steps,
+    });
+    if let Some(failure) = end.failure() {
+        outcome["error"] = json!(failure.error.join(": "));
+    }
+    Ok(outcome)
+}
+
+/// A file with a line of JSON for each outcome, which is there whole or not at all.
+struct Lines {
+    path: PathBuf,
+    new: PathBuf,
+    out: std::io::BufWriter<std::fs::File>,
+}
+
+impl Lines {
+    fn create(path: &Path) -> std::io::Result<Self> {
+        use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+        if let Some(folder) = path.parent() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let new = path.with_extension("new");
+        let file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        Ok(Self { path: path.to_owned(), new, out: std::io::BufWriter::new(file) })
+    }
+
+    fn push(&mut self, outcome: &Value) -> std::io::Result<()> {
+        serde_json::to_writer(&mut self.out, outcome)?;
+        self.out.write_all(b"\n")
+    }
+
+    fn finish(self) -> std::io::Result<()> {
+        let file = self.out.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        std::fs::rename(&self.new, &self.path)?;
+        match self.path.parent() {
+            Some(folder) => std::fs::File::open(folder)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+}
+
+fn not_written(path: &Path, error: std::io::Error) -> Failure {
+    let text = format!("cannot write what became of the items to {}", path.display());
+    Failure::new(FailureKind::Error, vec![text, error.to_string()])
+}
+
+fn wrong(text: String) -> Failure {
+    Failure::new(FailureKind::Error, vec![text])
+}
