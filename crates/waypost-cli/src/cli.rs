@@ -90,6 +90,9 @@ pub(crate) enum Command {
     Fork(ForkArgs),
     /// Show what differs between the states of two checkpoints
     Diff(DiffArgs),
+    /// Look at items that failed for good, and try them again or leave it at that
+    #[command(subcommand)]
+    DeadLetters(DeadLetters),
     /// Answer what a run asks
     Answer(AnswerArgs),
     /// Send a signal to a run, for a step that waits for it
@@ -161,12 +164,64 @@ pub(crate) struct ResumeArgs {
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
+    /// Try items again that failed for good, all of them
+    #[arg(long, conflicts_with_all = ["all", "restart", "from", "treat_as"])]
+    pub(crate) retry_failed: bool,
+    /// Those that are tried again, with another item where one is given
+    #[arg(skip)]
+    pub(crate) retry: Vec<(crate::dead::DeadLetter, Option<serde_json::Value>)>,
     /// Stay so long while nothing is to be done but to wait for a time or a signal; with `--all`, for no run
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
     /// Show what would be done, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadLetters {
+    /// List them
+    List(OneRun),
+    /// Show one: its item, why it failed, and the end of its log
+    Show(OneLetter),
+    /// Work on them again, and do again what comes after
+    Retry(RetryArgs),
+    /// Leave it at their failure: they are not listed any more
+    Drop(DropArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneLetter {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Key of the item
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetryArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Keys of the items [default: all]
+    pub(crate) keys: Vec<String>,
+    /// Work on this, as JSON, in the place of the one item that is named
+    #[arg(long, value_name = "JSON")]
+    pub(crate) item: Option<String>,
+    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Keys of the items
+    #[arg(conflicts_with = "all")]
+    pub(crate) keys: Vec<String>,
+    /// All of them
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 /// What a person says about a step in doubt.

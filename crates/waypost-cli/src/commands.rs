@@ -16,6 +16,7 @@ use crate::reference::{self, Default};
 mod answer;
 mod check;
 mod checkpoints;
+mod dead_letters;
 mod delete;
 mod events;
 mod list;
@@ -127,6 +128,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Verify(args) => verify::verify(context, args).await,
         Command::Delete(args) => delete::delete(context, args).await,
         Command::Prune(args) => prune::prune(context, args).await,
+        Command::DeadLetters(command) => dead_letters::dead_letters(context, command).await,
         Command::Answer(args) => answer::answer(context, args).await,
         Command::Signal(args) => answer::signal(context, args).await,
         Command::Rollback(args) => travel::rollback(context, args).await,

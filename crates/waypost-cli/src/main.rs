@@ -15,6 +15,7 @@ use crate::exit::Exit;
 
 mod cli;
 mod commands;
+mod dead;
 mod definition;
 mod drive;
 mod error;

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use waypost::plan::Decision;
-use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
+use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict, WaitKind};
 use waypost::store::Progress;
 
 /// Version of the documents.
@@ -112,6 +112,8 @@ pub(crate) struct StepView {
     pub(crate) attempts: u32,
     pub(crate) exit_code: Option<i32>,
     pub(crate) outputs: Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) items: Option<ItemsView>,
     pub(crate) evidence: Vec<ClaimView>,
     pub(crate) usage: Option<Usage>,
     pub(crate) started_at: Option<Timestamp>,
@@ -137,6 +139,26 @@ impl StepView {
             StepStatus::Completed | StepStatus::Skipped => true,
             StepStatus::Failed => !self.holds_up,
             _ => false,
+        }
+    }
+}
+
+/// What became of the items of a step, as far as they were counted.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct ItemsView {
+    pub(crate) total: u64,
+    pub(crate) succeeded: Option<u64>,
+    pub(crate) failed: Option<u64>,
+}
+
+impl ItemsView {
+    /// Says it in a few words.
+    pub(crate) fn told(self) -> String {
+        match (self.succeeded, self.failed) {
+            (Some(succeeded), Some(failed)) => {
+                format!("{} items: {succeeded} done, {failed} failed", self.total)
+            }
+            _ => format!("{} items", self.total),
         }
     }
 }
@@ -387,6 +409,36 @@ pub(crate) struct DiffView<'a> {
     pub(crate) differences: Vec<waypost::diff::Difference<'a>>,
 }
 
+/// The answer of `dead-letters list` and `show`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeadLettersView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) items: Vec<DeadLetterView>,
+}
+
+/// An item that failed for good.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeadLetterView {
+    pub(crate) key: String,
+    pub(crate) branch: String,
+    pub(crate) foreach: String,
+    pub(crate) step: Option<String>,
+    pub(crate) index: u64,
+    pub(crate) item: Value,
+    pub(crate) error: Vec<String>,
+    pub(crate) attempts: u32,
+    pub(crate) log: Option<String>,
+}
+
+/// The answer of `dead-letters drop`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DroppedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) dropped: Vec<String>,
+}
+
 /// The answer of `answer`.
 #[derive(Debug, Serialize)]
 pub(crate) struct AnsweredView {
@@ -470,7 +522,9 @@ impl From<&Decision> for DecisionView {
 impl WaitView {
     /// Shows what an entry of a frontier waits for.
     pub(crate) fn of_entry<'a>(branch: &'a str, entry: &'a FrontierEntry) -> impl Iterator<Item = Self> + 'a {
-        entry.waits.iter().map(move |wait| Self {
+        // Of branches of its own, each says what it waits for.
+        let outside = entry.waits.iter().filter(|wait| wait.on != WaitKind::Children);
+        outside.map(move |wait| Self {
             id: wait.id.clone(),
             key: wait.key.clone(),
             branch: branch.to_owned(),

@@ -35,6 +35,7 @@ mod fall;
 mod fan;
 mod fit;
 mod given;
+mod leave;
 mod line;
 mod lines;
 mod open;

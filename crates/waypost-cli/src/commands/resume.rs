@@ -5,20 +5,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::RunId;
 use waypost::engine::{
-    Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot, StopHandle, Then,
-    TreatAs as Treatment,
+    EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot,
+    StopHandle, Then, TreatAs as Treatment,
 };
 use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
+use crate::dead::{self, Again};
 use crate::definition::{Choice, Chosen, choose};
 use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
@@ -46,6 +47,11 @@ pub(crate) async fn resume_in(
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     if args.dry_run {
         return dry_run(context, store.as_ref(), &run, &args).await;
+    }
+    let mut args = args;
+    if args.retry_failed {
+        let letters = super::dead_letters::letters(store.as_ref(), &run).await?;
+        args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
     let prepared = Prepared::of(context, &store, &run, &args).await?;
     let session = Session::begin(context, prepared.timeout)?;
@@ -224,6 +230,8 @@ async fn dry_run(
 struct Going {
     from: Option<ResumeFrom>,
     then: Then,
+    /// Branches that have failed and are worked on again, with another item where one is given.
+    again: Vec<(BranchPath, Option<Value>)>,
 }
 
 /// A run, ready to go on.
@@ -282,10 +290,11 @@ impl Prepared {
         args: &ResumeArgs,
     ) -> Result<Exit, Error> {
         surroundings::refuse_unknown_step(&self.chosen.workflow, args.from.as_deref())?;
-        let from = surroundings::until(args.from.as_deref())?.map(ResumeFrom::Step);
+        let named = surroundings::until(args.from.as_deref())?.map(ResumeFrom::Step);
+        let Again { from, branches } = dead::again(store.as_ref(), &self.run, &args.retry).await?;
         let told = self.told(context, store.as_ref(), args);
-        let (program, options) =
-            self.make(&store, session.stop.clone(), args, Going { from, then: Then::GoOn })?;
+        let going = Going { from: named.or(from), then: Then::GoOn, again: branches };
+        let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store);
         let kept = options.session.clone();
         let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
@@ -302,7 +311,7 @@ impl Prepared {
         from: ResumeFrom,
     ) -> Result<Outcome<WorkflowState>, Error> {
         let run = self.run.clone();
-        let going = Going { from: Some(from), then: Then::Stop };
+        let going = Going { from: Some(from), then: Then::Stop, again: Vec::new() };
         let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
         Ok(Engine::new(store).resume_program(&program, &run, options).await?)
     }
@@ -342,12 +351,23 @@ impl Prepared {
             adopt: chosen.adoption,
             restart,
             on_doubt,
+            edit_branches: going.again.into_iter().map(|(branch, item)| (branch, with_item(item))).collect(),
             from: going.from,
             then: going.then,
             ..ResumeOptions::default()
         };
         Ok((program, options))
     }
+}
+
+/// Has a branch go on with another item, if one is given.
+fn with_item(item: Option<Value>) -> EditBranch<WorkflowState> {
+    EditBranch(Box::new(move |state: &mut WorkflowState| {
+        if let Some(item) = item {
+            state.set_item(item);
+        }
+        Ok(())
+    }))
 }
 
 /// Says what is to become of steps in doubt.

@@ -22,7 +22,7 @@ use crate::reference::{Default, Reference, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
-use crate::view::{FailureView, ShowView, StepStatus, StepView, VERSION, WaitView};
+use crate::view::{FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
 use steps::Branch;
 
@@ -324,7 +324,7 @@ fn step_table(output: &Output, steps: &[StepView]) -> String {
             if step.attempts > 1 { step.attempts.to_string() } else { String::new() },
             step.exit_code.map(|code| code.to_string()).unwrap_or_default(),
             lasted.unwrap_or_default(),
-            pairs(&step.outputs),
+            step.items.map_or_else(|| pairs(&step.outputs), ItemsView::told),
         ]
     };
     let rows: Vec<Vec<String>> = steps.iter().map(row).collect();

@@ -346,7 +346,7 @@ impl Live {
                 format!("{} {step}{took}: {}", paint.yellow("stopped"), by.as_deref().unwrap_or("it waits"))
             }
             EventKind::ItemDead { key, .. } => {
-                format!("{} {step}: {} will not be tried again", paint.red("   dead"), super::shown(key))
+                format!("{} {step}: item {}", paint.red("   dead"), super::shown(key))
             }
             EventKind::Custom { name, data } if name == "warning" => {
                 let text = data.as_str().unwrap_or_default();

@@ -6,6 +6,7 @@ mod bad_input;
 mod database;
 mod displaced;
 mod examples;
+mod foreach;
 mod help;
 mod history;
 mod invariants;

@@ -269,7 +269,11 @@ fn reference(
     let is_local = locals.iter().any(|local| local == token.text);
     if OF_ITEMS.contains(&token.text) && !is_local {
         let message = format!("`{}` is known only where a `foreach` works on its items", token.text);
-        return Err(SyntaxError::new(token.range.clone(), message));
+        let error = SyntaxError::new(token.range.clone(), message);
+        return Err(match locals.iter().rev().find(|local| !OF_ITEMS.contains(&local.as_str())) {
+            Some(name) => error.hint(Some(name.clone())),
+            None => error,
+        });
     }
     if LATER_ROOTS.contains(&token.text) {
         return Err(SyntaxError::new(

@@ -159,7 +159,7 @@ pub(super) fn foreach<'n>(
     checker.locals.extend(locals);
     let key = fields.get("key").and_then(|node| checker.template(node, "key").map(|key| (key, node)));
     if let Some((key, node)) = &key
-        && key.is_plain()
+        && !key.as_str().contains("${{")
     {
         let help = "write what tells one from the other: `key: ${{ item }}`";
         checker.wrong(node, "the `key` of all items would be the same", help);

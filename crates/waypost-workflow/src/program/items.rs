@@ -27,6 +27,8 @@ use super::{Surroundings, WorkflowProgram, contains_secret, expression, failure}
 
 /// Most that a command may print, or a file hold, for items to be made of: all of it is in memory at once.
 pub(super) const ITEMS_BYTES_MAX: usize = 256 << 20;
+/// How much of an item an error shows.
+const SHOWN_CHARS_MAX: usize = 60;
 /// Most items whose outcomes stand in the state, and their size as JSON; of more they stand in a file.
 const INLINE_MAX: (u64, usize) = (1_000, 1 << 20);
 
@@ -245,6 +247,9 @@ impl Select {
             (None, Value::Number(number)) => number.to_string(),
             (None, _) => place.to_string(),
         };
+        if key.is_empty() {
+            return Err(wrong(format!("the key of item {place} is empty, and each needs a name of its own")));
+        }
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
         if let Err(error) = BranchPath::main().child(&name, &key) {
             let help = "give them shorter names with `key`";
@@ -265,7 +270,12 @@ impl Select {
     /// Says of which item something cannot be worked out.
     fn at(&self, error: ExprError, value: &Value, index: usize) -> Failure {
         let mut failure = expression(error);
-        failure.error.insert(0, format!("item {index}, {}", crate::expr::shown(&value.to_string())));
+        let mut text = value.to_string();
+        if let Some((end, _)) = text.char_indices().nth(SHOWN_CHARS_MAX) {
+            text.truncate(end);
+            text.push_str("...");
+        }
+        failure.error[0] = format!("item {index}, {text}: {}", failure.error[0]);
         failure
     }
 }

@@ -187,6 +187,11 @@ impl WorkflowState {
         self.item.as_ref().map(|item| &item.value)
     }
 
+    /// Returns the place of the item among the others, from 0.
+    pub fn item_index(&self) -> Option<u64> {
+        self.item.as_ref().map(|item| item.index)
+    }
+
     /// Has its steps work on another item.
     pub fn set_item(&mut self, value: Value) {
         if let Some(item) = &mut self.item {

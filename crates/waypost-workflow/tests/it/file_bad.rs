@@ -470,3 +470,46 @@ fn a_function_that_is_misspelled_is_named() {
         "there is no function `alway` | Some(\"always\") | the functions are `always`, `skipped`, `range` and `dict`"
     );
 }
+
+#[test]
+fn what_is_wrong_with_a_foreach_is_said_where_it_stands() {
+    let body = |text: &str| format!("steps:\n  - id: each\n    foreach:\n{text}");
+    let fine = "      items: [a]\n      steps: [{run: x}]\n";
+    let files = [
+        body("      items: [a]\n"),
+        body("      steps: [{run: x}]\n"),
+        body("      items: a\n      steps: [{run: x}]\n"),
+        body("      items: 5\n      steps: [{run: x}]\n"),
+        body("      items: ['${{ params.x }}']\n      steps: [{run: x}]\n"),
+        body("      items: {run: ls, file: list}\n      steps: [{run: x}]\n"),
+        body("      items: {file: list, path: $.a}\n      steps: [{run: x}]\n"),
+        body("      items: {file: list, json: a.b}\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      steps: []\n"),
+        body("      items: [a]\n      as: run\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      as: 1st\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      as: region\n      key: ${{ item }}\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      key: fixed\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      filter: regoin != 1\n      as: region\n      steps: [{run: x}]\n"),
+        body("      items: [a]\n      max_failure: 1\n      steps: [{run: x}]\n"),
+        body(
+            "      items: [a]\n      failure_rate: 20\n      max_parallel: 0\n      on_item_failure: ignore\n      steps: [{run: x}]\n",
+        ),
+        body(
+            "      items: [a]\n      on_item_failure: stop\n      max_failures: 1\n      steps: [{run: x}]\n",
+        ),
+        body("      items: [a]\n      retry: 3\n      if: item == 'a'\n      steps: [{run: x}]\n"),
+        body(&format!("{fine}    capture: text\n    retry: 3\n    timeout: 5s\n")),
+        body(&format!("{fine}    run: also\n")),
+        body(&format!(
+            "{fine}  - {{id: b, run: 'echo $A', env: {{A: '${{{{ steps.each.outputs.x }}}}', B: '${{{{ steps.each-1.outputs.y }}}}', C: '${{{{ item }}}}'}}}}\n"
+        )),
+        body("      items: [a]\n      steps:\n        - {id: each, run: x}\n"),
+        body(
+            "      items: [a]\n      steps:\n        - {id: one, run: x, needs: [b]}\n        - {id: two, run: '${{ item }}', env: {A: '${{ steps.b.status }}'}}\n  - {id: b, run: x}\n",
+        ),
+        "steps:\n  - {id: a, run: x}\n  - {id: b, run: 'echo $N', env: {N: '${{ steps.a.items }}'}}\n"
+            .to_owned(),
+    ];
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    assert_text("foreach_wrong", &answers(&files));
+}

@@ -11,7 +11,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreE
 use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
-use super::edit::{Edits, refuse_left, uncount_dead};
+use super::edit::{Edits, refuse_left};
 use super::fan::{FanOut, Items, Queued};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -78,17 +78,16 @@ pub(super) async fn take_up<P: Program>(
         for place in waiting {
             let line = session.lines.get_mut(id);
             let entry = line.entry_mut(place);
+            let counted = entry.fan.as_mut().map_or(0, |fan| std::mem::take(&mut fan.dead));
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
+                entry.waits = vec![for_children()];
+            }
+            if entry.status != Status::Waiting {
                 entry.status = Status::Waiting;
                 entry.since = 0;
-                entry.waits = vec![for_children()];
-                let since = entry.fan.as_ref().map_or(0, |fan| fan.since);
-                let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-                let mut position = std::mem::take(&mut line.position);
-                let uncounted = uncount_dead(session.engine, (&run, &branch), &mut position, since).await;
-                session.lines.get_mut(id).position = position;
-                uncounted?;
             }
+            // They are joined once more.
+            line.position.dead = line.position.dead.saturating_sub(counted);
         }
         session.touched.insert(id);
     }

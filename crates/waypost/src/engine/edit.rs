@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, RunId};
-use crate::record::{FrontierEntry, Position, Record};
-use crate::store::{StoreError, StoreExt as _};
+use crate::record::{FrontierEntry, Record};
+use crate::store::StoreExt as _;
 
 use super::back::joins;
 use super::begin::by_hand;
@@ -111,23 +111,4 @@ pub(super) fn refuse_all<S>(
             Err(RunError::NotEdited { run, branch, why: why.to_owned() })
         }
     }
-}
-
-/// Takes back how many branches of a fan-out have failed from what a position counts, as they are joined once more.
-pub(super) async fn uncount_dead(
-    engine: &Engine,
-    (run, branch): (&RunId, &BranchPath),
-    position: &mut Position,
-    since: u64,
-) -> Result<(), RunError> {
-    match engine.store.load(run, branch, since).await {
-        // What it was then is not kept any more.
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
-        record => {
-            if let Ok(then) = record?.position() {
-                position.dead = position.dead.min(then.dead);
-            }
-        }
-    }
-    Ok(())
 }

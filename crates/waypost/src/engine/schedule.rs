@@ -242,6 +242,9 @@ impl<'a, P: Program> Session<'a, P> {
         let entry = line.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
+        if let Some(fan) = &mut entry.fan {
+            fan.dead = dead;
+        }
         self.touched.insert(id);
         Ok(())
     }

@@ -168,6 +168,9 @@ pub struct Fan {
     pub opened: u64,
     /// The record in which the fan-out began; its children name it as their origin.
     pub since: u64,
+    /// How many of them ended as failed, once all have ended and the position counts them as dead.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead: u64,
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.
@@ -180,4 +183,8 @@ pub struct FrozenItems {
     pub bytes: u64,
     /// SHA-256 of it.
     pub digest: Digest,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

@@ -3,16 +3,18 @@
 //! Either may lack something. Where retention dropped the state, the headers alone tell what was under way. Where a header
 //! is damaged, the state says of the step that ended there what became of it, with which exit code and outputs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
-use waypost::record::{Ending, FrontierEntry, Header, Phase, Position, Record, Settled, Start, Status};
+use waypost::record::{
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, WaitKind,
+};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::History;
 use waypost::{BranchPath, StepId};
 
-use crate::view::{ClaimView, FailureView, StepStatus, StepView};
+use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
 
 /// A branch that is shown.
 pub(super) struct Branch {
@@ -114,6 +116,8 @@ struct Told<'a> {
     ends: HashMap<&'a str, &'a Header>,
     /// Its last start.
     starts: HashMap<&'a str, (&'a Start, Timestamp)>,
+    /// Steps whose last start was to count what became of their items.
+    joins: HashSet<&'a str>,
     /// How it stood after the last word about it; none where it was finished.
     standing: HashMap<&'a str, Option<Status>>,
 }
@@ -125,10 +129,21 @@ impl<'a> Told<'a> {
         for header in history.iter().map(Record::header) {
             // What a record starts comes after what ends in it.
             for start in &header.started {
+                if header.reason == Reason::Join && !told.starts.contains_key(start.step.as_str()) {
+                    told.joins.insert(start.step.as_str());
+                }
                 told.starts.entry(start.step.as_str()).or_insert((start, header.created_at));
                 told.standing.entry(start.step.as_str()).or_insert(Some(Status::Started));
             }
             let Some(step) = &header.step else { continue };
+            if let Phase::Waiting(waits) = &header.phase
+                && waits.iter().any(|wait| wait.on == WaitKind::Children)
+                && let Some((_, since)) = told.starts.get_mut(step.as_str())
+                && told.joins.remove(step.as_str())
+            {
+                // Its items were what it did.
+                *since = header.created_at;
+            }
             if !matches!(header.phase, Phase::Started) {
                 told.ends.entry(step.as_str()).or_insert(header);
             }
@@ -222,6 +237,7 @@ impl StepFacts<'_> {
                 Some(kept) => kept.exit_code,
                 None => ending.and_then(|ending| ending.exit_code),
             },
+            items: self.items(),
             outputs: if kept.is_some() { self.outputs_kept() } else { self.outputs(ending) },
             evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
             usage: self.end.and_then(|header| header.usage.clone()),
@@ -232,6 +248,17 @@ impl StepFacts<'_> {
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }
+    }
+
+    /// Returns what became of its items, or how many there are, if it works on some.
+    fn items(&self) -> Option<ItemsView> {
+        let count = |of: &Value, name: &str| of.get(name).and_then(Value::as_u64);
+        if let Some(items) = self.state.and_then(|state| state.get("items")) {
+            let (succeeded, failed) = (count(items, "succeeded"), count(items, "failed"));
+            return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
+        }
+        let fan = self.entry.and_then(|entry| entry.fan.as_ref())?;
+        Some(ItemsView { total: fan.total, succeeded: None, failed: None })
     }
 
     /// Returns the outputs: from the header where they are small, else from the state.

@@ -1,0 +1,178 @@
+//! `waypost dead-letters`: items whose work failed for good while the others went on.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use waypost::RunId;
+use waypost::engine::{Engine, Snapshot};
+use waypost::store::Store;
+
+use super::Context;
+use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
+use crate::dead::{self, DeadLetter};
+use crate::definition::Chosen;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::shown;
+use crate::place::Access;
+use crate::reference::{Default, find};
+use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
+
+pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Result<Exit, Error> {
+    match command {
+        DeadLetters::List(args) => list(context, args).await,
+        DeadLetters::Show(args) => show(context, args).await,
+        DeadLetters::Retry(args) => retry(context, args).await,
+        DeadLetters::Drop(args) => drop_them(context, args).await,
+    }
+}
+
+/// Finds the dead letters of a run.
+pub(crate) async fn letters(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    let Chosen { workflow, .. } = Chosen::in_force(store, &snapshot)?;
+    dead::letters(store, run, &workflow).await
+}
+
+async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
+    let (store, run) = context.find(args.run.as_deref()).await?;
+    let letters = letters(store.as_ref(), &run).await?;
+    if context.output.json {
+        let items = letters.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
+        context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
+        return Ok(Exit::Done);
+    }
+    if letters.is_empty() {
+        context.output.answer(&format!("Run {run} has no dead letters: no item failed for good."))?;
+        return Ok(Exit::Done);
+    }
+    let rows = letters.iter().map(|letter| {
+        let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
+        let error = letter.failure.error.first().map_or("", String::as_str);
+        vec![
+            shown(&letter.key).into_owned(),
+            letter.index.to_string(),
+            failed,
+            letter.attempts.to_string(),
+            shown(error).into_owned(),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    context.output.answer(&context.output.table(&["KEY", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
+    let next = format!("Try them again with: waypost dead-letters retry {run}{}", context.store_words());
+    context.output.note(&next);
+    Ok(Exit::Done)
+}
+
+async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
+    let (store, run) = context.find(Some(&args.run)).await?;
+    let letters = letters(store.as_ref(), &run).await?;
+    let found = dead::chosen(&run, letters, std::slice::from_ref(&args.key))?;
+    if context.output.json {
+        let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
+        context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
+        return Ok(Exit::Done);
+    }
+    for letter in found {
+        let item = serde_json::to_string(&letter.item).unwrap_or_default();
+        let mut text = format!(
+            "{}\n  branch    {}\n  item      {}\n  attempts  {}\n",
+            shown(&letter.key),
+            shown(&letter.branch.to_string()),
+            shown(&item),
+            letter.attempts
+        );
+        for (place, error) in letter.failure.error.iter().enumerate() {
+            let label = if place == 0 { "error" } else { "cause" };
+            text.push_str(&format!("  {label:<9} {}\n", shown(error)));
+        }
+        if let Some(log) = &letter.failure.ending.log {
+            text.push_str("\n");
+            for line in log.tail.lines() {
+                text.push_str(&format!("  | {}\n", shown(line)));
+            }
+        }
+        context.output.answer(text.trim_end())?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    let item = match (&args.item, found.as_slice()) {
+        (None, _) => None,
+        (Some(text), [_]) => Some(parsed(text)?),
+        (Some(_), many) => {
+            return Err(Error::usage(
+                format!("`--item` is for one dead letter, and {} are meant", many.len()),
+                "name the one: `waypost dead-letters retry RUN KEY --item JSON`",
+            ));
+        }
+    };
+    if found.is_empty() {
+        return nothing(context, &run, "no item failed for good");
+    }
+    let resume = ResumeArgs {
+        run: Some(run.to_string()),
+        keep_definition: true,
+        wait: args.wait,
+        retry: found.into_iter().map(|letter| (letter, item.clone())).collect(),
+        ..ResumeArgs::default()
+    };
+    super::resume::resume_in(context, store, resume).await
+}
+
+async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    if args.keys.is_empty() && !args.all {
+        return Err(Error::usage("no dead letter is named".to_owned(), "name their keys, or say `--all`"));
+    }
+    let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    if found.is_empty() {
+        return nothing(context, &run, "no item failed for good");
+    }
+    let branches: Vec<_> = found.iter().map(|letter| letter.branch.clone()).collect();
+    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches).await?;
+    if context.output.json {
+        let keys = found.into_iter().map(|letter| letter.key).collect();
+        context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: keys })?;
+        return Ok(Exit::Done);
+    }
+    let count = found.len();
+    context.output.answer(&format!("Dropped {count} of the dead letters of run {run}."))?;
+    Ok(Exit::Done)
+}
+
+fn nothing(context: &Context, run: &RunId, why: &str) -> Result<Exit, Error> {
+    context.output.note(&format!("Nothing to do, because {why} in run {run}."));
+    if context.output.json {
+        context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: Vec::new() })?;
+    }
+    Ok(Exit::Done)
+}
+
+/// An item that a person gives: JSON, or else a text.
+fn parsed(text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text).map_err(|error| {
+        let help = format!("a text stands in quotes: `--item '\"{}\"'`", shown(text));
+        Error::usage(format!("`--item` is no JSON: {error}"), help)
+    })
+}
+
+fn view(store: &dyn Store, run: &RunId, letter: &DeadLetter) -> DeadLetterView {
+    let folder = store.folder(run);
+    DeadLetterView {
+        key: letter.key.clone(),
+        branch: letter.branch.to_string(),
+        foreach: letter.each.to_string(),
+        step: letter.step.as_ref().map(ToString::to_string),
+        index: letter.index,
+        item: letter.item.clone(),
+        error: letter.failure.error.clone(),
+        attempts: letter.attempts,
+        log: folder.zip(letter.log.as_ref()).map(|(folder, log)| folder.join(log).display().to_string()),
+    }
+}

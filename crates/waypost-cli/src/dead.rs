@@ -1,0 +1,229 @@
+//! Dead letters: items whose work failed for good while the others went on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use waypost::engine::ResumeFrom;
+use waypost::record::{End, Failure, FailureKind, Phase, Record, WaitKind};
+use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::{OnItemFailure, Workflow};
+use waypost_workflow::program::{WorkflowState, log_name};
+
+use crate::error::Error;
+
+/// An item whose work failed for good.
+#[derive(Debug)]
+pub(crate) struct DeadLetter {
+    pub(crate) branch: BranchPath,
+    /// The step that works on the items, and the item's key there.
+    pub(crate) each: StepId,
+    pub(crate) key: String,
+    pub(crate) index: u64,
+    pub(crate) item: Value,
+    /// The step that failed.
+    pub(crate) step: Option<StepId>,
+    pub(crate) failure: Failure,
+    pub(crate) attempts: u32,
+    /// The name of the log of its last try among the run's blobs.
+    pub(crate) log: Option<String>,
+}
+
+/// Finds the dead letters of a run, in the order of their branches.
+///
+/// Those of a fan-out that was left behind by going back do not count any more.
+pub(crate) async fn letters(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: &Workflow,
+) -> Result<Vec<DeadLetter>, Error> {
+    let failed = failed_branches(store, run).await?;
+    let mut fans: BTreeMap<(BranchPath, StepId), Option<u64>> = BTreeMap::new();
+    let mut letters = Vec::new();
+    for branch in &failed {
+        // What failed because of one below it is tried again with that.
+        if failed.iter().any(|other| other != branch && is_below(other, branch)) {
+            continue;
+        }
+        let Some(((each, key), above)) = branch.opened_by().zip(branch.parent()) else { continue };
+        let policy = workflow.step(each.as_str()).and_then(|step| step.work.foreach());
+        if policy.is_none_or(|foreach| foreach.on_failure != OnItemFailure::DeadLetter) {
+            continue;
+        }
+        let newest = store.newest(run, branch).await?;
+        let opened = match fans.get(&(above.clone(), each.clone())) {
+            Some(opened) => *opened,
+            None => {
+                let opened = opened_at(store, run, &above, &each).await?;
+                fans.insert((above, each.clone()), opened);
+                opened
+            }
+        };
+        let origin = newest.position().ok().and_then(|position| position.origin);
+        if opened.is_some() && origin == opened {
+            letters.extend(letter(&newest, (each, key)));
+        }
+    }
+    Ok(letters)
+}
+
+/// Returns the branches whose newest record says that they ended as failed.
+async fn failed_branches(store: &dyn Store, run: &RunId) -> Result<BTreeSet<BranchPath>, Error> {
+    let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+    let mut found = BTreeSet::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        let ended = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
+        found.extend(ended.map(|header| header.branch.clone()).filter(|branch| !branch.is_main()));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let mut still = BTreeSet::new();
+    for branch in found {
+        let newest =
+            Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+        let newest = store.scan(&newest).await?;
+        if newest.records.first().is_some_and(|record| record.header().end == Some(End::Failed)) {
+            still.insert(branch);
+        }
+    }
+    Ok(still)
+}
+
+fn is_below(branch: &BranchPath, above: &BranchPath) -> bool {
+    std::iter::successors(branch.parent(), BranchPath::parent).any(|parent| parent == *above)
+}
+
+/// Returns the seq at which a step last opened branches, as far as that counts.
+async fn opened_at(
+    store: &dyn Store,
+    run: &RunId,
+    branch: &BranchPath,
+    each: &StepId,
+) -> Result<Option<u64>, Error> {
+    let newest = store.newest(run, branch).await?.header().seq;
+    let opens = |record: &Record| {
+        let header = record.header();
+        let waits = |waits: &[waypost::record::Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
+        header.step.as_ref() == Some(each) && matches!(&header.phase, Phase::Waiting(found) if waits(found))
+    };
+    let found = store.find_back(run, branch, newest, &opens).await?;
+    Ok(found.map(|record| record.header().seq))
+}
+
+fn letter(newest: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
+    let header = newest.header();
+    let state: WorkflowState = serde_json::from_slice(newest.state_bytes()?).ok()?;
+    let failure = match &header.phase {
+        Phase::Failed(failure) => failure.clone(),
+        _ => Failure::new(FailureKind::Error, vec!["it ended as failed".to_owned()]),
+    };
+    let has_log = failure.ending.log.is_some();
+    Some(DeadLetter {
+        log: header.step.as_ref().filter(|_| has_log).map(|step| log_name(&header.branch, step, &header.at)),
+        branch: header.branch.clone(),
+        each,
+        key,
+        index: state.item_index().unwrap_or_default(),
+        item: state.item().cloned().unwrap_or_default(),
+        step: header.step.clone(),
+        attempts: header.at.attempt,
+        failure,
+    })
+}
+
+/// Chooses those with these keys, or branches; all if none are given.
+///
+/// # Errors
+/// A key that none has.
+pub(crate) fn chosen(
+    run: &RunId,
+    letters: Vec<DeadLetter>,
+    keys: &[String],
+) -> Result<Vec<DeadLetter>, Error> {
+    let is = |letter: &DeadLetter, key: &String| letter.key == *key || letter.branch.to_string() == *key;
+    if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
+        return Err(Error::not_found(
+            format!("dead letter `{key}` in run {run}"),
+            format!("`waypost dead-letters list {run}` shows those there are"),
+        ));
+    }
+    let wanted = |letter: &DeadLetter| keys.is_empty() || keys.iter().any(|key| is(letter, key));
+    Ok(letters.into_iter().filter(wanted).collect())
+}
+
+/// What it takes to work on dead letters again.
+#[derive(Debug)]
+pub(crate) struct Again {
+    /// Where the run goes back to, if the step that counts them has done so.
+    pub(crate) from: Option<ResumeFrom>,
+    /// The branches that go on, and the item that they go on with, if it is another. The others are opened anew from there.
+    pub(crate) branches: Vec<(BranchPath, Option<Value>)>,
+}
+
+/// Finds out what it takes to work on these again.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) async fn again(
+    store: &dyn Store,
+    run: &RunId,
+    letters: &[(DeadLetter, Option<Value>)],
+) -> Result<Again, Error> {
+    let mut from: BTreeMap<StepId, Option<u64>> = BTreeMap::new();
+    for (letter, _) in letters {
+        let root = root(letter);
+        if !from.contains_key(&root) {
+            let seq = back_to(store, run, &root).await?;
+            from.insert(root, seq);
+        }
+    }
+    let earliest = from.values().flatten().min().copied();
+    // From the earliest on, whatever comes later is done anew.
+    let goes_on = |letter: &DeadLetter| from.get(&root(letter)).copied().flatten() == earliest;
+    let branches = letters
+        .iter()
+        .filter(|(letter, _)| goes_on(letter))
+        .map(|(letter, item)| (letter.branch.clone(), item.clone()))
+        .collect();
+    Ok(Again { from: earliest.map(ResumeFrom::Checkpoint), branches })
+}
+
+/// The step of the main branch below which a letter is.
+fn root(letter: &DeadLetter) -> StepId {
+    let mut branch = letter.branch.clone();
+    while let Some(above) = branch.parent().filter(|above| !above.is_main()) {
+        branch = above;
+    }
+    branch.opened_by().map_or_else(|| letter.each.clone(), |(step, _)| step)
+}
+
+/// Finds the checkpoint at which a step was about to count its items, if it has; none if it still waits for them.
+async fn back_to(store: &dyn Store, run: &RunId, each: &StepId) -> Result<Option<u64>, Error> {
+    let main = BranchPath::main();
+    let newest = store.newest(run, &main).await?;
+    let waits = |record: &Record| {
+        let position = record.position().ok();
+        position.is_some_and(|position| {
+            position.frontier.iter().any(|entry| entry.step == *each && entry.fan.is_some())
+        })
+    };
+    if waits(&newest) {
+        return Ok(None);
+    }
+    let mut seq = newest.header().seq;
+    loop {
+        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *each);
+        let Some(found) = store.find_back(run, &main, seq, &starts).await? else { return Ok(None) };
+        let at = found.header().seq;
+        if waits(&store.load(run, &main, at).await?) {
+            return Ok(Some(at));
+        }
+        if at <= 1 {
+            return Ok(None);
+        }
+        seq = at - 1;
+    }
+}

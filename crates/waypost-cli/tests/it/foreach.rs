@@ -1,0 +1,350 @@
+//! Steps that work on items: what survives a crash, dead letters, limits, what later steps read.
+
+use serde_json::json;
+
+use crate::rig::{Rig, check, wait_until};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// Fails for every item that has no file `ok-ITEM`.
+const PICKY: &str = r#"name: picky
+steps:
+  - id: each
+    foreach:
+      items: {run: cat list}
+      max_parallel: 2
+      steps:
+        - {id: work, run: 'echo "work $I" >> trace; while [ -e hold ]; do sleep 0.02; done; [ -e "ok-$I" ]', env: {I: "${{ item }}"}}
+        - {id: more, run: 'echo "more $I" >> trace; echo "at=$AT" >> "$WAYPOST_OUTPUT"', env: {I: "${{ item }}", AT: "${{ item_index }}"}}
+  - id: after
+    run: 'echo "$S of $T" >> trace'
+    env: {S: "${{ steps.each.succeeded }}", T: "${{ steps.each.total }}"}
+"#;
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+fn lines(rig: &Rig, name: &str) -> Vec<String> {
+    let mut lines: Vec<String> = rig.read(name).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn picky(store: &str, items: &str, fine: &[&str]) -> Rig {
+    let rig = Rig::with(PICKY).at(store);
+    rig.write("list", items);
+    fine.iter().for_each(|item| rig.write(&format!("ok-{item}"), ""));
+    rig
+}
+
+#[test]
+fn what_became_of_items_is_read_by_later_steps() {
+    let rig = Rig::with(
+        r#"
+params: {names: {type: json, default: [eu, us, test, eu, apac]}}
+steps:
+  - {id: base, run: 'echo "n=42" >> "$WAYPOST_OUTPUT"'}
+  - id: each
+    foreach:
+      items: ${{ params.names }}
+      as: name
+      key: region-${{ name }}
+      filter: name != "test"
+      distinct: true
+      sort_by: name
+      offset: 1
+      max_items: 5
+      steps:
+        - {id: ask, run: 'echo "said=$N-$BASE-$AT" >> "$WAYPOST_OUTPUT"', env: {N: "${{ name }}", BASE: "${{ steps.base.outputs.n }}", AT: "${{ item_index }}"}}
+        - {id: skip, if: name == 'us', run: 'true'}
+        - {id: end, run: 'echo "$SAID"', env: {SAID: "${{ steps.ask.outputs.said }}"}}
+  - id: after
+    run: printf '%s' "$ALL"
+    env: {ALL: "${{ steps.each.items | map(attribute='steps.ask.outputs.said') | join(' ') }}"}
+"#,
+    );
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.waypost(&["logs", "r", "after"]), "exit 0\n--- stdout\neu-42-0 us-42-1--- stderr\n");
+    let show = rig.json(&["show", "r", "--json"]);
+    assert_eq!(show["steps"][1]["items"], json!({"total": 2, "succeeded": 2, "failed": 0}));
+    assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    check("foreach_events", &rig.waypost(&["events", "r"]));
+}
+
+#[test]
+fn killed_amid_items_only_what_was_cut_is_done_again() {
+    for store in STORES {
+        let flow = r#"
+steps:
+  - id: each
+    foreach:
+      items: {run: 'cat list; echo listed >> lists'}
+      max_parallel: 2
+      steps:
+        - {id: one, run: 'echo "one $I" >> trace', env: {I: "${{ item }}"}}
+        - id: two
+          run: 'echo "two $I" >> trace; while [ "$I" = c ] && [ ! -e go ]; do sleep 0.02; done'
+          env: {I: "${{ item }}"}
+  - {id: after, run: 'echo after >> trace'}
+"#;
+        let rig = Rig::with(flow).at(store);
+        rig.write("list", "a\nb\nc\nd\ne\n");
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        // All but the one that waits have been worked on.
+        rig.wait_for("trace", |text| text.contains("two e") && text.contains("two c"));
+        wait_until("the others to end", || {
+            let shown = rig.json(&["show", "r", "--json"]);
+            let steps = shown["steps"].as_array().unwrap();
+            steps.iter().all(|step| step["branch"] == "main" || step["branch"] == "each:c")
+        });
+
+        running.signal(libc::SIGKILL);
+        running.end();
+        // Who lists again would find something else.
+        rig.write("list", "x\ny\n");
+        rig.write("go", "");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        let mut expected: Vec<String> =
+            ["a", "b", "c", "d", "e"].iter().flat_map(|i| [format!("one {i}"), format!("two {i}")]).collect();
+        expected.extend(["two c".to_owned(), "after".to_owned()]);
+        expected.sort();
+        assert_eq!(lines(&rig, "trace"), expected, "{store}");
+        assert_eq!(rig.read("lists"), "listed\n");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn a_list_that_is_cut_is_made_again() {
+    let flow = "steps:\n  - id: each\n    foreach:\n      items: {run: 'echo x >> lists; [ -e go ] || sleep 60; printf \"a\\nb\\n\"'}\n      steps: [{run: 'echo x >> trace'}]\n";
+    let rig = Rig::with(flow);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("lists", |text| text.contains('x'));
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("go", "");
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!((rig.read("lists").as_str(), rig.read("trace").as_str()), ("x\nx\n", "x\nx\n"));
+}
+
+#[test]
+fn dead_letters_are_listed_tried_again_and_dropped() {
+    for store in STORES {
+        let rig = picky(store, "a\nb\nc\nd\n", &["a", "d"]);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+        let keys = |letters: &serde_json::Value| -> Vec<String> {
+            letters["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|i| i["key"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        assert_eq!(keys(&letters), ["b", "c"]);
+        assert_eq!(letters["items"][0]["step"], "work");
+        assert_eq!(
+            (&letters["items"][0]["item"], &letters["items"][0]["attempts"]),
+            (&json!("b"), &json!(1))
+        );
+
+        // One is mended and tried again; what comes after counts anew, the others are left alone.
+        rig.write("ok-b", "");
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "b", "-q"]), Some(3));
+        assert_eq!(keys(&rig.json(&["dead-letters", "list", "r", "--json"])), ["c"]);
+        // Another goes on with another item.
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "c", "--item", "\"d\"", "-q"]), Some(0));
+        assert_eq!(keys(&rig.json(&["dead-letters", "list", "r", "--json"])), [] as [&str; 0]);
+        let mut expected: Vec<&str> = vec!["work a", "work b", "work c", "work d", "more a", "more d"];
+        expected.extend(["2 of 4", "work b", "more b", "3 of 4", "work d", "more d", "4 of 4"]);
+        expected.sort_unstable();
+        assert_eq!(lines(&rig, "trace"), expected, "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0), "nothing to do");
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(3));
+        assert_eq!(code(&rig, &["dead-letters", "drop", "s"]), Some(2), "which?");
+        assert_eq!(
+            rig.json(&["dead-letters", "drop", "s", "c", "--json"]),
+            json!({"v": 1, "run": "s", "dropped": ["c"]})
+        );
+        assert_eq!(keys(&rig.json(&["dead-letters", "list", "s", "--json"])), [] as [&str; 0]);
+        assert_eq!(code(&rig, &["dead-letters", "retry", "s", "c"]), Some(5));
+        assert_eq!(code(&rig, &["verify", "s"]), Some(0));
+    }
+}
+
+#[test]
+fn a_retry_of_dead_letters_survives_a_crash() {
+    let rig = picky("sqlite:kept/waypost.db", "a\nb\nc\n", &["a"]);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    rig.write("flow.yaml", &PICKY.replace("name: picky", "name: picky # only a comment changed"));
+    std::fs::remove_file(rig.path("trace")).unwrap();
+    rig.write("ok-b", "");
+    rig.write("ok-c", "");
+    rig.write("hold", "");
+    let running = rig.start(&["resume", "r", "--retry-failed", "-q"]);
+    rig.wait_for("trace", |text| text.contains("work b"));
+    running.signal(libc::SIGKILL);
+    running.end();
+    std::fs::remove_file(rig.path("hold")).unwrap();
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let trace = lines(&rig, "trace");
+    assert_eq!(trace.iter().filter(|line| line.as_str() == "more b").count(), 1, "{trace:?}");
+    assert_eq!(trace.iter().filter(|line| line.contains('a')).count(), 0, "{trace:?}");
+    assert_eq!(trace.iter().filter(|line| line.as_str() == "3 of 3").count(), 1, "{trace:?}");
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+}
+
+#[test]
+fn too_many_failures_stop_a_run() {
+    let limited = |key: &str| {
+        PICKY.replace("      max_parallel: 2\n", &format!("      max_parallel: 1\n      {key}\n"))
+    };
+    for (key, worked, says) in [
+        ("max_failures: 1", 2, "2 of 6 branches failed, and no more than 1 may"),
+        ("failure_rate: 0.4", 3, "3 of 6 branches failed, which is more than the part of 0.4 that may"),
+        ("circuit_breaker: 2", 2, "2 branches one after the other failed alike"),
+        ("on_item_failure: stop", 1, "exit code 1"),
+    ] {
+        let rig = Rig::with(&limited(key));
+        rig.write("list", "a\nb\nc\nd\ne\nf\n");
+
+        let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
+
+        assert_eq!(ended.status.code(), Some(1), "{key}");
+        assert!(rig.told(&ended).contains(says), "{key}: {}", rig.told(&ended));
+        assert_eq!(lines(&rig, "trace").len(), worked, "{key}");
+        for item in ["a", "b", "c", "d", "e", "f"] {
+            rig.write(&format!("ok-{item}"), "");
+        }
+        // The rest goes on, and those that failed do so when they are asked to.
+        assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "-q"]), Some(0), "{key}");
+        assert!(rig.read("trace").ends_with("6 of 6\n"), "{key}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{key}");
+    }
+    let rig = Rig::with(&limited("on_item_failure: skip"));
+    rig.write("list", "a\nb\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"], json!([]), "left at that");
+}
+
+#[test]
+fn items_within_items() {
+    for store in STORES {
+        let rig = Rig::with(
+            r#"
+steps:
+  - id: outer
+    foreach:
+      items: [{name: x, parts: [1, 2]}, {name: y, parts: [3]}, {name: z, parts: []}]
+      as: thing
+      key: ${{ thing.name }}
+      steps:
+        - {id: head, run: 'echo "up=$N!" >> "$WAYPOST_OUTPUT"', env: {N: "${{ thing.name }}"}}
+        - id: inner
+          foreach:
+            items: ${{ thing.parts }}
+            as: part
+            steps: [{id: leaf, run: 'echo "$UP$P" >> trace', env: {UP: "${{ steps.head.outputs.up }}", P: "${{ part }}"}}]
+        - {id: tail, run: 'echo "$N:$T" >> trace', env: {N: "${{ thing.name }}", T: "${{ steps.inner.total }}"}}
+"#,
+        )
+        .at(store);
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(lines(&rig, "trace"), ["x!1", "x!2", "x:2", "y!3", "y:1", "z:0"], "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn what_became_of_many_items_stands_in_a_file() {
+    let rig = Rig::with(
+        "steps:\n  - id: each\n    foreach: {items: {run: 'seq 1 1200'}, max_parallel: 8, filter: '(item | int) > 100', steps: [{id: a, if: 'false', run: 'true'}]}\n  - id: after\n    run: wc -l < \"$FILE\"; head -n1 \"$FILE\"\n    env: {FILE: '${{ steps.each.items_file }}'}\n",
+    );
+    rig.write("flow.yaml", &rig.read("flow.yaml").replace("> 100", "> 0"));
+
+    let ended = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    let log = rig.waypost(&["logs", "r", "after"]);
+    assert!(log.contains("\n1200\n"), "{log}");
+    assert!(log.contains(r#""key":"1","index":0,"item":"1","status":"completed""#), "{log}");
+}
+
+#[test]
+fn lists_that_are_none_fail_by_name() {
+    let flow = |items: &str, more: &str| {
+        format!(
+            "steps:\n  - id: each\n    foreach:\n      items: {items}\n{more}      steps: [{{run: 'touch ran'}}]\n"
+        )
+    };
+    for (name, items, more) in [
+        ("no_list", "${{ run.id }}", ""),
+        ("twice", "[a, b, a]", ""),
+        ("filter", "[{n: 1}, {m: 2}]", "      filter: item.n > 0\n"),
+        ("sort", "[1, a]", "      sort_by: item\n"),
+        ("command", "{run: 'echo oops; exit 3'}", ""),
+        ("file", "{file: gone.json, json: '$.items'}", ""),
+        ("json", "{file: list.json, json: '$.items'}", ""),
+        ("key", "['', b]", ""),
+    ] {
+        let rig = Rig::with(&flow(items, more));
+        rig.write("list.json", r#"{"items": {"a": 1}}"#);
+        let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
+        assert_eq!(ended.status.code(), Some(1), "{name}: {}", rig.told(&ended));
+        assert!(!rig.path("ran").exists(), "{name}");
+        let show = rig.json(&["show", "r", "--json"]);
+        check(
+            &format!("foreach_wrong_{name}"),
+            &serde_json::to_string_pretty(&show["error"])
+                .unwrap()
+                .replace(&rig.path("").display().to_string(), "DIR/"),
+        );
+    }
+}
+
+#[test]
+fn an_item_is_no_place_for_a_secret() {
+    let rig = Rig::with(
+        "secrets: [TOKEN]\nsteps:\n  - id: each\n    foreach:\n      items: {run: 'echo \"$TOKEN\"'}\n      steps: [{run: 'touch ran'}]\n",
+    );
+
+    let ended =
+        rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", "tell-nobody-9").output().unwrap();
+
+    assert_eq!(ended.status.code(), Some(1), "{}", rig.told(&ended));
+    assert!(rig.told(&ended).contains("contains a secret"), "{}", rig.told(&ended));
+    assert!(!rig.path("ran").exists());
+    let kept = std::process::Command::new("grep")
+        .args(["-r", "tell-nobody-9", ".waypost"])
+        .current_dir(rig.path(""))
+        .output();
+    assert!(!kept.unwrap().status.success(), "it is kept somewhere");
+}
+
+#[test]
+fn screens_of_items() {
+    let rig = picky("sqlite:kept/waypost.db", "a\nb\n", &["a"]);
+    let running = rig.call(&["run", "flow.yaml", "--id", "r"]);
+    assert_eq!(running.status.code(), Some(3));
+    check("foreach_show", &rig.waypost(&["show", "r"]));
+    check("dead_letters_list", &rig.waypost(&["dead-letters", "list", "r"]));
+    check("dead_letters_list_json", &rig.waypost(&["dead-letters", "list", "r", "--json"]));
+    check("dead_letters_show", &rig.waypost(&["dead-letters", "show", "r", "b"]));
+    check("dead_letters_wrong", &rig.waypost(&["dead-letters", "show", "r", "z"]));
+    check("dead_letters_item", &rig.waypost(&["dead-letters", "retry", "r", "b", "--item", "d"]));
+    check("dead_letters_drop", &rig.waypost(&["dead-letters", "drop", "r", "--all"]));
+    check("dead_letters_none", &rig.waypost(&["dead-letters", "list", "r"]));
+    check("foreach_plan", &rig.waypost(&["plan", "r"]));
+}
