@@ -472,7 +472,10 @@ impl Shape {
             return vec![start];
         }
         let mut led_to = vec![false; self.steps.len()];
-        self.routes.iter().flatten().for_each(|place| led_to[*place] = true);
+        for (from, routes) in self.routes.iter().enumerate() {
+            // One that may lead to itself begins all the same.
+            routes.iter().filter(|place| **place != from).for_each(|place| led_to[*place] = true);
+        }
         let free = |place: &usize| self.needs[*place].is_empty() && !led_to[*place];
         let roots: Vec<usize> = (0..self.steps.len()).filter(free).collect();
         if roots.is_empty() { vec![0] } else { roots }

@@ -16,6 +16,7 @@ mod lost;
 mod newer;
 mod pruning;
 mod reading;
+mod repeating;
 mod resuming;
 mod rig;
 mod running;

@@ -15,8 +15,8 @@ const LATER_RUN_NAMES: [&str; 1] = ["failed_step"];
 /// What a step has.
 const STEP_NAMES: [&str; 9] =
     ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];
-/// Words of the language that are not built yet.
-const LATER_ROOTS: [&str; 1] = ["iteration"];
+/// What a step that is repeated reads of its passes.
+const OF_PASSES: &str = "iteration";
 /// What steps within a `foreach` read of their item.
 const OF_ITEMS: [&str; 2] = ["item", "item_index"];
 /// Words of the expression language.
@@ -108,7 +108,7 @@ const FROM_GITHUB: [(&str, &str); 7] = [
 /// Says whether a name means something in every expression.
 pub(crate) fn is_taken(name: &str) -> bool {
     ROOTS.contains(&name)
-        || LATER_ROOTS.contains(&name)
+        || name == OF_PASSES
         || WORDS.contains(&name)
         || FUNCTIONS.contains(&name)
         || ABOUT_FAILURE.contains(&name)
@@ -275,11 +275,9 @@ fn reference(
             None => error,
         });
     }
-    if LATER_ROOTS.contains(&token.text) {
-        return Err(SyntaxError::new(
-            token.range.clone(),
-            format!("`{}` is not supported by this version", token.text),
-        ));
+    if token.text == OF_PASSES && !is_local {
+        let message = format!("`{OF_PASSES}` is known only in a step with `repeat`");
+        return Err(SyntaxError::new(token.range.clone(), message));
     }
     if !ROOTS.contains(&token.text) && !is_local {
         let known = ROOTS.into_iter().chain(locals.iter().map(String::as_str));

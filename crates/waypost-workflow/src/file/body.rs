@@ -69,7 +69,7 @@ impl<'n> BodyDraft<'n> {
         let mut found = Vec::new();
         for draft in &self.drafts {
             found.push((self, draft));
-            found.extend(draft.each.iter().flat_map(|each| each.body.all()));
+            found.extend(draft.within().into_iter().flat_map(Self::all));
         }
         found
     }
@@ -121,6 +121,9 @@ fn assemble_one(
         foreach.body = each.body.assemble(checker, shared, kept);
         draft.work = Some((Work::Foreach(Box::new(foreach)), each.items_node));
     }
+    if let Some(group) = draft.group.take() {
+        draft.work = Some((Work::Group(Box::new(group.assemble(checker, shared, kept))), draft.node));
+    }
     let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
     Step {
         fingerprint: fingerprint(&draft, &[env, defaults_env]),
@@ -129,6 +132,7 @@ fn assemble_one(
         keeps_stdout: kept.contains(&draft.id),
         work: draft.work.expect("a step without anything to do was reported").0,
         needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
+        repeat: draft.repeat.map(|(repeat, _)| repeat),
         condition: draft.condition.map(|(condition, _)| condition),
         dir: draft.dir.map(|(dir, _)| dir),
         outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use super::foreach::{Distinct, Foreach, ItemSource};
 use super::step::Draft;
 use super::work::{Approval, Work};
-use super::workflow::{Mode, Shell, Tolerance};
+use super::workflow::{Body, Mode, Shell, Tolerance};
 use crate::expr::{Condition, Formula, Template};
 use crate::output::JsonPath;
 
@@ -54,8 +54,11 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         Work::Sleep(time) => json!({ "sleep": time.as_nanos().to_string() }),
         Work::Wait(name) => json!({ "wait": text(name) }),
         Work::Foreach(foreach) => meaning_of(foreach),
+        Work::Group(body) => json!({ "steps": prints_of(body) }),
     });
-    let meaning = json!([
+    // A member that is not there is not hashed: what was made before it was known means what it meant.
+    let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": repeat.until.as_str() }));
+    let mut meaning = json!([
         RECIPE,
         work,
         env,
@@ -68,6 +71,9 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         needs,
         tolerance,
     ]);
+    if let (Some(repeat), Some(members)) = (repeat, meaning.as_array_mut()) {
+        members.push(repeat);
+    }
     let digest = Sha256::digest(meaning.to_string().as_bytes());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -85,11 +91,7 @@ fn meaning_of(foreach: &Foreach) -> Value {
         Distinct::Whole => json!(true),
         Distinct::By(formula) => json!(formula.as_str()),
     });
-    let mut steps: Vec<[&str; 2]> =
-        foreach.body.steps.iter().map(|step| [step.id.as_str(), step.fingerprint.as_str()]).collect();
-    if foreach.body.mode == Mode::Graph {
-        steps.sort_unstable();
-    }
+    let steps = prints_of(&foreach.body);
     json!({
         "items": items,
         "as": foreach.name,
@@ -101,4 +103,13 @@ fn meaning_of(foreach: &Foreach) -> Value {
         "max_items": foreach.items_max,
         "steps": steps,
     })
+}
+
+fn prints_of(body: &Body) -> Vec<[&str; 2]> {
+    let mut steps: Vec<[&str; 2]> =
+        body.steps.iter().map(|step| [step.id.as_str(), step.fingerprint.as_str()]).collect();
+    if body.mode == Mode::Graph {
+        steps.sort_unstable();
+    }
+    steps
 }

@@ -36,6 +36,8 @@ struct Site<'a> {
     step: Option<usize>,
     /// How many of the three layers of `env` it may read.
     layers: usize,
+    /// It is worked out when the step has ended.
+    is_after: bool,
 }
 
 /// A place inside a text; where that is in the file is worked out only when something is said about it.
@@ -60,13 +62,13 @@ pub(super) fn check(
 ) -> HashSet<String> {
     let mut pass = Pass { names, checker, kept: HashSet::new() };
     for (name, template, node) in names.env {
-        pass.template(template, node, Site { what: name, step: None, layers: 0 });
+        pass.template(template, node, Site { what: name, step: None, layers: 0, is_after: false });
     }
     for (name, template, node) in names.defaults_env {
-        pass.template(template, node, Site { what: name, step: None, layers: 1 });
+        pass.template(template, node, Site { what: name, step: None, layers: 1, is_after: false });
     }
     if let Some((dir, node)) = defaults_dir {
-        pass.template(dir, node, Site { what: "dir", step: None, layers: 2 });
+        pass.template(dir, node, Site { what: "dir", step: None, layers: 2, is_after: false });
     }
     pass.steps();
     pass.kept
@@ -75,16 +77,25 @@ pub(super) fn check(
 impl<'a> Pass<'a, '_, '_, '_> {
     fn steps(&mut self) {
         for (position, draft) in self.names.body.drafts.iter().enumerate() {
+            let site = |what| Site { what, step: Some(position), layers: 2, is_after: false };
             self.step(position, draft);
             if let Some(each) = &draft.each {
                 self.each(position, each);
+            }
+            if let Some((repeat, node)) = &draft.repeat {
+                let site = Site { is_after: true, ..site("until") };
+                let until = &repeat.until;
+                self.uses(until.references(), until.calls(), node, site);
+            }
+            if let Some(body) = draft.within() {
+                self.within(position, body);
             }
         }
     }
 
     /// Checks what a step does with its items.
     fn each(&mut self, position: usize, each: &EachDraft<'_>) {
-        let site = |what, layers| Site { what, step: Some(position), layers };
+        let site = |what, layers| Site { what, step: Some(position), layers, is_after: false };
         let foreach = &each.foreach;
         if let Some(template) = foreach.items.template() {
             self.template(template, each.items_node, site("items", 3));
@@ -101,8 +112,12 @@ impl<'a> Pass<'a, '_, '_, '_> {
         if let (Some(Distinct::By(by)), Some(node)) = (&foreach.distinct, each.distinct_node) {
             self.uses(by.references(), by.calls(), node, site("distinct", 2));
         }
+    }
+
+    /// Checks the steps within one.
+    fn within(&mut self, position: usize, body: &BodyDraft<'_>) {
         let outer = self.names;
-        let inner = Names { body: &each.body, above: Some((outer, position)), ..*outer };
+        let inner = Names { body, above: Some((outer, position)), ..*outer };
         let mut pass = Pass { names: &inner, checker: self.checker, kept: HashSet::new() };
         pass.steps();
         let kept = pass.kept;
@@ -127,7 +142,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
     }
 
     fn step(&mut self, position: usize, draft: &Draft<'_>) {
-        let site = |what, layers| Site { what, step: Some(position), layers };
+        let site = |what, layers| Site { what, step: Some(position), layers, is_after: false };
         if let Some((condition, node)) = &draft.condition {
             self.uses(condition.references(), condition.calls(), node, site("if", 2));
         }
@@ -195,6 +210,15 @@ impl<'a> Pass<'a, '_, '_, '_> {
     /// Checks what is read of a step.
     fn part_of(&mut self, draft: &'a Draft<'_>, (what, name): (Option<&str>, Option<&str>), place: &At<'_>) {
         let id = &draft.id;
+        if draft.group.is_some() && matches!(what, Some("outputs" | "stdout" | "exit_code")) {
+            let help = "read what its steps gave, by their own ids".to_owned();
+            return self.wrong(
+                place,
+                format!("step `{id}` is a group, and gives nothing itself"),
+                None,
+                Some(help),
+            );
+        }
         match (what, name, draft.each.is_some()) {
             (Some("outputs" | "stdout" | "exit_code"), _, true) => {
                 let help = format!("read `steps.{id}.items`, `.total`, `.succeeded` or `.failed`");
@@ -286,10 +310,18 @@ impl<'a> Pass<'a, '_, '_, '_> {
         let (names, step) = self.home_of(id, step);
         let BodyDraft { drafts, index, order } = names.body;
         let current = &drafts[step].id;
-        let Some(position) = index.get(id).copied() else {
+        let in_group =
+            |draft: &&Draft<'_>| draft.group.as_ref().is_some_and(|group| group.index.contains_key(id));
+        let group = drafts.iter().position(|draft| in_group(&draft));
+        let Some(position) = index.get(id).copied().or(group) else {
             self.unknown(id, current, place);
             return None;
         };
+        // Of the pass before, where there was one.
+        let passes = names.above.is_some_and(|(above, at)| above.body.drafts[at].group.is_some());
+        if passes || (position == step && site.is_after) {
+            return Some(named(&drafts[position], id));
+        }
         if position == step {
             let message = format!("step `{id}` cannot read itself: it has not ended yet");
             self.wrong(place, message, None, None);
@@ -297,7 +329,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
         let order = order.as_ref()?;
         if order.is_before(position, step) {
-            return Some(&drafts[position]);
+            return Some(named(&drafts[position], id));
         }
         let (message, help) = match order.mode {
             super::workflow::Mode::Sequence => (
@@ -317,7 +349,12 @@ impl<'a> Pass<'a, '_, '_, '_> {
     /// this one, if none has it.
     fn home_of(&self, id: &str, step: usize) -> (&'a Names<'a, 'a>, usize) {
         let mut at = (self.names, step);
-        while !at.0.body.index.contains_key(id) {
+        let has = |names: &Names<'_, '_>| {
+            let in_group =
+                |draft: &Draft<'_>| draft.group.as_ref().is_some_and(|group| group.index.contains_key(id));
+            names.body.index.contains_key(id) || names.body.drafts.iter().any(in_group)
+        };
+        while !has(at.0) {
             let Some(above) = at.0.above else { return (self.names, step) };
             at = above;
         }
@@ -397,4 +434,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.warn(&place, message, &help);
         }
     }
+}
+
+/// The step of that id: this one, or one of the group that it is.
+fn named<'a, 'n>(draft: &'a Draft<'n>, id: &str) -> &'a Draft<'n> {
+    let of_group = draft.group.as_ref().and_then(|group| Some(&group.drafts[*group.index.get(id)?]));
+    of_group.filter(|_| draft.id != id).unwrap_or(draft)
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use super::body::BodyDraft;
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::foreach::{self, EachDraft};
 use super::node::{Kind, Node};
+use super::repeat::{self, ITERATION, Repeat};
 use super::settings::{self, Variable};
 use super::work::{self, Work};
 use super::workflow::{OutputSource, Retry, Shell, Tolerance};
@@ -30,6 +32,8 @@ static STEP: KeySet = KeySet {
         "sleep",
         "wait",
         "foreach",
+        "steps",
+        "repeat",
         "needs",
         "if",
         "env",
@@ -50,8 +54,6 @@ static STEP: KeySet = KeySet {
         "prompt",
         "service",
         "workflow",
-        "steps",
-        "repeat",
         "evidence",
         "undo",
         "on_failure",
@@ -95,6 +97,10 @@ pub(super) struct Draft<'n> {
     pub(super) work: Option<(Work, &'n Node)>,
     /// What it works on item by item, in the place of that.
     pub(super) each: Option<Box<EachDraft<'n>>>,
+    /// The steps that it is a group of, likewise.
+    pub(super) group: Option<BodyDraft<'n>>,
+    /// How often it is done.
+    pub(super) repeat: Option<(Repeat, &'n Node)>,
     pub(super) needs: Option<Vec<(String, &'n Node)>>,
     pub(super) condition: Option<(Condition, &'n Node)>,
     pub(super) env: Vec<Variable<'n>>,
@@ -111,10 +117,15 @@ pub(super) struct Draft<'n> {
     pub(super) report: Option<(Template, &'n Node)>,
 }
 
-impl Draft<'_> {
+impl<'n> Draft<'n> {
+    /// The steps within it.
+    pub(super) fn within(&self) -> Option<&BodyDraft<'n>> {
+        self.each.as_ref().map(|each| &each.body).or(self.group.as_ref())
+    }
+
     /// The names of its outputs, if it is sure that it has no others.
     pub(super) fn declared_outputs(&self) -> Option<Vec<&str>> {
-        if self.each.is_some() {
+        if self.each.is_some() || self.group.is_some() {
             return Some(Vec::new());
         }
         let (work, _) = self.work.as_ref()?;
@@ -138,6 +149,10 @@ pub(super) fn step<'n>(
         return None;
     }
     let fields = Fields::of(checker, node, &STEP)?;
+    let repeats = fields.get("repeat").is_some();
+    if repeats {
+        checker.locals.push(ITERATION.to_owned());
+    }
     let template = |checker: &mut Checker<'_>, key: &str| {
         let value = fields.get(key)?;
         checker.template(value, key).map(|template| (template, value))
@@ -147,12 +162,16 @@ pub(super) fn step<'n>(
     let id_node = id.as_ref().map_or(node, |(_, node)| *node);
     let id = id.map_or_else(|| format!("{stem}-{position}"), |(id, _)| id);
     let each = fields.get("foreach").and_then(|node| foreach::foreach(checker, node, &id, defaults));
+    let group = fields.get("steps").and_then(|node| repeat::group(checker, node, repeats, &id, defaults));
+    let repeat = fields.get("repeat").and_then(|node| repeat::repeat(checker, node));
     let draft = Draft {
         node,
         id_node,
         has_own_id: fields.get("id").is_some(),
         id,
         each: each.map(Box::new),
+        group,
+        repeat,
         name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
         work: work::work(checker, node, &fields),
         needs: fields.get("needs").map(|node| checker.texts(node, "needs")),
@@ -187,6 +206,9 @@ pub(super) fn step<'n>(
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
         report: template(checker, "report"),
     };
+    if repeats {
+        checker.locals.pop();
+    }
     if draft.capture.is_some()
         && let Some((_, _, node)) = draft.outputs.iter().find(|(name, ..)| name == CAPTURED)
     {

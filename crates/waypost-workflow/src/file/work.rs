@@ -6,13 +6,14 @@ use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::foreach::{Foreach, ItemSource};
 use super::node::{Kind, Node};
+use super::workflow::Body;
 use crate::expr::Template;
 use crate::suggest::listed;
 
 /// The keys that say what a step does; each step has one.
-pub(super) const KINDS: [&str; 5] = ["run", "approve", "sleep", "wait", "foreach"];
+pub(super) const KINDS: [&str; 6] = ["run", "approve", "sleep", "wait", "foreach", "steps"];
 /// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 4] = ["agent", "service", "workflow", "steps"];
+const KINDS_LATER: [&str; 3] = ["agent", "service", "workflow"];
 /// Keys that mean something only for a step that starts a process.
 const FOR_PROCESSES: [&str; 9] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
@@ -39,6 +40,8 @@ pub enum Work {
     Wait(Template),
     /// Works on items.
     Foreach(Box<Foreach>),
+    /// Does all of these.
+    Group(Box<Body>),
 }
 
 impl Work {
@@ -64,6 +67,16 @@ impl Work {
         }
     }
 
+    /// The steps within it, if there are some.
+    #[must_use]
+    pub fn body(&self) -> Option<&Body> {
+        match self {
+            Self::Foreach(foreach) => Some(&foreach.body),
+            Self::Group(body) => Some(body),
+            _ => None,
+        }
+    }
+
     /// The key that says it.
     #[must_use]
     pub fn key(&self) -> &'static str {
@@ -73,6 +86,7 @@ impl Work {
             Self::Sleep(_) => "sleep",
             Self::Wait(_) => "wait",
             Self::Foreach(_) => "foreach",
+            Self::Group(_) => "steps",
         }
     }
 
@@ -81,7 +95,7 @@ impl Work {
         match self {
             Self::Approve(_) => &["answer"],
             Self::Wait(_) => &["value"],
-            Self::Run(_) | Self::Sleep(_) | Self::Foreach(_) => &[],
+            Self::Run(_) | Self::Sleep(_) | Self::Foreach(_) | Self::Group(_) => &[],
         }
     }
 
@@ -89,7 +103,7 @@ impl Work {
     pub(super) fn template(&self) -> Option<&Template> {
         match self {
             Self::Run(text) | Self::Wait(text) | Self::Approve(Approval { question: text, .. }) => Some(text),
-            Self::Sleep(_) => None,
+            Self::Sleep(_) | Self::Group(_) => None,
             Self::Foreach(foreach) => foreach.items.template(),
         }
     }
@@ -143,7 +157,7 @@ pub(super) fn work<'n>(
     let Some((kind, value)) = found.next() else {
         // A kind that is not built yet was reported at its key.
         if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
-            let help = "add `run:` with a command, or `foreach`, `approve`, `sleep` or `wait`";
+            let help = "add `run:` with a command, or `foreach`, `steps`, `approve`, `sleep` or `wait`";
             checker.wrong(node, "the step has nothing to do", help);
         }
         return None;
@@ -159,6 +173,14 @@ pub(super) fn work<'n>(
     if kind == "foreach" {
         // It was read with its steps.
         return refuse_for_items(checker, value, fields);
+    }
+    if kind == "steps" {
+        let keys = FOR_PROCESSES.iter().chain(&["env", "continue_on_error", "report"]);
+        for (key, place) in keys.filter_map(|key| Some((*key, fields.get(key)?))) {
+            let help = "give it to the steps of the group, which do the work";
+            checker.wrong(place, format!("`{key}` means nothing for a group"), help);
+        }
+        return None;
     }
     if kind != "run" {
         for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::params::Param;
 use super::problem::Problem;
+use super::repeat::Repeat;
 use super::work::Work;
 use crate::expr::{Condition, ExprError, Formula, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
@@ -63,7 +64,7 @@ impl Body {
     /// All of them, and those within them, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
-            let below = step.work.foreach().map(|foreach| &foreach.body);
+            let below = step.work.body();
             std::iter::once(step).chain(below.into_iter().flat_map(Self::all))
         }))
     }
@@ -178,7 +179,7 @@ impl Workflow {
     #[must_use]
     pub fn env_names(&self) -> BTreeSet<&str> {
         let mut setters: BTreeMap<&str, usize> = BTreeMap::new();
-        let working: Vec<&Step> = self.body.all().filter(|step| step.work.foreach().is_none()).collect();
+        let working: Vec<&Step> = self.body.all().filter(|step| step.work.body().is_none()).collect();
         for step in &working {
             let names: BTreeSet<&str> =
                 step.env.iter().flat_map(|layer| layer.iter()).map(|(name, _)| name.as_str()).collect();
@@ -242,6 +243,8 @@ pub struct Step {
     pub work: Work,
     /// Ids of the steps that it names in `needs`, each once.
     pub needs: Vec<String>,
+    /// Until when it is done again, if it is.
+    pub repeat: Option<Repeat>,
     /// Whether it runs; without one it runs if no step that it needs was skipped.
     pub condition: Option<Condition>,
     /// Its folder, below the base folder.
@@ -286,7 +289,8 @@ impl Step {
         let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
         let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
         let own = self.condition.iter().flat_map(Condition::references);
-        templates.flat_map(Template::references).chain(own).chain(sorts).chain(keeps).chain(names)
+        let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
+        templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
     }
 
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.

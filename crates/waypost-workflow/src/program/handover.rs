@@ -183,7 +183,7 @@ impl Handover {
         };
         match outputs.iter().find(|(name, value)| leaks(name, value)) {
             Some((name, _)) => Err(secret_in(name)),
-            None => Ok(StepOutput { outputs, stdout, items: None }),
+            None => Ok(StepOutput { outputs, stdout, ..StepOutput::default() }),
         }
     }
 

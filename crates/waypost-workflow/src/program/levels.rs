@@ -10,6 +10,9 @@ use crate::file::{Backoff, Body, Foreach, Mode, OnItemFailure, Step, Workflow};
 
 use super::ProgramError;
 
+/// Names the branch of a group.
+const GROUP_KEY: &str = "steps";
+
 /// The steps of one graph.
 #[derive(Debug)]
 pub(super) struct Level {
@@ -56,19 +59,38 @@ fn level(
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());
         node.retry = retry(step);
         let each = step.work.foreach();
-        if let Some(each) = each {
-            let inner = match each.body.mode() {
+        if let Some(body) = step.work.body() {
+            let inner = match body.mode() {
                 Mode::Sequence => NonZeroUsize::MIN,
                 Mode::Graph => cores,
             };
-            let shape = level(&each.body, inner, cores, levels)?;
-            node.children = Some(children(node.id.clone(), each, shape, cores));
+            let shape = level(body, inner, cores, levels)?;
+            node.children = Some(match each {
+                Some(each) => children(node.id.clone(), each, shape, cores),
+                None => one_child(node.id.clone(), shape),
+            });
+        }
+        if step.repeat.is_some() {
+            node.routes = vec![node.id.clone()];
         }
         foreach.push(each.cloned().map(Arc::new));
         steps.push(node);
     }
     levels[number] = Some(Level { steps: body.steps().to_vec(), foreach });
     Ok(Shape::new(steps, parallel_max.get())?.at_level(number))
+}
+
+/// The branch on which the steps of a group are done.
+fn one_child(name: StepId, shape: Shape) -> Children {
+    Children {
+        name,
+        shape: Box::new(shape),
+        named: vec![(GROUP_KEY.to_owned(), None)],
+        parallel_max: 1,
+        on_failure: OnChildFailure::Stop,
+        by_work: false,
+        limits: FailureLimits::default(),
+    }
 }
 
 fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> Children {

@@ -30,6 +30,7 @@ mod attempt;
 mod handover;
 mod items;
 mod levels;
+mod repeat;
 mod scratch;
 mod state;
 mod waiting;
@@ -112,6 +113,7 @@ enum Doing {
     Waiting(Waiting),
     Listing(Box<Listing>),
     Joining(Joining),
+    Gathering(Joined),
 }
 
 /// A workflow, ready for the engine.
@@ -336,14 +338,19 @@ impl Program for WorkflowProgram {
     }
 
     fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
-        let mut child = WorkflowState::of_item(item.value.clone(), item.index);
+        let mut child = match self.foreach(spot) {
+            Some(_) => WorkflowState::of_item(item.value.clone(), item.index),
+            None => WorkflowState::of_group(),
+        };
         self.attach(spot, state, &mut child);
         Ok(child)
     }
 
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
-        if let Some(foreach) = self.foreach(spot) {
-            child.attach(self.scope(state), &foreach.name);
+        let step = self.step(spot);
+        match self.foreach(spot) {
+            Some(foreach) => child.attach(self.scope_of(step, state), Some(&foreach.name)),
+            None => child.attach(self.scope_of_group(step, state), None),
         }
     }
 
@@ -351,13 +358,17 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         let considers =
             |need: &str| step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need));
+        // A pass that goes on a loop is not decided about any more.
+        if step.repeat.is_some() && state.passes(&step.id) > 0 {
+            return Ok(Admission::Run);
+        }
         let skipped = step.needs.iter().find(|need| state.is_skipped(need) && !considers(need));
         if let Some(need) = skipped {
             let need = StepId::new(need).expect("the reader checked the id");
             return Ok(Admission::Skip(SkipCause::Need(need)));
         }
         let Some(condition) = &step.condition else { return Ok(Admission::Run) };
-        let scope = self.scope(state);
+        let scope = self.scope_of(step, state);
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         if condition.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
             return Ok(Admission::Run);
@@ -366,7 +377,11 @@ impl Program for WorkflowProgram {
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
-        let (step, scope) = (self.step(spot), self.scope(state));
+        let step = self.step(spot);
+        let scope = self.scope_of(step, state);
+        if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {
+            return Ok(Job(Doing::Gathering(joined)));
+        }
         if let Some(foreach) = self.foreach(spot) {
             if let Some(joined) = joined {
                 let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
@@ -389,6 +404,7 @@ impl Program for WorkflowProgram {
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
             Doing::Listing(listing) => self.list(*listing, attempt).await,
             Doing::Joining(joining) => joining.run().await,
+            Doing::Gathering(joined) => repeat::gather(joined).await,
         }
     }
 
@@ -416,16 +432,32 @@ impl Program for WorkflowProgram {
         spot: Spot<'_>,
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
+        let id = spot.step.id.as_str();
+        let is_done = !matches!(settled, Settlement::Skipped);
+        let mut steps = BTreeMap::new();
         let settled = match settled {
-            Settlement::Completed(output, ending) => StepState::completed(output, ending.exit_code),
+            Settlement::Completed(mut output, ending) => {
+                steps = std::mem::take(&mut output.steps);
+                StepState::completed(output, ending.exit_code)
+            }
             Settlement::Tolerated(Failure { ending, .. }) => {
                 StepState::failed(ending.outputs.clone().into_iter().collect(), ending.exit_code)
             }
             Settlement::Skipped => StepState::skipped(),
         };
-        state.refuse_growth(spot.step.id.as_str(), &settled)?;
-        state.settle(spot.step.id.as_str(), settled, self.folder().as_deref());
-        Ok(Follow::Needs)
+        state.refuse_growth(id, &settled)?;
+        for (id, step) in &steps {
+            state.refuse_growth(id, step)?;
+        }
+        let repeats = self.step(spot).repeat.is_some() && is_done;
+        let follow = if repeats { self.passes_on(spot, state, &settled, &steps)? } else { Follow::Needs };
+        let passes = if repeats { state.passes(id) + 1 } else { 0 };
+        let folder = self.folder();
+        for (id, step) in steps {
+            state.settle(&id, step, folder.as_deref());
+        }
+        state.settle(id, settled.after(passes), folder.as_deref());
+        Ok(follow)
     }
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {

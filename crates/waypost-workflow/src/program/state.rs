@@ -47,8 +47,8 @@ struct OfItem {
 #[derive(Debug, Clone)]
 struct Outer {
     scope: Scope,
-    /// The name of the item.
-    name: String,
+    /// The name of the item, on a branch over one.
+    name: Option<String>,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -65,6 +65,9 @@ pub struct StepState {
     stdout: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     items: Option<StepItems>,
+    /// How often it was done, if it is done until something holds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    passes: u32,
 }
 
 /// What became of the items of a step.
@@ -101,23 +104,37 @@ pub struct StepOutput {
     pub stdout: Option<String>,
     /// What became of its items, if it worked on some.
     pub items: Option<StepItems>,
+    /// What the steps of it came to, if it is a group.
+    pub steps: BTreeMap<String, StepState>,
 }
 
 impl StepState {
     pub(super) fn completed(output: StepOutput, exit_code: Option<i32>) -> Self {
-        let StepOutput { outputs, stdout, items } = output;
-        Self { status: None, exit_code: exit_code.filter(|code| *code != 0), outputs, stdout, items }
+        let StepOutput { outputs, stdout, items, steps: _ } = output;
+        Self {
+            status: None,
+            exit_code: exit_code.filter(|code| *code != 0),
+            outputs,
+            stdout,
+            items,
+            passes: 0,
+        }
     }
 
     pub(super) fn failed(outputs: Map<String, Value>, exit_code: Option<i32>) -> Self {
-        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None, items: None }
+        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None, items: None, passes: 0 }
+    }
+
+    /// The same after so many passes.
+    pub(super) fn after(self, passes: u32) -> Self {
+        Self { passes, ..self }
     }
 
     pub(super) fn skipped() -> Self {
         Self { status: Some(Settled::Skipped), ..Self::default() }
     }
 
-    fn view(&self, folder: Option<&Path>) -> StepView {
+    pub(super) fn view(&self, folder: Option<&Path>) -> StepView {
         let (status, usual_code) = match self.status {
             None => ("completed", Some(0)),
             Some(Settled::Failed) => ("failed", None),
@@ -170,9 +187,15 @@ impl WorkflowState {
         Self { params, item, steps, outer: None, scope: OnceLock::new(), bytes: OnceLock::new() }
     }
 
-    /// Has its expressions read what is known where the step stands that opened its branch; the item is called `name`.
-    pub(super) fn attach(&mut self, scope: Scope, name: &str) {
-        self.outer = Some(Outer { scope, name: name.to_owned() });
+    /// The state of a branch for a group of steps.
+    pub(super) fn of_group() -> Self {
+        Self::of(None, None, BTreeMap::new())
+    }
+
+    /// Has its expressions read what is known where the step stands that opened its branch; the item, if it is over one, is
+    /// called `name`.
+    pub(super) fn attach(&mut self, scope: Scope, name: Option<&str>) {
+        self.outer = Some(Outer { scope, name: name.map(str::to_owned) });
         self.scope = OnceLock::new();
     }
 
@@ -208,6 +231,16 @@ impl WorkflowState {
     /// Returns what became of a step, if it is finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)
+    }
+
+    /// Returns how often a step was done that is done until something holds.
+    pub(super) fn passes(&self, id: &str) -> u32 {
+        self.steps.get(id).map_or(0, |step| step.passes)
+    }
+
+    /// Returns what became of all steps that are finished.
+    pub(super) fn into_steps(self) -> BTreeMap<String, StepState> {
+        self.steps
     }
 
     pub(super) fn is_skipped(&self, id: &str) -> bool {
@@ -263,6 +296,16 @@ impl WorkflowState {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+/// What expressions see of a step of a group that has not been done in any pass.
+pub(super) fn not_yet() -> StepView {
+    StepView { status: "pending".to_owned(), exit_code: None, stdout: None, outputs: None, items: None }
+}
+
 /// Names the largest output with its size, or what was printed if an expression reads that and it is more.
 pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> String {
     let sized = outputs.iter().map(|(name, value)| (json_bytes(value), format!("output `{name}`")));
@@ -298,9 +341,10 @@ impl WorkflowState {
     pub(super) fn scope(&self, run: &RunId, folder: Option<&Path>) -> Scope {
         let made = || {
             let mut scope = match (&self.outer, &self.item) {
-                (Some(Outer { scope, name }), Some(OfItem { index, value })) => {
+                (Some(Outer { scope, name: Some(name) }), Some(OfItem { index, value })) => {
                     scope.with_local(name, value).with_local(ITEM_INDEX, &Value::from(*index))
                 }
+                (Some(Outer { scope, .. }), _) => scope.clone(),
                 _ => Scope::new(run.as_str(), self.params()),
             };
             for (id, step) in &self.steps {

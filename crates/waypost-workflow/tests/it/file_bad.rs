@@ -513,3 +513,22 @@ fn what_is_wrong_with_a_foreach_is_said_where_it_stands() {
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     assert_text("foreach_wrong", &answers(&files));
 }
+
+#[test]
+fn what_is_wrong_with_a_loop_is_said_where_it_stands() {
+    let files = [
+        "steps:\n  - {id: a, run: x, repeat: 3}\n",
+        "steps:\n  - {id: a, run: x, repeat: {max: 3}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.a.exit_code == 0}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: 'true', max: 0, times: 3}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.b.exit_code == 0, max: 3}}\n  - {id: b, run: x}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.aa.exit_code == 0, max: 3}}\n",
+        "steps:\n  - {id: a, run: x, env: {I: '${{ iteration }}'}}\n",
+        "steps:\n  - id: a\n    steps: [{run: x}]\n",
+        "steps:\n  - id: a\n    steps: [{run: x}]\n    repeat: {until: steps.a.outputs.x == 1, max: 2}\n    timeout: 5s\n    env: {A: b}\n",
+        "steps:\n  - id: a\n    steps: []\n    repeat: {until: 'true', max: 2}\n",
+        "steps:\n  - id: a\n    steps: [{id: i, run: x}]\n    repeat: {until: steps.i.outputs.x == 1, max: 2}\n    run: y\n",
+        "steps:\n  - id: a\n    steps: [{id: i, run: x, capture: text}]\n    repeat: {until: steps.i.outputs.resul == 'y', max: 2}\n",
+    ];
+    assert_text("repeat_wrong", &answers(&files));
+}

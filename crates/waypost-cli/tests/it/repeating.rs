@@ -1,0 +1,117 @@
+//! Steps and groups of steps that are done until something holds.
+
+use crate::rig::Rig;
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+const IMPROVE: &str = r#"
+steps:
+  - id: improve
+    repeat: {until: steps.test.outputs.good == 'yes', max: 4}
+    steps:
+      - id: edit
+        run: 'echo "edit $I after $BEFORE" >> trace; echo "text=$I" >> "$WAYPOST_OUTPUT"'
+        env: {I: "${{ iteration }}", BEFORE: "${{ steps.test.status }}"}
+      - id: test
+        run: 'echo "test $T" >> trace; while [ "$T" = 2 ] && [ ! -e go ]; do sleep 0.02; done; [ "$T" -lt 3 ] || echo "good=yes" >> "$WAYPOST_OUTPUT"; [ "$T" -ge 3 ] || echo "good=no" >> "$WAYPOST_OUTPUT"'
+        env: {T: "${{ steps.edit.outputs.text }}"}
+  - {id: end, run: 'echo "end $TEXT" >> trace', env: {TEXT: "${{ steps.edit.outputs.text }}"}}
+"#;
+
+#[test]
+fn a_group_is_done_until_it_holds_and_a_crash_costs_the_step_that_was_cut() {
+    for store in STORES {
+        let rig = Rig::with(IMPROVE).at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("test 2"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(
+            rig.read("trace"),
+            "edit 1 after pending\ntest 1\nedit 2 after completed\ntest 2\ntest 2\nedit 3 after completed\ntest 3\nend 3\n",
+            "{store}"
+        );
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        let checkpoints = rig.json(&["checkpoints", "r", "--branch", "improve:steps", "--json"]);
+        let of_tests = checkpoints["checkpoints"].as_array().unwrap().iter();
+        let ended = of_tests.filter(|at| at["step"] == "test" && at["phase"] == "completed");
+        let passes: Vec<String> = ended.map(|at| at["iteration"].to_string()).collect();
+        assert_eq!(passes, ["1", "2", "3"], "{store}: the pass is in the checkpoint");
+    }
+}
+
+#[test]
+fn a_step_is_done_until_it_holds_or_fails_by_name() {
+    for store in STORES {
+        let flow = r#"
+steps:
+  - id: poll
+    run: 'echo "poll $N" >> trace; echo "n=$N" >> "$WAYPOST_OUTPUT"; echo "key $WAYPOST_IDEMPOTENCY_KEY" >> keys'
+    env: {N: "${{ iteration }}"}
+    repeat: {until: "steps.poll.outputs.n | int >= LIMIT", max: 3}
+  - {id: end, run: 'echo end >> trace'}
+"#;
+        let rig = Rig::with(&flow.replace("LIMIT", "2")).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "poll 1\npoll 2\nend\n");
+        let keys: std::collections::BTreeSet<String> = rig.read("keys").lines().map(str::to_owned).collect();
+        assert_eq!(keys.len(), 2, "each pass has a key of its own");
+
+        rig.write("flow.yaml", &flow.replace("LIMIT", "4"));
+        let ended = rig.call(&["run", "flow.yaml", "--id", "s"]);
+        assert_eq!(ended.status.code(), Some(1), "{store}");
+        let told = rig.told(&ended);
+        assert!(told.contains("`steps.poll.outputs.n | int >= 4` did not come true in 3 passes"), "{told}");
+        // Who resumes has the last pass once more.
+        assert_eq!(code(&rig, &["resume", "s", "-q"]), Some(1));
+        assert!(rig.read("trace").ends_with("poll 1\npoll 2\npoll 3\npoll 3\n"), "{}", rig.read("trace"));
+    }
+}
+
+#[test]
+fn going_back_into_a_loop_does_its_passes_again_from_there() {
+    let rig = Rig::with(IMPROVE);
+    rig.write("go", "");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    std::fs::remove_file(rig.path("trace")).unwrap();
+
+    // After the first pass.
+    let checkpoints = rig.json(&["checkpoints", "r", "--branch", "main", "--json"]);
+    let mut ended = checkpoints["checkpoints"].as_array().unwrap().iter();
+    let first = ended.find(|at| at["step"] == "improve" && at["phase"] == "completed").unwrap();
+    assert_eq!(code(&rig, &["rollback", first["ref"].as_str().unwrap(), "-q"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "edit 2 after completed\ntest 2\nedit 3 after completed\ntest 3\nend 3\n");
+}
+
+#[test]
+fn loops_within_items() {
+    let rig = Rig::with(
+        r#"
+steps:
+  - id: each
+    foreach:
+      items: [2, 3]
+      steps:
+        - id: count
+          run: 'echo "$ITEM:$N" >> trace; echo "n=$N" >> "$WAYPOST_OUTPUT"'
+          env: {N: "${{ iteration }}", ITEM: "${{ item }}"}
+          repeat: {until: "(steps.count.outputs.n | int) == item", max: 9}
+"#,
+    );
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["2:1", "2:2", "3:1", "3:2", "3:3"]);
+}

@@ -1,0 +1,60 @@
+//! `repeat`: a step, or a group of steps, that is done until something holds.
+
+use super::body::{self, BodyDraft};
+use super::checker::Checker;
+use super::fields::{Fields, KeySet};
+use super::node::Node;
+use super::step::Defaults;
+use crate::expr::Condition;
+
+/// The pass, from 1.
+pub(crate) const ITERATION: &str = "iteration";
+/// Passes of one loop: every one is a step of the run.
+const PASSES_MAX: u64 = 1_000_000;
+
+static REPEAT: KeySet = KeySet { what: "`repeat`", keys: &["until", "max"], later: &[], elsewhere: &[] };
+
+/// Until when a step is done again.
+#[derive(Debug, Clone)]
+pub struct Repeat {
+    /// What ends it.
+    pub until: Condition,
+    /// How often it is done at most; the step fails if it has not ended by then.
+    pub max: u32,
+}
+
+pub(super) fn repeat<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(Repeat, &'n Node)> {
+    let fields = Fields::of(checker, node, &REPEAT)?;
+    let mut said = |key: &str, help: &str| {
+        let found = fields.get(key);
+        if found.is_none() && !fields.has_any(&[key]) {
+            checker.wrong(node, format!("`repeat` has no `{key}`"), help);
+        }
+        found
+    };
+    let until = said("until", "write what ends it: `until: steps.test.exit_code == 0`");
+    let max = said("max", "write how often it is done at most: `max: 10`");
+    let condition = until.and_then(|node| checker.condition(node, "until"));
+    let max = max.and_then(|node| checker.integer(node, "max", 1..=PASSES_MAX));
+    Some((Repeat { until: condition?, max: u32::try_from(max?).ok()? }, until?))
+}
+
+/// Reads the steps of a group.
+pub(super) fn group<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    repeats: bool,
+    id: &str,
+    defaults: &Defaults,
+) -> Option<BodyDraft<'n>> {
+    if !repeats {
+        let help = "add `repeat: { until: …, max: N }`, or put these steps into the list itself";
+        checker.wrong(
+            node,
+            "steps within a step are a group that is repeated, and this has no `repeat`",
+            help,
+        );
+    }
+    let nodes = body::nodes(checker, node, "the group", "begin every step with `- `")?;
+    Some(body::body(checker, nodes, id, defaults))
+}
