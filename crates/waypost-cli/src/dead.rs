@@ -1,5 +1,6 @@
 //! Dead letters: items whose work failed for good while the others went on.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
@@ -174,10 +175,9 @@ pub(crate) async fn again(
 ) -> Result<Again, Error> {
     let mut from: BTreeMap<StepId, Option<u64>> = BTreeMap::new();
     for (letter, _) in letters {
-        let root = root(letter);
-        if !from.contains_key(&root) {
-            let seq = back_to(store, run, &root).await?;
-            from.insert(root, seq);
+        if let Entry::Vacant(vacant) = from.entry(root(letter)) {
+            let seq = back_to(store, run, vacant.key()).await?;
+            vacant.insert(seq);
         }
     }
     let earliest = from.values().flatten().min().copied();

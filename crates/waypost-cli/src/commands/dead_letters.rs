@@ -78,7 +78,7 @@ async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
         let mut text = format!(
             "{}\n  branch    {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
-            shown(&letter.branch.to_string()),
+            shown(letter.branch.as_str()),
             shown(&item),
             letter.attempts
         );
@@ -87,7 +87,7 @@ async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
             text.push_str(&format!("  {label:<9} {}\n", shown(error)));
         }
         if let Some(log) = &letter.failure.ending.log {
-            text.push_str("\n");
+            text.push('\n');
             for line in log.tail.lines() {
                 text.push_str(&format!("  | {}\n", shown(line)));
             }
