@@ -8,7 +8,8 @@ use crate::change;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
+    Status, Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
@@ -119,7 +120,7 @@ pub(super) struct Base {
     /// The record whose state and position are gone on with.
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The record that is continued, where the one above is of another run.
+    /// The record that what is written first continues, if not the one above.
     basis: Option<u64>,
     /// The seq of the next record.
     next: u64,
@@ -321,9 +322,8 @@ async fn find_begin<P: Program>(
     // What the sessions of this resume wrote nothing on, they did not come to.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    if let Some(Move { record, position, draft, basis }) = moved {
-        (base.record, base.position, base.basis) = (record, position, basis);
-        drafts.extend(draft);
+    if let Some(moved) = moved {
+        move_on(base, moved, &mut drafts)?;
     }
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
@@ -333,6 +333,38 @@ async fn main_line<'a, P: Program>(
     engine: &Engine,
     program: &'a P,
     chain: Chain,
+/// Takes the main branch from where it is to where a move takes it.
+///
+/// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
+/// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
+fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
+    let Move { record, mut position, mut draft, mut basis } = moved;
+    if let (Some(by_name), Some(further)) = (drafts.last_mut(), &mut draft) {
+        by_name.stand = Some(body_of(&base.record, &base.position)?);
+        let continues = basis.unwrap_or(record.header().seq);
+        further.basis = Some(continues);
+        basis = Some(base.basis.unwrap_or(base.record.header().seq));
+        position.ahead = position.ahead.map(|ahead| Ahead { seq: base.next, ..ahead });
+    }
+    (base.record, base.position, base.basis) = (record, position, basis);
+    drafts.extend(draft);
+    Ok(())
+}
+
+/// Makes a body of the state of a record and another position.
+fn body_of(record: &Record, position: &Position) -> Result<Body, RunError> {
+    let Header { run, step, body, .. } = record.header();
+    let (Some(body), Some(state)) = (body, record.state_bytes()) else {
+        let at = record.header().reference().to_string();
+        return Err(RunError::NoState { at, why: "retention dropped its state".to_owned() });
+    };
+    Body::opaque(position, state, &body.codec, body.schema).map_err(|source| RunError::Record {
+        run: run.clone(),
+        step: step.clone(),
+        source,
+    })
+}
+
     base: &mut Base,
     begin: &mut Begin,
     options: &mut ResumeOptions<P::State>,
@@ -341,7 +373,7 @@ async fn main_line<'a, P: Program>(
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     if let Some(edit) = options.edit.take() {
         (edit.0)(&mut state);
-        first_or_by_hand(drafts);
+        last_or_by_hand(drafts);
     }
     validated(base, &state, options)?;
     let config_over = config_over(engine, base, &options.config).await?;
@@ -363,8 +395,8 @@ async fn main_line<'a, P: Program>(
         main.doubt(&step);
     }
     if let Some(config) = &config_over {
-        first_or_by_hand(drafts).config = Some(config.clone());
-        main.position.config = Some(main.seq_of_next_draft());
+        last_or_by_hand(drafts).config = Some(config.clone());
+        main.position.config = Some(main.seq_of_next_draft() + drafts.len() as u64 - 1);
     }
     main.drafts.append(drafts);
     Ok((main, config_over.unwrap_or(config_so_far)))
@@ -401,12 +433,12 @@ fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     Asked { trust, again, ends: false, by_hand, still, token, retries }
 }
 
-/// Returns the first thing that is written, which may be that a person changed something.
-fn first_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
+/// Returns the last thing that is written, which may be that a person changed something.
+fn last_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
     if drafts.is_empty() {
         drafts.push(by_hand());
     }
-    drafts.first_mut().expect("there is one by now")
+    drafts.last_mut().expect("there is one by now")
 }
 
 /// What is written where a person changes something by hand.

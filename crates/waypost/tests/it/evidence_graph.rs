@@ -17,6 +17,7 @@ mod accept;
 mod again;
 mod branches;
 mod forked;
+mod going_back;
 mod hosts;
 mod probes;
 
