@@ -25,7 +25,7 @@ use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
-use super::session::{Carried, Session, Worked};
+use super::session::{Carried, Session, Unlooked, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
 use super::{
@@ -176,7 +176,7 @@ async fn go_on<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
+    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.as_ref()).await?;
     let Some(mut begin) = found else {
         let outcome = idle(&base.snapshot, program)?;
         validated(&base, &outcome.state, &mut options)?;
@@ -193,11 +193,14 @@ async fn go_on<'a, P: Program>(
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.repaired = base.damaged;
-    if let Some(Carried { batches, repaired, is_unlooked }) = carried {
-        (session.batches, session.is_again) = (batches, true);
-        session.is_unlooked = is_unlooked && !begin.stand.looked;
+    if let Some(Carried { batches, repaired, unlooked }) = carried {
+        (session.batches, session.is_again, session.unlooked) = (batches, true, unlooked);
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
+    }
+    if begin.stand.looked {
+        let left = std::mem::take(&mut begin.stand.left);
+        session.unlooked = Unlooked { left, ..Unlooked::default() };
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
@@ -266,7 +269,7 @@ async fn find_begin<P: Program>(
     lease: &Lease,
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
-    is_again: bool,
+    carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
@@ -275,8 +278,10 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let is_again = carried.is_some();
     let mut asked = asked(options, is_again, lease.token());
-    asked.ends = is_again && base.snapshot.ended.is_none() && base.position.frontier.is_empty();
+    let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
+    asked.anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -328,11 +333,6 @@ async fn find_begin<P: Program>(
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
 
-/// Makes the main branch as it is gone on with, and the configuration in force.
-async fn main_line<'a, P: Program>(
-    engine: &Engine,
-    program: &'a P,
-    chain: Chain,
 /// Takes the main branch from where it is to where a move takes it.
 ///
 /// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
@@ -365,6 +365,11 @@ fn body_of(record: &Record, position: &Position) -> Result<Body, RunError> {
     })
 }
 
+/// Makes the main branch as it is gone on with, and the configuration in force.
+async fn main_line<'a, P: Program>(
+    engine: &Engine,
+    program: &'a P,
+    chain: Chain,
     base: &mut Base,
     begin: &mut Begin,
     options: &mut ResumeOptions<P::State>,
@@ -430,7 +435,7 @@ fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
-    Asked { trust, again, ends: false, by_hand, still, token, retries }
+    Asked { trust, again, anew: false, by_hand, still, token, retries }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.

@@ -10,7 +10,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::evidence::{Site, other_names};
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
+use crate::plan::{
+    Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, is_under_way, left_out,
+    plan,
+};
 use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
 use crate::shape::Shape;
 use crate::store::{Store, StoreError};
@@ -42,6 +45,8 @@ pub(super) struct Judged {
     pub(super) held: Vec<Broken>,
     /// The claims that were checked, as they are now, by branch and record.
     pub(super) found: HashMap<(BranchPath, u64), Vec<Claim>>,
+    /// The claims that were not, as a step under way may be about to rewrite what they are about.
+    pub(super) left: LeftOut,
 }
 
 /// How a resume treats what is finished.
@@ -121,7 +126,8 @@ pub(super) async fn judge<P: Program>(
         step.is_some_and(|step| step.idempotent)
     };
     let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
-    Ok(Judged { questions, broken, held, found })
+    let left = left_out(shape, &effective);
+    Ok(Judged { questions, broken, held, found, left })
 }
 
 /// Adds to a question about claims that could not be checked why that is.

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::{Action, Broken, Cause, Decision};
+use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
@@ -31,6 +31,8 @@ pub(super) struct Stand {
     pub(super) doubts: BTreeMap<BranchPath, StepId>,
     /// The evidence of all that is finished was looked at.
     pub(super) looked: bool,
+    /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
+    pub(super) left: LeftOut,
 }
 
 impl Stand {
@@ -46,8 +48,9 @@ pub(super) struct Asked {
     pub(super) trust: Trust,
     /// It is the same session that goes on: what has not changed since is not checked again.
     pub(super) again: bool,
-    /// All of it is done, as that session leaves it: what was done again last may have undone what others are believed by.
-    pub(super) ends: bool,
+    /// All the same, it is: all is done as that session leaves it, and what was done again last may have undone what others
+    /// are believed by; or a step has ended on whose account something was not checked.
+    pub(super) anew: bool,
     /// A person changes the state by hand: nothing is done again unasked.
     pub(super) by_hand: bool,
     /// Nothing is to run: only what is in doubt is asked for.
@@ -80,7 +83,7 @@ pub(super) async fn stand<P: Program>(
     loop {
         let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
-        let trust = if asked.again && !forwards && !asked.ends { Trust::Blind } else { asked.trust };
+        let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
@@ -106,7 +109,8 @@ pub(super) async fn stand<P: Program>(
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
         }
         let doubts = scout.doubts(&branches, &moves).await?;
-        return Ok(Stand { questions: Vec::new(), moves, doubts, looked: trust != Trust::Blind });
+        let (looked, left) = (trust != Trust::Blind, judged.left);
+        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left });
     }
 }
 

@@ -19,6 +19,7 @@ mod branches;
 mod forked;
 mod going_back;
 mod hosts;
+mod in_flux;
 mod probes;
 
 /// What was done, and how often.
