@@ -199,7 +199,9 @@ async fn go_on<'a, P: Program>(
         session.main_mut().chain.resumed = false;
     }
     if begin.stand.looked {
-        let left = std::mem::take(&mut begin.stand.left);
+        let mut left = std::mem::take(&mut begin.stand.left);
+        // At the end, nothing that is left can end any more.
+        left.retain(|_, _| !session.main().position.frontier.is_empty());
         session.unlooked = Unlooked { left, ..Unlooked::default() };
     }
     session.lost = base.snapshot.entry.summary.summary.lost;

@@ -16,7 +16,7 @@ use crate::plan::{
 };
 use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
 use crate::shape::Shape;
-use crate::store::{Store, StoreError};
+use crate::store::{Scan, ScanOrder, Store, StoreError};
 
 use super::begin::decode_state;
 use super::snapshot::effective_of;
@@ -58,8 +58,17 @@ pub(super) enum Trust {
     Blind,
 }
 
-/// Returns the record with which a child was opened if it counts: its parent waits for that fan-out or has joined it.
-pub(super) fn wanted_origin(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<u64> {
+/// A child that counts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// The record of its parent with which it was opened.
+    pub(super) origin: u64,
+    /// Its parent has joined it, and does not wait for it.
+    pub(super) is_joined: bool,
+}
+
+/// Says whether a child counts: its parent waits for its fan-out or has joined it.
+pub(super) fn wanted(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<Wanted> {
     let parent = name.parent()?;
     let above = branches.get(&(parent.depth(), parent.clone()))?;
     let parent = shape.of_branch(&parent)?;
@@ -69,8 +78,28 @@ pub(super) fn wanted_origin(shape: &Shape, branches: &Branches, name: &BranchPat
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
     match waited.and_then(|entry| entry.fan.as_ref()) {
-        Some(fan) => Some(fan.since),
-        None => above.joined.get(&step.id).copied(),
+        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
+        None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
+    }
+}
+
+/// Reads the record with which a branch ended before it went on behind that; none if it is not sound.
+pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Option<Record>, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let mut scan = Scan { branch: Some(newest.branch.clone()), order, ..Scan::of(&newest.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let mut headers = page.records.iter().map(Record::header);
+        if let Some(end) = headers.find(|header| header.end.is_some()) {
+            return match store.load(&end.run, &end.branch, end.seq).await {
+                Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+                record => record.map(Some),
+            };
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, wanted_origin};
+use super::recheck::{Branches, Judged, Known, Trust, end_before, joined_on, judge, wanted};
 use super::redo::{
     Move, Pace, Target, back_to, broken_by, done_before, forward, opener_of, pace, standing_at, targets,
 };
@@ -78,7 +78,7 @@ pub(super) async fn stand<P: Program>(
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
         return Ok(Stand { questions: judged.questions, ..Stand::default() });
     }
-    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    let mut scout = Scout::new(engine, program, shape);
     let run = base.snapshot.entry.record.record();
     loop {
         let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
@@ -104,6 +104,13 @@ pub(super) async fn stand<P: Program>(
                 return Ok(Stand { questions, ..Stand::default() });
             }
         }
+        let joins_again = |branch: &BranchPath| {
+            let above = branch.parent().and_then(|parent| targets.get(&parent));
+            let is_join = |target: &Target| target.claims.is_none();
+            above.filter(|above| is_join(above)).map(|above| above.step.clone()) == opener_of(shape, branch)
+        };
+        let strays = std::mem::take(&mut scout.strays).into_iter();
+        moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
         for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
@@ -121,7 +128,7 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    let mut scout = Scout::new(engine, program, shape);
     Ok(scout.survey(main).await?.0)
 }
 
@@ -134,9 +141,17 @@ struct Scout<'a, P> {
     stays: BTreeSet<BranchPath>,
     /// Branches taken forward past a join, as all that it joins has come out as before.
     joins: BTreeMap<BranchPath, (Record, Position)>,
+    /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
+    /// get to that end of theirs again, should it be joined once more.
+    strays: BTreeMap<BranchPath, Move>,
 }
 
-impl<P: Program> Scout<'_, P> {
+impl<'a, P: Program> Scout<'a, P> {
+    fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
+        let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        Self { engine, program, shape, stays, joins, strays }
+    }
+
     /// Finds the branches that count, parents before their children, and takes forward those that are level with where
     /// they were: the main one, children that are waited for, and those joined whose steps have evidence.
     async fn survey(
@@ -155,11 +170,12 @@ impl<P: Program> Scout<'_, P> {
     }
 
     async fn meet_children(
-        &self,
+        &mut self,
         run: &RunId,
         branches: &mut Branches,
         moves: &mut BTreeMap<BranchPath, Move>,
     ) -> Result<(), RunError> {
+        self.strays.clear();
         let opens = |known: &Known| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
@@ -171,17 +187,30 @@ impl<P: Program> Scout<'_, P> {
         let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
         names.sort_by_key(BranchPath::depth);
         for name in names.into_iter().filter(|name| !name.is_main()) {
-            let Some(origin) = wanted_origin(self.shape, branches, &name) else { continue };
+            let Some(wanted) = wanted(self.shape, branches, &name) else { continue };
             let record = match store.newest(run, &name).await {
                 // Who goes on with it, or verifies it, says so.
                 Err(StoreError::Damaged { .. }) => continue,
                 record => record?,
             };
-            let position = position_of(&record)?;
-            let is_given_up = matches!(record.header().end, Some(End::Failed | End::Cancelled));
-            if position.origin == Some(origin) && !is_given_up {
-                self.meet((record, position), branches, moves).await?;
+            let newest = position_of(&record)?;
+            let stands = match wanted.is_joined && record.header().end.is_none() {
+                true => end_before(store, record.header()).await?,
+                false => Some(record.clone()),
+            };
+            let Some(stands) = stands else { continue };
+            let position = position_of(&stands)?;
+            let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
+            if position.origin != Some(wanted.origin) || is_given_up {
+                continue;
             }
+            if stands.header().seq != record.header().seq {
+                let at = Try { attempt: 0, ..record.header().at.clone() };
+                let stood = (stands.clone(), position.clone());
+                let moved = forward(&newest, at, record.header().step.clone(), stood);
+                self.strays.insert(name, moved);
+            }
+            self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
     }
