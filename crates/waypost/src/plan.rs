@@ -175,16 +175,28 @@ type Rank<'a> = (Vec<u64>, &'a BranchPath);
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
 /// became of a cut step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
+    sorted(shape, effective).0
+}
+
+/// Steps under way, and the claims that are not judged on their account, by kind and what they are bound by.
+pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<(String, String)>>;
+
+/// Lists the claims of finished steps that [`checks`] leaves out for now, by the steps under way that may be about to
+/// rewrite what they are about: once those have ended and have not claimed the same, they are judged like all others.
+pub(crate) fn left_out(shape: &Shape, effective: &[Effective]) -> LeftOut {
+    sorted(shape, effective).1
+}
+
+/// Sorts the claims into those that are checked and those that are left out.
+fn sorted(shape: &Shape, effective: &[Effective]) -> (Vec<Check>, LeftOut) {
     let origins = origins(effective);
     let rank = |branch: &'_ Effective, seq: u64| -> Vec<u64> {
         let above = origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
         above.iter().copied().chain([seq]).collect()
     };
     let mut newest: HashMap<(&str, String), Rank<'_>> = HashMap::new();
-    let mut in_flux: BTreeSet<String> = BTreeSet::new();
     for branch in effective {
-        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
-        for Made { seq, pack, .. } in branch.made() {
+        for Made { seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
             let Some(seq) = seq else { continue };
             for claim in &pack.claims {
                 let rank = (rank(branch, seq), &branch.branch);
@@ -192,34 +204,56 @@ pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
                 *bound = rank.max(std::mem::replace(bound, (Vec::new(), &branch.branch)));
             }
         }
-        in_flux.extend(branch.in_flux.iter().map(|subject| resolved(subject)));
-        for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
-            let step = shape.step(entry.step.as_str());
-            in_flux.extend(step.into_iter().flat_map(|step| &step.subjects).map(|subject| resolved(subject)));
-        }
     }
-    let mut checks = Vec::new();
+    let in_flux = in_flux(shape, effective);
+    let (mut checks, mut left) = (Vec::new(), LeftOut::new());
     for branch in effective {
         for Made { step, seq, pack, first } in branch.made() {
             for (index, claim) in pack.claims.iter().enumerate() {
                 let subject = bound_as(claim);
-                let is_in_flux = in_flux.contains(&subject) || in_flux.contains(&resolved(&claim.subject));
-                let wanted = match seq {
-                    Some(_) if is_in_flux => false,
-                    Some(seq) => {
-                        let newest = newest.get(&(claim.kind.as_str(), subject));
-                        newest == Some(&(rank(branch, seq), &branch.branch))
-                    }
-                    None => !claim.pinned,
+                let writers = in_flux.get(&subject).or_else(|| in_flux.get(&resolved(&claim.subject)));
+                let is_newest = |seq: u64| {
+                    let newest = newest.get(&(claim.kind.as_str(), subject.clone()));
+                    newest == Some(&(rank(branch, seq), &branch.branch))
                 };
-                if wanted {
-                    let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
-                    checks.push(Check { branch, step, seq, index: first + index, claim });
+                let wanted = seq.map_or(!claim.pinned, is_newest);
+                match writers.filter(|_| seq.is_some()) {
+                    _ if !wanted => {}
+                    Some(writers) => writers.iter().for_each(|writer| {
+                        let bound = (claim.kind.clone(), subject.clone());
+                        left.entry(writer.clone()).or_default().insert(bound);
+                    }),
+                    None => {
+                        let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
+                        checks.push(Check { branch, step, seq, index: first + index, claim });
+                    }
                 }
             }
         }
     }
-    checks
+    (checks, left)
+}
+
+fn is_known(shape: &Shape, branch: &Effective) -> bool {
+    shape.of_branch(&branch.branch).is_some()
+}
+
+/// Lists what steps under way are about to write, with the steps that may.
+fn in_flux(shape: &Shape, effective: &[Effective]) -> HashMap<String, BTreeSet<(BranchPath, StepId)>> {
+    let mut in_flux: HashMap<String, BTreeSet<(BranchPath, StepId)>> = HashMap::new();
+    for branch in effective {
+        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
+        for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
+            let step = shape.step(entry.step.as_str());
+            let named = step.into_iter().flat_map(|step| &step.subjects);
+            // Which of several steps told the rest is not known here.
+            for subject in named.chain(&branch.in_flux) {
+                let writers = in_flux.entry(resolved(subject)).or_default();
+                writers.insert((branch.branch.clone(), entry.step.clone()));
+            }
+        }
+    }
+    in_flux
 }
 
 /// Says whether a step was started and has not ended well: what it is about to write may be half written.

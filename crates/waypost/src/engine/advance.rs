@@ -71,18 +71,23 @@ impl<P: Program> Session<'_, P> {
         };
         let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
         line.settle(place, settled, follow);
+        let is_due = self.unlooked.note_end(line.branch(), &step, told.evidence.as_ref());
         let draft = line.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
         draft.about = about;
         self.hold_after(id, place, follow);
-        self.pause_if_again(id);
+        self.pause(id, is_due);
     }
 
     /// Lets nothing more start once a step was done again: first it must be known whether what came after it can be
-    /// used again. And where nothing does, whether it has undone what others are believed by.
-    fn pause_if_again(&mut self, id: LineId) {
-        let position = &mut self.lines.get_mut(id).position;
+    /// used again. And where nothing does, whether it has undone what others are believed by. Nor where the step that
+    /// ended kept something from being checked before.
+    fn pause(&mut self, id: LineId, is_due: bool) {
+        let line = self.lines.get_mut(id);
+        let ends = line.position.frontier.is_empty() && (id == MAIN || line.is_held_at_end);
+        self.is_pausing |= is_due && !ends;
+        let position = &mut line.position;
         if position.ahead.is_none() {
             return;
         }
@@ -92,7 +97,7 @@ impl<P: Program> Session<'_, P> {
             // It stands at another end now: nothing of the one before is used again.
             position.ahead = None;
         }
-        self.is_unlooked = true;
+        self.unlooked.is_redone = true;
     }
 
     /// Holds what comes after a step, if that was asked for.

@@ -62,6 +62,7 @@ pub(super) async fn go_back(
         }
     }
     position.ahead = None;
+    position.epoch_max = position.epoch_max.max(epoch);
     // The past is gone back to with the graph and the configuration of now.
     (position.definition, position.config) = (base.position.definition, base.position.config);
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();

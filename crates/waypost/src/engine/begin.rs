@@ -8,7 +8,8 @@ use crate::change;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Phase, Position, Reason, Record, SealedRun, Status, Try, WaitKind,
+    Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
+    Status, Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
@@ -24,7 +25,7 @@ use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
-use super::session::{Carried, Session, Worked};
+use super::session::{Carried, Session, Unlooked, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
 use super::{
@@ -119,7 +120,7 @@ pub(super) struct Base {
     /// The record whose state and position are gone on with.
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The record that is continued, where the one above is of another run.
+    /// The record that what is written first continues, if not the one above.
     basis: Option<u64>,
     /// The seq of the next record.
     next: u64,
@@ -175,7 +176,7 @@ async fn go_on<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.is_some()).await?;
+    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.as_ref()).await?;
     let Some(mut begin) = found else {
         let outcome = idle(&base.snapshot, program)?;
         validated(&base, &outcome.state, &mut options)?;
@@ -192,11 +193,16 @@ async fn go_on<'a, P: Program>(
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.repaired = base.damaged;
-    if let Some(Carried { batches, repaired, is_unlooked }) = carried {
-        (session.batches, session.is_again) = (batches, true);
-        session.is_unlooked = is_unlooked && !begin.stand.looked;
+    if let Some(Carried { batches, repaired, unlooked }) = carried {
+        (session.batches, session.is_again, session.unlooked) = (batches, true, unlooked);
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
+    }
+    if begin.stand.looked {
+        let mut left = std::mem::take(&mut begin.stand.left);
+        // At the end, nothing that is left can end any more.
+        left.retain(|_, _| !session.main().position.frontier.is_empty());
+        session.unlooked = Unlooked { left, ..Unlooked::default() };
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
@@ -265,7 +271,7 @@ async fn find_begin<P: Program>(
     lease: &Lease,
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
-    is_again: bool,
+    carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
@@ -274,8 +280,10 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let is_again = carried.is_some();
     let mut asked = asked(options, is_again, lease.token());
-    asked.ends = is_again && base.snapshot.ended.is_none() && base.position.frontier.is_empty();
+    let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
+    asked.anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
@@ -321,11 +329,42 @@ async fn find_begin<P: Program>(
     // What the sessions of this resume wrote nothing on, they did not come to.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
-    if let Some(Move { record, position, draft, basis }) = moved {
-        (base.record, base.position, base.basis) = (record, position, basis);
-        drafts.extend(draft);
+    if let Some(moved) = moved {
+        move_on(base, moved, &mut drafts)?;
     }
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
+}
+
+/// Takes the main branch from where it is to where a move takes it.
+///
+/// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
+/// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
+fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
+    let Move { record, mut position, mut draft, mut basis } = moved;
+    if let (Some(by_name), Some(further)) = (drafts.last_mut(), &mut draft) {
+        by_name.stand = Some(body_of(&base.record, &base.position)?);
+        let continues = basis.unwrap_or(record.header().seq);
+        further.basis = Some(continues);
+        basis = Some(base.basis.unwrap_or(base.record.header().seq));
+        position.ahead = position.ahead.map(|ahead| Ahead { seq: base.next, ..ahead });
+    }
+    (base.record, base.position, base.basis) = (record, position, basis);
+    drafts.extend(draft);
+    Ok(())
+}
+
+/// Makes a body of the state of a record and another position.
+fn body_of(record: &Record, position: &Position) -> Result<Body, RunError> {
+    let Header { run, step, body, .. } = record.header();
+    let (Some(body), Some(state)) = (body, record.state_bytes()) else {
+        let at = record.header().reference().to_string();
+        return Err(RunError::NoState { at, why: "retention dropped its state".to_owned() });
+    };
+    Body::opaque(position, state, &body.codec, body.schema).map_err(|source| RunError::Record {
+        run: run.clone(),
+        step: step.clone(),
+        source,
+    })
 }
 
 /// Makes the main branch as it is gone on with, and the configuration in force.
@@ -341,7 +380,7 @@ async fn main_line<'a, P: Program>(
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     if let Some(edit) = options.edit.take() {
         (edit.0)(&mut state);
-        first_or_by_hand(drafts);
+        last_or_by_hand(drafts);
     }
     validated(base, &state, options)?;
     let config_over = config_over(engine, base, &options.config).await?;
@@ -363,8 +402,8 @@ async fn main_line<'a, P: Program>(
         main.doubt(&step);
     }
     if let Some(config) = &config_over {
-        first_or_by_hand(drafts).config = Some(config.clone());
-        main.position.config = Some(main.seq_of_next_draft());
+        last_or_by_hand(drafts).config = Some(config.clone());
+        main.position.config = Some(main.seq_of_next_draft() + drafts.len() as u64 - 1);
     }
     main.drafts.append(drafts);
     Ok((main, config_over.unwrap_or(config_so_far)))
@@ -398,15 +437,15 @@ fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
-    Asked { trust, again, ends: false, by_hand, still, token, retries }
+    Asked { trust, again, anew: false, by_hand, still, token, retries }
 }
 
-/// Returns the first thing that is written, which may be that a person changed something.
-fn first_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
+/// Returns the last thing that is written, which may be that a person changed something.
+fn last_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
     if drafts.is_empty() {
         drafts.push(by_hand());
     }
-    drafts.first_mut().expect("there is one by now")
+    drafts.last_mut().expect("there is one by now")
 }
 
 /// What is written where a person changes something by hand.

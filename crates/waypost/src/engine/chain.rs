@@ -32,6 +32,10 @@ pub(crate) struct Draft {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
+    /// The record that it continues, if not the one before; of the first of a batch, the chain knows.
+    pub(crate) basis: Option<u64>,
+    /// What its branch stands at with it, where what is written behind it at once takes the branch elsewhere.
+    pub(crate) stand: Option<Body>,
 }
 
 impl Draft {
@@ -54,6 +58,8 @@ impl Draft {
             labels,
             external: None,
             about: None,
+            basis: None,
+            stand: None,
         }
     }
 }
@@ -130,8 +136,8 @@ impl Chain {
         }
     }
 
-    /// Makes records of `drafts`, behind those in `records`; the last carries `body`. Changes nothing: see
-    /// [`Chain::advance`].
+    /// Makes records of `drafts`, behind those in `records`; the last carries `body`, any other what it stands at by
+    /// itself, if anything. Changes nothing: see [`Chain::advance`].
     pub(crate) fn seal(
         &self,
         drafts: &[Draft],
@@ -146,7 +152,8 @@ impl Chain {
             let mut header = self.header(draft, index, now);
             header.prev = prev;
             header.repeated = std::mem::replace(&mut repeated, header.to_repeat());
-            let body = body.take_if(|_| index + 1 == drafts.len());
+            let is_last = index + 1 == drafts.len();
+            let body = if is_last { body.take() } else { draft.stand.clone() };
             let record = Record::seal(header, body)?;
             prev = Some(record.digest());
             records.push(record);
@@ -162,7 +169,7 @@ impl Chain {
             branch: self.branch.clone(),
             seq: self.next + index as u64,
             prev: None,
-            basis: self.basis.filter(|_| first),
+            basis: if first { self.basis } else { draft.basis },
             reason: if first && self.repair { Reason::Repair } else { draft.reason },
             step: draft.step.clone(),
             at: draft.at.clone(),

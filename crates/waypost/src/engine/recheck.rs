@@ -10,10 +10,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::evidence::{Site, other_names};
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Broken, Cause, Decision, Effective, Verdicts, broken, checks, is_under_way, plan};
+use crate::plan::{
+    Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, is_under_way, left_out,
+    plan,
+};
 use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
 use crate::shape::Shape;
-use crate::store::{Store, StoreError};
+use crate::store::{Scan, ScanOrder, Store, StoreError};
 
 use super::begin::decode_state;
 use super::snapshot::effective_of;
@@ -42,6 +45,8 @@ pub(super) struct Judged {
     pub(super) held: Vec<Broken>,
     /// The claims that were checked, as they are now, by branch and record.
     pub(super) found: HashMap<(BranchPath, u64), Vec<Claim>>,
+    /// The claims that were not, as a step under way may be about to rewrite what they are about.
+    pub(super) left: LeftOut,
 }
 
 /// How a resume treats what is finished.
@@ -53,8 +58,17 @@ pub(super) enum Trust {
     Blind,
 }
 
-/// Returns the record with which a child was opened if it counts: its parent waits for that fan-out or has joined it.
-pub(super) fn wanted_origin(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<u64> {
+/// A child that counts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// The record of its parent with which it was opened.
+    pub(super) origin: u64,
+    /// Its parent has joined it, and does not wait for it.
+    pub(super) is_joined: bool,
+}
+
+/// Says whether a child counts: its parent waits for its fan-out or has joined it.
+pub(super) fn wanted(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<Wanted> {
     let parent = name.parent()?;
     let above = branches.get(&(parent.depth(), parent.clone()))?;
     let parent = shape.of_branch(&parent)?;
@@ -64,8 +78,28 @@ pub(super) fn wanted_origin(shape: &Shape, branches: &Branches, name: &BranchPat
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
     match waited.and_then(|entry| entry.fan.as_ref()) {
-        Some(fan) => Some(fan.since),
-        None => above.joined.get(&step.id).copied(),
+        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
+        None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
+    }
+}
+
+/// Reads the record with which a branch ended before it went on behind that; none if it is not sound.
+pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Option<Record>, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let mut scan = Scan { branch: Some(newest.branch.clone()), order, ..Scan::of(&newest.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let mut headers = page.records.iter().map(Record::header);
+        if let Some(end) = headers.find(|header| header.end.is_some()) {
+            return match store.load(&end.run, &end.branch, end.seq).await {
+                Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+                record => record.map(Some),
+            };
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
     }
 }
 
@@ -121,7 +155,8 @@ pub(super) async fn judge<P: Program>(
         step.is_some_and(|step| step.idempotent)
     };
     let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
-    Ok(Judged { questions, broken, held, found })
+    let left = left_out(shape, &effective);
+    Ok(Judged { questions, broken, held, found, left })
 }
 
 /// Adds to a question about claims that could not be checked why that is.

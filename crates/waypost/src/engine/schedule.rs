@@ -427,11 +427,10 @@ impl<'a, P: Program> Session<'a, P> {
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
     }
 
-    /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends: something was
-    /// done again meanwhile.
+    /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends.
     pub(super) fn is_to_look(&self) -> bool {
         let main = self.main();
-        self.is_unlooked && main.position.frontier.is_empty() && !main.is_held_at_end
+        self.unlooked.is_any() && main.position.frontier.is_empty() && !main.is_held_at_end
     }
 
     fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {

@@ -21,7 +21,8 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
+use crate::plan::{LeftOut, bound_as};
+use crate::record::{Definition, Failure, Pack, Phase, Reason, RunStatus, SealedRun};
 use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
@@ -98,8 +99,39 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
-    /// Steps have been done again since the evidence of what is finished was last looked at: it is, before the run ends.
-    pub(super) is_unlooked: bool,
+    pub(super) unlooked: Unlooked,
+}
+
+/// What is to be looked at once more, of the evidence of what is finished.
+#[derive(Debug, Default)]
+pub(super) struct Unlooked {
+    /// All of it, before the run ends: steps have been done again since it was last looked at.
+    pub(super) is_redone: bool,
+    /// Claims that were not checked then, by the steps under way that may have been about to rewrite what they are about.
+    pub(super) left: LeftOut,
+    /// One of those steps has ended, and has not claimed the same: nothing more is started before a look at all of it.
+    pub(super) is_due: bool,
+}
+
+impl Unlooked {
+    /// Says whether the evidence of what is finished is to be looked at once more before the run ends.
+    pub(super) fn is_any(&self) -> bool {
+        self.is_redone || self.is_due || !self.left.is_empty()
+    }
+
+    /// Takes in that a step has completed with evidence; says whether that makes another look due.
+    pub(super) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
+        if self.left.is_empty() {
+            return false;
+        }
+        let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
+        // What it claims itself from now on, nobody else is asked about.
+        let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
+        let own: BTreeSet<_> = claims.map(|claim| (claim.kind.clone(), bound_as(claim))).collect();
+        let is_due = !left.is_subset(&own);
+        self.is_due |= is_due;
+        is_due
+    }
 }
 
 /// How the work of a session ended.
@@ -115,8 +147,7 @@ pub(super) struct Carried {
     /// Batches sent so far: their ids are used up.
     pub(super) batches: u64,
     pub(super) repaired: Vec<Damage>,
-    /// As of the session that left off.
-    pub(super) is_unlooked: bool,
+    pub(super) unlooked: Unlooked,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -170,7 +201,7 @@ impl<'a, P: Program> Session<'a, P> {
             is_again: false,
             stood: None,
             is_pausing: false,
-            is_unlooked: false,
+            unlooked: Unlooked::default(),
         })
     }
 
@@ -230,8 +261,8 @@ impl<'a, P: Program> Session<'a, P> {
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
-                let Self { batches, repaired, is_unlooked, .. } = self;
-                Ok(Worked::Again(Carried { batches, repaired, is_unlooked }))
+                let Self { batches, repaired, unlooked, .. } = self;
+                Ok(Worked::Again(Carried { batches, repaired, unlooked }))
             }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.

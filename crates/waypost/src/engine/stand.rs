@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::{Action, Broken, Cause, Decision};
+use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::recheck::{Branches, Judged, Known, Trust, joined_on, judge, wanted_origin};
+use super::recheck::{Branches, Judged, Known, Trust, end_before, joined_on, judge, wanted};
 use super::redo::{
     Move, Pace, Target, back_to, broken_by, done_before, forward, opener_of, pace, standing_at, targets,
 };
@@ -31,6 +31,8 @@ pub(super) struct Stand {
     pub(super) doubts: BTreeMap<BranchPath, StepId>,
     /// The evidence of all that is finished was looked at.
     pub(super) looked: bool,
+    /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
+    pub(super) left: LeftOut,
 }
 
 impl Stand {
@@ -46,8 +48,9 @@ pub(super) struct Asked {
     pub(super) trust: Trust,
     /// It is the same session that goes on: what has not changed since is not checked again.
     pub(super) again: bool,
-    /// All of it is done, as that session leaves it: what was done again last may have undone what others are believed by.
-    pub(super) ends: bool,
+    /// All the same, it is: all is done as that session leaves it, and what was done again last may have undone what others
+    /// are believed by; or a step has ended on whose account something was not checked.
+    pub(super) anew: bool,
     /// A person changes the state by hand: nothing is done again unasked.
     pub(super) by_hand: bool,
     /// Nothing is to run: only what is in doubt is asked for.
@@ -75,12 +78,12 @@ pub(super) async fn stand<P: Program>(
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
         return Ok(Stand { questions: judged.questions, ..Stand::default() });
     }
-    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    let mut scout = Scout::new(engine, program, shape);
     let run = base.snapshot.entry.record.record();
     loop {
         let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
-        let trust = if asked.again && !forwards && !asked.ends { Trust::Blind } else { asked.trust };
+        let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
@@ -101,12 +104,20 @@ pub(super) async fn stand<P: Program>(
                 return Ok(Stand { questions, ..Stand::default() });
             }
         }
+        let joins_again = |branch: &BranchPath| {
+            let above = branch.parent().and_then(|parent| targets.get(&parent));
+            let is_join = |target: &Target| target.claims.is_none();
+            above.filter(|above| is_join(above)).map(|above| above.step.clone()) == opener_of(shape, branch)
+        };
+        let strays = std::mem::take(&mut scout.strays).into_iter();
+        moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
         for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
             moves.insert(branch, back_to(engine, known, &target, &judged).await?);
         }
         let doubts = scout.doubts(&branches, &moves).await?;
-        return Ok(Stand { questions: Vec::new(), moves, doubts, looked: trust != Trust::Blind });
+        let (looked, left) = (trust != Trust::Blind, judged.left);
+        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left });
     }
 }
 
@@ -117,7 +128,7 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut scout = Scout { engine, program, shape, stays: BTreeSet::new(), joins: BTreeMap::new() };
+    let mut scout = Scout::new(engine, program, shape);
     Ok(scout.survey(main).await?.0)
 }
 
@@ -130,9 +141,17 @@ struct Scout<'a, P> {
     stays: BTreeSet<BranchPath>,
     /// Branches taken forward past a join, as all that it joins has come out as before.
     joins: BTreeMap<BranchPath, (Record, Position)>,
+    /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
+    /// get to that end of theirs again, should it be joined once more.
+    strays: BTreeMap<BranchPath, Move>,
 }
 
-impl<P: Program> Scout<'_, P> {
+impl<'a, P: Program> Scout<'a, P> {
+    fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
+        let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        Self { engine, program, shape, stays, joins, strays }
+    }
+
     /// Finds the branches that count, parents before their children, and takes forward those that are level with where
     /// they were: the main one, children that are waited for, and those joined whose steps have evidence.
     async fn survey(
@@ -151,11 +170,12 @@ impl<P: Program> Scout<'_, P> {
     }
 
     async fn meet_children(
-        &self,
+        &mut self,
         run: &RunId,
         branches: &mut Branches,
         moves: &mut BTreeMap<BranchPath, Move>,
     ) -> Result<(), RunError> {
+        self.strays.clear();
         let opens = |known: &Known| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
@@ -167,17 +187,30 @@ impl<P: Program> Scout<'_, P> {
         let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
         names.sort_by_key(BranchPath::depth);
         for name in names.into_iter().filter(|name| !name.is_main()) {
-            let Some(origin) = wanted_origin(self.shape, branches, &name) else { continue };
+            let Some(wanted) = wanted(self.shape, branches, &name) else { continue };
             let record = match store.newest(run, &name).await {
                 // Who goes on with it, or verifies it, says so.
                 Err(StoreError::Damaged { .. }) => continue,
                 record => record?,
             };
-            let position = position_of(&record)?;
-            let is_given_up = matches!(record.header().end, Some(End::Failed | End::Cancelled));
-            if position.origin == Some(origin) && !is_given_up {
-                self.meet((record, position), branches, moves).await?;
+            let newest = position_of(&record)?;
+            let stands = match wanted.is_joined && record.header().end.is_none() {
+                true => end_before(store, record.header()).await?,
+                false => Some(record.clone()),
+            };
+            let Some(stands) = stands else { continue };
+            let position = position_of(&stands)?;
+            let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
+            if position.origin != Some(wanted.origin) || is_given_up {
+                continue;
             }
+            if stands.header().seq != record.header().seq {
+                let at = Try { attempt: 0, ..record.header().at.clone() };
+                let stood = (stands.clone(), position.clone());
+                let moved = forward(&newest, at, record.header().step.clone(), stood);
+                self.strays.insert(name, moved);
+            }
+            self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
     }

@@ -17,7 +17,9 @@ mod accept;
 mod again;
 mod branches;
 mod forked;
+mod going_back;
 mod hosts;
+mod in_flux;
 mod probes;
 
 /// What was done, and how often.

@@ -45,6 +45,56 @@ async fn a_step_of_a_joined_branch_runs_again_and_the_join_is_used_again() {
     assert!(desk.resume(&graph).await.idle);
 }
 
+/// Resumes until a step is recorded as done again, and no further.
+async fn resume_until_again(desk: &Desk, graph: &Graph<Work>, step: &str) {
+    let engine = desk.engine();
+    let mut resume = engine.resume(graph, "r").into_future();
+    let is_it = |record: &Record| {
+        let header = record.header();
+        let is_done = matches!(header.phase, Phase::Completed(_)) && header.at.epoch > 0;
+        is_done && header.step.as_ref().is_some_and(|found| found.as_str() == step)
+    };
+    loop {
+        let done = futures_util::poll!(&mut resume).is_ready();
+        if desk.records().await.iter().any(is_it) {
+            break;
+        }
+        assert!(!done, "it ended before");
+        tokio::task::yield_now().await;
+    }
+    desk.said();
+}
+
+// What happened: a run that was done was resumed over and over, and each time it wrote one more record and was never done.
+// Why: a branch had gone back for its evidence, a crash came, and the run was then taken back to its end, where that
+// branch is joined. It was to be taken forward to its end, and nobody waited for it who could do that.
+// What stops it now: what is joined stands at its end, wherever it has gone since, and is taken there if it is joined again.
+#[tokio::test]
+async fn a_branch_that_went_back_and_that_nobody_waits_for_any_more_stands_at_its_end() {
+    for lost in [&[][..], &["a.txt"], &["b.txt"], &["a.txt", "b.txt"]] {
+        let desk = Desk::new();
+        let graph = fork(&desk);
+        let end = desk.run(&graph).await.at;
+        desk.remove("a.txt");
+        resume_until_again(&desk, &graph, "a").await;
+        let engine = desk.engine();
+        let back = engine.resume(&graph, "r").from_checkpoint(end).without_running();
+        assert_eq!(back.await.unwrap().status, RunStatus::Completed);
+        lost.iter().for_each(|file| desk.remove(file));
+
+        let outcome = desk.resume(&graph).await;
+
+        assert_eq!(outcome.status, RunStatus::Completed, "{lost:?}");
+        assert_eq!(outcome.idle, lost.is_empty());
+        let mut said = desk.said();
+        said.sort();
+        let again: Vec<_> = lost.iter().map(|file| file.trim_end_matches(".txt")).collect();
+        assert_eq!(said, again, "neither `a2` nor the join were given anything else");
+        assert_eq!(outcome.state.done, ["plan", "a", "a2", "b", "after"]);
+        assert!(desk.resume(&graph).await.idle, "{lost:?}");
+    }
+}
+
 #[tokio::test]
 async fn steps_of_both_branches_run_again() {
     let desk = Desk::new();

@@ -1,0 +1,69 @@
+//! A person goes back to a checkpoint, and evidence of what is finished there does not hold.
+
+use super::*;
+
+/// `a` and `b` pin what they write; `c` notes the key that it is known by to others.
+fn keyed(desk: &Desk, keys: &Arc<Mutex<Vec<String>>>) -> Graph<Work> {
+    let (last, keys) = (desk.clone(), keys.clone());
+    Graph::<Work>::builder("keyed")
+        .step("a", desk.writes("a.txt", "of a"))
+        .evidence(|_| Pack::all([Claim::unchanged("a.txt")]))
+        .step("b", desk.writes("b.txt", "of b"))
+        .evidence(|_| Pack::all([Claim::unchanged("b.txt")]))
+        .step("c", move |mut work: Work, context: Context| {
+            last.say("c");
+            keys.lock().unwrap().push(context.idempotency_key());
+            work.done.push("c".to_owned());
+            async move { Ok::<_, StepError>(work) }
+        })
+        .edge("a", "b")
+        .edge("b", "c")
+        .build()
+        .unwrap()
+}
+
+// What happened: a run was taken back to before its last step, and the evidence of an earlier one had failed: that was
+// done again, and then the last one, under the key that it had had before, as if it was the same try.
+// Why: the run was taken forward to the record that was gone back to, and stood there as it had then.
+// What stops it now: going back has a record that says how the run stands with it; that is what it is taken forward to.
+#[tokio::test]
+async fn a_step_that_is_gone_back_to_has_a_key_of_its_own_also_if_earlier_ones_are_done_again() {
+    for lost in [&["a.txt"][..], &["b.txt"], &["a.txt", "b.txt"]] {
+        for by_name in [true, false] {
+            let (desk, keys) = (Desk::new(), Arc::default());
+            let graph = keyed(&desk, &keys);
+            desk.run(&graph).await;
+            desk.said();
+            lost.iter().for_each(|file| desk.remove(file));
+
+            let engine = desk.engine();
+            let resume = engine.resume(&graph, "r");
+            let resume = if by_name { resume.from_step("c") } else { resume.from_checkpoint(3) };
+            let outcome = resume.await.unwrap();
+
+            assert_eq!(outcome.status, RunStatus::Completed);
+            assert_eq!(outcome.state.done, ["a", "b", "c"]);
+            let again = lost.iter().map(|file| file.trim_end_matches(".txt").to_owned());
+            assert_eq!(desk.said(), again.chain(["c".to_owned()]).collect::<Vec<_>>());
+            let keys = keys.lock().unwrap();
+            assert_eq!(keys.len(), 2);
+            assert_ne!(keys[0], keys[1], "a deliberate redo");
+            assert!(desk.resume(&graph).await.idle);
+        }
+    }
+}
+
+#[tokio::test]
+async fn going_back_by_name_and_for_evidence_are_two_records_each_with_its_basis() {
+    let (desk, keys) = (Desk::new(), Arc::default());
+    let graph = keyed(&desk, &keys);
+    desk.run(&graph).await;
+    desk.remove("a.txt");
+
+    desk.engine().resume(&graph, "r").from_step("c").await.unwrap();
+
+    let told = desk.told().await;
+    let wanted =
+        ["@5 restored c basis 3", "@6 restored a basis 1", "@7 completed a", "@8 restored a basis 5"];
+    assert_eq!(told[4..8], wanted, "{told:?}");
+}
