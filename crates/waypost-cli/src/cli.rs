@@ -33,9 +33,9 @@ pub(crate) struct Global {
     /// Answer in JSON: one document, or one object a line from `run`, `resume` and `events`
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Colour the output
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
-    pub(crate) color: Color,
+    /// Colour the output [default: auto]
+    #[arg(long, global = true, value_name = "WHEN")]
+    pub(crate) color: Option<Color>,
     /// Say only what went wrong
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Signal(SignalArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
+    /// Show every value of the configuration, and where it comes from
+    Config,
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

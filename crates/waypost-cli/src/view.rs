@@ -329,6 +329,34 @@ pub(crate) struct ProblemView {
     pub(crate) help: Option<String>,
 }
 
+/// The answer of `config`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConfigView {
+    pub(crate) v: u32,
+    pub(crate) settings: Vec<SettingView>,
+    /// The files that count here, nearest first.
+    pub(crate) files: Vec<ConfigFileView>,
+}
+
+/// A value of the configuration.
+#[derive(Debug, Serialize)]
+pub(crate) struct SettingView {
+    pub(crate) key: String,
+    pub(crate) value: Value,
+    pub(crate) source: crate::config::Origin,
+    /// The file, where it comes from one.
+    pub(crate) path: Option<String>,
+    pub(crate) line: Option<usize>,
+}
+
+/// A configuration file.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConfigFileView {
+    pub(crate) source: crate::config::Origin,
+    pub(crate) path: String,
+    pub(crate) exists: bool,
+}
+
 /// The answer of `delete`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeletedView {

@@ -1,4 +1,5 @@
-//! The workflow file: reading it, checking it, and the form in which everything else sees it.
+//! The workflow file: reading it, checking it, and the form in which everything else sees it. Configuration files are
+//! read by the same means.
 //!
 //! ```text
 //! text -- node --> tree with places -- read, step, settings --> drafts -- graph, names --> Workflow
@@ -10,6 +11,7 @@
 
 mod align;
 mod checker;
+mod config;
 mod fields;
 mod fingerprint;
 mod graph;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};
 pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};

@@ -24,7 +24,7 @@ const VERSION: u64 = 1;
 /// Steps of one file; more are a `foreach`, or a workflow made by a program that should be several.
 const STEPS_MAX: usize = 10_000;
 /// Steps that may run at once; every one is a process with its pipes.
-const PARALLEL_MAX: u64 = 1_000;
+pub(super) const PARALLEL_MAX: u64 = 1_000;
 
 static WORKFLOW: KeySet = KeySet {
     what: "the workflow",
