@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Signal(SignalArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
+    /// End a run for good; what was recorded stays
+    Cancel(CancelArgs),
     /// Show every value of the configuration, and where it comes from
     Config,
     /// Keep the processes of one run; started by `run` and `resume`
@@ -406,6 +408,18 @@ pub(crate) struct StopArgs {
     /// Run, `@` for the newest, or the beginning of its name
     pub(crate) run: String,
     /// Wait so long for the run to write its last checkpoint
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CancelArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Undo what its steps did, newest first
+    #[arg(long)]
+    pub(crate) undo_steps: bool,
+    /// Wait so long for the run to stop
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
 }

@@ -19,6 +19,7 @@ use crate::reference::{self, Default};
 use crate::surroundings;
 
 mod answer;
+mod cancel;
 mod check;
 mod checkpoints;
 mod config;
@@ -194,6 +195,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Resume(args) => resume::resume(context, args).await,
         Command::Plan(args) => plan::plan(context, args).await,
         Command::Why(args) => plan::why(context, args).await,
+        Command::Cancel(args) => cancel::cancel(context, args).await,
         Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

@@ -389,7 +389,9 @@ impl Error {
                 Exit::Usage,
                 hint("`--treat-as retry` runs it again; `--restart` starts over"),
             ),
-            Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
+            Self::Run(RunError::Cancelled(run)) => {
+                ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts it over")))
+            }
             Self::Run(RunError::Changed { .. }) => (
                 "changed",
                 Exit::Changed,

@@ -214,7 +214,7 @@ pub(crate) struct PlanView {
     /// None for a run that was not made.
     pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
-    /// What stops a resume, with exit code 7, before it does any of that.
+    /// What stops a resume, before it does any of that: with exit code 7, or 2 where the run was cancelled.
     pub(crate) stops: Vec<String>,
 }
 
@@ -443,6 +443,20 @@ pub(crate) struct StoppedView {
     pub(crate) status: RunStatus,
     /// It was running, and this call stopped it.
     pub(crate) stopped: bool,
+}
+
+/// The answer of `cancel`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CancelledView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) status: RunStatus,
+    /// This call cancelled it; otherwise it was before.
+    pub(crate) cancelled: bool,
+    /// It was running, and this call stopped it.
+    pub(crate) stopped: bool,
+    /// How many branches beside the main one ended with it.
+    pub(crate) branches: usize,
 }
 
 /// The answer of `logs`.

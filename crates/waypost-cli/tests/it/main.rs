@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod bad_input;
+mod cancelling;
 mod config;
 mod database;
 mod displaced;
