@@ -100,6 +100,10 @@ pub(crate) enum Command {
     Cancel(CancelArgs),
     /// Show every value of the configuration, and where it comes from
     Config,
+    /// Print a script that completes commands, options, runs and steps in a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page of waypost, or of a command
+    Man(ManArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,
@@ -422,6 +426,50 @@ pub(crate) struct CancelArgs {
     /// Wait so long for the run to stop
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "To use it, put this where the shell starts:\n  bash  source <(waypost completions bash)\n  zsh   source <(waypost completions zsh)\n  fish  waypost completions fish | source"
+)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+/// Shells with completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl Shell {
+    /// Returns its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Command [default: waypost itself]
+    pub(crate) command: Option<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+impl Command {
+    /// Says whether it uses no store and no configuration, so that it works whatever is wrong with those.
+    pub(crate) fn needs_nothing(&self) -> bool {
+        matches!(self, Self::Completions(_) | Self::Man(_))
+    }
 }
 
 /// Splits `NAME=VALUE`; the value may be empty and may hold `=`.

@@ -27,6 +27,7 @@ mod delete;
 mod events;
 mod list;
 mod logs;
+mod paper;
 mod plan;
 mod prune;
 mod resume;
@@ -196,6 +197,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Plan(args) => plan::plan(context, args).await,
         Command::Why(args) => plan::why(context, args).await,
         Command::Cancel(args) => cancel::cancel(context, args).await,
+        Command::Completions(args) => paper::completions(context, args).await,
+        Command::Man(args) => paper::man(context, args).await,
         Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

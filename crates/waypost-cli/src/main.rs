@@ -15,6 +15,7 @@ use crate::exit::Exit;
 
 mod cli;
 mod commands;
+mod completion;
 mod config;
 mod definition;
 mod drive;
@@ -53,6 +54,11 @@ fn room_for_runtime() -> std::io::Result<()> {
 }
 
 fn main() -> ExitCode {
+    match completion::answered() {
+        Ok(true) => return Exit::Done.into(),
+        Ok(false) => {}
+        Err(error) => return output::refused(&error).into(),
+    }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
         Ok((cli, matches))
@@ -67,7 +73,9 @@ fn main() -> ExitCode {
     }
     hear_of_limits();
     let mut context = Context::new(&cli);
-    if let Err(error) = context.configure(&mut cli, &matches) {
+    if !cli.command.needs_nothing()
+        && let Err(error) = context.configure(&mut cli, &matches)
+    {
         return context.tell(&error).into();
     }
     let runtime =

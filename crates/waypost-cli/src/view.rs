@@ -459,6 +459,29 @@ pub(crate) struct CancelledView {
     pub(crate) branches: usize,
 }
 
+/// The answer of `completions`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ScriptView {
+    pub(crate) v: u32,
+    pub(crate) shell: &'static str,
+    pub(crate) script: String,
+}
+
+/// The answer of `man`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ManPageView {
+    pub(crate) v: u32,
+    /// In roff.
+    pub(crate) page: String,
+}
+
+/// The answer of `man --dir`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ManFilesView {
+    pub(crate) v: u32,
+    pub(crate) files: Vec<String>,
+}
+
 /// The answer of `logs`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogsView {

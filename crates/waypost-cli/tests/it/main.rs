@@ -15,6 +15,7 @@ mod killed;
 mod looking;
 mod lost;
 mod newer;
+mod paper;
 mod pruning;
 mod reading;
 mod resuming;
