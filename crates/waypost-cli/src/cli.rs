@@ -100,6 +100,10 @@ pub(crate) enum Command {
     Cancel(CancelArgs),
     /// Show every value of the configuration, and where it comes from
     Config,
+    /// Count runs, steps, checkpoints and bytes of the store
+    Stats(StatsArgs),
+    /// Look for what could go wrong: store, locks, processes, disk, clock
+    Doctor,
     /// Print a script that completes commands, options, runs and steps in a shell
     Completions(CompletionsArgs),
     /// Print the manual page of waypost, or of a command
@@ -437,6 +441,16 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: Shell,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    /// Only runs of this workflow
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workflow: Option<String>,
+    /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
+    #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
+    pub(crate) since: Option<Since>,
+}
+
 /// Shells with completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shell {
@@ -466,9 +480,9 @@ pub(crate) struct ManArgs {
 }
 
 impl Command {
-    /// Says whether it uses no store and no configuration, so that it works whatever is wrong with those.
-    pub(crate) fn needs_nothing(&self) -> bool {
-        matches!(self, Self::Completions(_) | Self::Man(_))
+    /// Says whether it works whatever is wrong with the configuration: since it uses none, or tells of it itself.
+    pub(crate) fn bears_wrong_configuration(&self) -> bool {
+        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor)
     }
 }
 

@@ -24,6 +24,7 @@ mod check;
 mod checkpoints;
 mod config;
 mod delete;
+mod doctor;
 mod events;
 mod list;
 mod logs;
@@ -33,6 +34,7 @@ mod prune;
 mod resume;
 mod run;
 mod show;
+mod stats;
 mod stop;
 mod travel;
 mod verify;
@@ -199,6 +201,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Cancel(args) => cancel::cancel(context, args).await,
         Command::Completions(args) => paper::completions(context, args).await,
         Command::Man(args) => paper::man(context, args).await,
+        Command::Stats(args) => stats::stats(context, args).await,
+        Command::Doctor => doctor::doctor(context).await,
         Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

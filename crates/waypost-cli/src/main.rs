@@ -73,8 +73,8 @@ fn main() -> ExitCode {
     }
     hear_of_limits();
     let mut context = Context::new(&cli);
-    if !cli.command.needs_nothing()
-        && let Err(error) = context.configure(&mut cli, &matches)
+    if let Err(error) = context.configure(&mut cli, &matches)
+        && !cli.command.bears_wrong_configuration()
     {
         return context.tell(&error).into();
     }

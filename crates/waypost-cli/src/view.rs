@@ -11,6 +11,13 @@ use waypost::plan::Decision;
 use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
+mod upkeep;
+
+pub(crate) use upkeep::{
+    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
+    ScriptView, SettingView, StatsView, WorkflowStatsView,
+};
+
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;
 
@@ -329,34 +336,6 @@ pub(crate) struct ProblemView {
     pub(crate) help: Option<String>,
 }
 
-/// The answer of `config`.
-#[derive(Debug, Serialize)]
-pub(crate) struct ConfigView {
-    pub(crate) v: u32,
-    pub(crate) settings: Vec<SettingView>,
-    /// The files that count here, nearest first.
-    pub(crate) files: Vec<ConfigFileView>,
-}
-
-/// A value of the configuration.
-#[derive(Debug, Serialize)]
-pub(crate) struct SettingView {
-    pub(crate) key: String,
-    pub(crate) value: Value,
-    pub(crate) source: crate::config::Origin,
-    /// The file, where it comes from one.
-    pub(crate) path: Option<String>,
-    pub(crate) line: Option<usize>,
-}
-
-/// A configuration file.
-#[derive(Debug, Serialize)]
-pub(crate) struct ConfigFileView {
-    pub(crate) source: crate::config::Origin,
-    pub(crate) path: String,
-    pub(crate) exists: bool,
-}
-
 /// The answer of `delete`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeletedView {
@@ -443,43 +422,6 @@ pub(crate) struct StoppedView {
     pub(crate) status: RunStatus,
     /// It was running, and this call stopped it.
     pub(crate) stopped: bool,
-}
-
-/// The answer of `cancel`.
-#[derive(Debug, Serialize)]
-pub(crate) struct CancelledView {
-    pub(crate) v: u32,
-    pub(crate) run: String,
-    pub(crate) status: RunStatus,
-    /// This call cancelled it; otherwise it was before.
-    pub(crate) cancelled: bool,
-    /// It was running, and this call stopped it.
-    pub(crate) stopped: bool,
-    /// How many branches beside the main one ended with it.
-    pub(crate) branches: usize,
-}
-
-/// The answer of `completions`.
-#[derive(Debug, Serialize)]
-pub(crate) struct ScriptView {
-    pub(crate) v: u32,
-    pub(crate) shell: &'static str,
-    pub(crate) script: String,
-}
-
-/// The answer of `man`.
-#[derive(Debug, Serialize)]
-pub(crate) struct ManPageView {
-    pub(crate) v: u32,
-    /// In roff.
-    pub(crate) page: String,
-}
-
-/// The answer of `man --dir`.
-#[derive(Debug, Serialize)]
-pub(crate) struct ManFilesView {
-    pub(crate) v: u32,
-    pub(crate) files: Vec<String>,
 }
 
 /// The answer of `logs`.

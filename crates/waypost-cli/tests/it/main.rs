@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod cancelling;
+mod checkup;
 mod config;
 mod database;
 mod displaced;

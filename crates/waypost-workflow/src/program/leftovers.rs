@@ -1,12 +1,13 @@
 //! What a run left running whose engine, supervisor and reapers were all killed in one moment.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use waypost::store::Store;
 use waypost::{Digest, RunId};
 
 use super::MARK;
-use crate::supervisor::{LeftoversError, kill_leftovers, leftovers};
+use crate::supervisor::{LeftoversError, kill_leftovers};
 
 /// Returns the mark that every process of a run has in its environment.
 ///
@@ -18,16 +19,34 @@ pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     Digest::of_parts(parts).to_string()[..32].to_owned()
 }
 
-/// Finds the processes that steps of a run have started and that are still there, whoever watches over them.
+/// Finds the processes that steps of these runs have started and that are still there, whoever watches over them.
+///
+/// Every process of this machine is looked at once, however many runs are asked for. Processes of other users are not
+/// seen, nor those of a store that dies with its process. Where the system does not tell, there are none.
 ///
 /// # Errors
 /// The processes of this machine cannot be listed.
-pub fn processes_of(store: &dyn Store, run: &RunId) -> io::Result<Vec<u32>> {
-    match store.home() {
-        // A store without a home dies with its process.
-        None => Ok(Vec::new()),
-        Some(_) => leftovers(&[(MARK, &mark_of(store, run))]),
+pub fn processes_of(store: &dyn Store, runs: &[RunId]) -> io::Result<BTreeMap<RunId, Vec<u32>>> {
+    let mut found: BTreeMap<RunId, Vec<u32>> = BTreeMap::new();
+    if store.home().is_none() || !cfg!(target_os = "linux") {
+        return Ok(found);
     }
+    let mut marks: HashMap<Vec<u8>, &RunId> = HashMap::with_capacity(runs.len());
+    for run in runs {
+        marks.insert(format!("{MARK}={}", mark_of(store, run)).into_bytes(), run);
+    }
+    for process in std::fs::read_dir("/proc")? {
+        let process = process?;
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // It may end at any moment, or be somebody else's.
+        let Ok(environment) = std::fs::read(process.path().join("environ")) else { continue };
+        let run = environment.split(|byte| *byte == 0).find_map(|entry| marks.get(entry));
+        if let Some(run) = run {
+            found.entry((*run).clone()).or_default().push(pid);
+        }
+    }
+    found.values_mut().for_each(|pids| pids.sort_unstable());
+    Ok(found)
 }
 
 /// Kills the processes that steps of a run have left behind, and returns how many there were. For the holder of its
