@@ -1,6 +1,7 @@
 //! What holds where neither the command line nor the environment says otherwise: the configuration of the project, and
 //! behind it that of the user.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -174,11 +175,18 @@ impl Config {
 
 impl Place {
     fn read(path: Option<PathBuf>) -> Result<Self, Error> {
-        let file = path.as_deref().map(ConfigFile::read).transpose().map_err(|error| match error {
-            ReadError::File(error) => Error::Config(Box::new(error)),
-            error => error.into(),
-        })?;
-        Ok(Self { path, file: file.flatten() })
+        let file = match path.as_deref().map(ConfigFile::read).transpose() {
+            Ok(file) => file.flatten(),
+            Err(ReadError::File(error)) => return Err(Error::Config(Box::new(error))),
+            // A home that this user may not enter, as under `sudo -u`, says nothing.
+            Err(ReadError::Io { path, source })
+                if source.kind() == io::ErrorKind::PermissionDenied && path.symlink_metadata().is_err() =>
+            {
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { path, file })
     }
 }
 
