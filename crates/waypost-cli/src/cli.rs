@@ -100,6 +100,9 @@ pub(crate) enum Command {
     Cancel(CancelArgs),
     /// Show every value of the configuration, and where it comes from
     Config,
+    /// Make, upgrade or check the store itself
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Count runs, steps, checkpoints and bytes of the store
     Stats(StatsArgs),
     /// Look for what could go wrong: store, locks, processes, disk, clock
@@ -449,6 +452,17 @@ pub(crate) struct StatsArgs {
     /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
+}
+
+/// What is done with a store.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Make an empty store, if there is none
+    Init,
+    /// Bring an older store up to this version, after a back-up
+    Upgrade,
+    /// Check what the store keeps beside records: indexes, counts and ends
+    Check,
 }
 
 /// Shells with completion.

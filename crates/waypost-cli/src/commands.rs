@@ -36,6 +36,7 @@ mod run;
 mod show;
 mod stats;
 mod stop;
+mod store;
 mod travel;
 mod verify;
 
@@ -203,6 +204,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Man(args) => paper::man(context, args).await,
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
+        Command::Store(command) => store::store(context, command).await,
         Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

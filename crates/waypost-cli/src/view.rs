@@ -15,7 +15,8 @@ mod upkeep;
 
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
-    ScriptView, SettingView, StatsView, WorkflowStatsView,
+    ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,
+    WorkflowStatsView,
 };
 
 /// Version of the documents.

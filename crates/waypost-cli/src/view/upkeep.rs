@@ -134,3 +134,37 @@ pub(crate) struct CheckupView {
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
 }
+
+/// The answer of `store init`.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoreMadeView {
+    pub(crate) v: u32,
+    pub(crate) store: String,
+    /// It was not there before.
+    pub(crate) made: bool,
+}
+
+/// The answer of `store upgrade`.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoreUpgradedView {
+    pub(crate) v: u32,
+    pub(crate) store: String,
+    pub(crate) upgraded: bool,
+    /// The version of its tables before, where it has tables.
+    pub(crate) before: Option<u32>,
+    pub(crate) after: Option<u32>,
+}
+
+/// The answer of `store check`.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoreCheckedView {
+    pub(crate) v: u32,
+    pub(crate) store: String,
+    pub(crate) sound: bool,
+    /// The version of its tables, where it has tables.
+    pub(crate) schema: Option<u32>,
+    pub(crate) runs: u64,
+    /// How many of them only a newer version can check.
+    pub(crate) newer: u64,
+    pub(crate) errors: Vec<String>,
+}

@@ -1,4 +1,4 @@
-//! `waypost stats` and `waypost doctor`: what a store has, and what could go wrong with it.
+//! `waypost stats`, `waypost doctor` and `waypost store`: what a store has, and what could go wrong with it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -159,4 +159,60 @@ fn a_clock_that_was_set_back_and_a_store_that_cannot_be_written_are_warned_of() 
     assert_eq!(found(&document, "clock").0, "warn", "{document:#}");
     assert!(found(&document, "clock").1.starts_with("run r-1 changed at 2199-"), "{document:#}");
     assert_eq!(rig.call(&["doctor"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_store_is_made_once() {
+    for (store, path) in [("sqlite:kept/waypost.db", "kept/waypost.db"), ("file:kept", "kept")] {
+        let rig = Rig::new().at(store);
+        assert_eq!(rig.call(&["store", "check"]).status.code(), Some(5), "there is none");
+        assert_eq!(rig.call(&["store", "upgrade"]).status.code(), Some(5));
+
+        assert_eq!(rig.json(&["store", "init", "--json"]), json!({"v": 1, "store": store, "made": true}));
+
+        assert!(rig.path(path).exists());
+        assert_eq!(rig.json(&["store", "init", "--json"])["made"], false);
+        assert_eq!(rig.json(&["list", "--json"])["runs"], json!([]));
+        assert_eq!(rig.call(&["store", "check"]).status.code(), Some(0));
+    }
+    assert_eq!(Rig::new().call(&["store", "init", "--store", "memory:"]).status.code(), Some(2));
+    assert_eq!(Rig::new().call(&["store"]).status.code(), Some(2));
+    let rig = Rig::new();
+    rig.write("file", "");
+    let told = rig.waypost(&["store", "init", "--store", "sqlite:file/x.db"]);
+    assert!(told.starts_with("exit 7\n"), "something else is in its place: {told}");
+    assert!(rig.waypost(&["store", "init"]).contains("Made store sqlite:[DIR]/.waypost/waypost.db"));
+}
+
+#[test]
+fn an_older_store_is_upgraded_after_a_back_up() {
+    let rig = Rig::new().at("sqlite:old.db");
+    let old = concat!(env!("CARGO_MANIFEST_DIR"), "/../waypost-sqlite/tests/it/fixtures/v1.db");
+    fs::copy(old, rig.path("old.db")).unwrap();
+    assert_eq!(result(&rig, "schema"), "warn");
+
+    let upgraded = rig.json(&["store", "upgrade", "--json"]);
+
+    assert_eq!((&upgraded["upgraded"], &upgraded["before"]), (&json!(true), &json!(1)));
+    assert!(fs::read(rig.path("old.db.v1-1.backup")).unwrap().len() > 1_000);
+    assert_eq!(result(&rig, "schema"), "ok");
+    check("store_upgrade_again", &rig.waypost(&["store", "upgrade"]));
+    let checked = rig.json(&["store", "check", "--json"]);
+    assert_eq!((&checked["schema"], &checked["runs"]), (&json!(4), &json!(2)), "{checked:#}");
+    assert!(rig.waypost(&["store", "upgrade", "--store", "file:x"]).starts_with("exit 5\n"));
+}
+
+#[test]
+fn a_store_that_contradicts_itself_is_found() {
+    let rig = Rig::failed();
+    check("store_check", &rig.waypost(&["store", "check"]));
+    rusqlite::Connection::open(rig.path(".waypost/waypost.db"))
+        .unwrap()
+        .execute_batch("UPDATE runs SET checkpoints = 77")
+        .unwrap();
+
+    let told = rig.waypost(&["store", "check"]);
+
+    assert!(told.starts_with("exit 7\n"), "{told}");
+    assert!(told.contains("DAMAGED run r-1: "), "{told}");
 }
