@@ -33,9 +33,9 @@ pub(crate) struct Global {
     /// Answer in JSON: one document, or one object a line from `run`, `resume` and `events`
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Colour the output
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
-    pub(crate) color: Color,
+    /// Colour the output [default: auto]
+    #[arg(long, global = true, value_name = "WHEN")]
+    pub(crate) color: Option<Color>,
     /// Say only what went wrong
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -99,6 +99,21 @@ pub(crate) enum Command {
     Signal(SignalArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
+    /// End a run for good; what was recorded stays
+    Cancel(CancelArgs),
+    /// Show every value of the configuration, and where it comes from
+    Config,
+    /// Make, upgrade or check the store itself
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Count runs, steps, checkpoints and bytes of the store
+    Stats(StatsArgs),
+    /// Look for what could go wrong: store, locks, processes, disk, clock
+    Doctor,
+    /// Print a script that completes commands, options, runs and steps in a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page of waypost, or of a command
+    Man(ManArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,
@@ -461,6 +476,83 @@ pub(crate) struct StopArgs {
     /// Wait so long for the run to write its last checkpoint
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CancelArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Undo what its steps did, newest first
+    #[arg(long)]
+    pub(crate) undo_steps: bool,
+    /// Wait so long for the run to stop
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "To use it, put this where the shell starts:\n  bash  source <(waypost completions bash)\n  zsh   source <(waypost completions zsh)\n  fish  waypost completions fish | source"
+)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    /// Only runs of this workflow
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workflow: Option<String>,
+    /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
+    #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
+    pub(crate) since: Option<Since>,
+}
+
+/// What is done with a store.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Make an empty store, if there is none
+    Init,
+    /// Bring an older store up to this version, after a back-up
+    Upgrade,
+    /// Check what the store keeps beside records: indexes, counts and ends
+    Check,
+}
+
+/// Shells with completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl Shell {
+    /// Returns its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Command [default: waypost itself]
+    pub(crate) command: Option<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+impl Command {
+    /// Says whether it works whatever is wrong with the configuration: since it uses none, or tells of it itself.
+    pub(crate) fn bears_wrong_configuration(&self) -> bool {
+        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor)
+    }
 }
 
 /// Splits `NAME=VALUE`; the value may be empty and may hold `=`.

@@ -3,30 +3,41 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
 use waypost::store::{Store, StoreError};
 use waypost::{Clock as _, RunId, SystemClock};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Color, Command};
+use crate::config::{Config, Origin};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::{self, Access};
 use crate::reference::{self, Default};
+use crate::surroundings;
 
 mod answer;
+mod cancel;
 mod check;
 mod checkpoints;
+mod config;
 mod dead_letters;
 mod delete;
+mod doctor;
 mod events;
 mod list;
 mod logs;
+mod paper;
 mod plan;
 mod prune;
 mod resume;
 mod run;
 mod show;
+mod stats;
 mod stop;
+mod store;
 mod travel;
 mod verify;
 
@@ -42,9 +53,15 @@ pub(crate) fn now() -> jiff::Timestamp {
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) output: Output,
+    /// The store that is named, and by whom.
     store: Option<String>,
+    store_origin: Origin,
     /// The workflow file whose store is used, where one is named.
     near: OnceLock<PathBuf>,
+    /// What holds where the command line and the environment say nothing.
+    pub(crate) config: Arc<Config>,
+    /// The colour that was asked for on the command line.
+    pub(crate) color_flag: Option<Color>,
 }
 
 impl Context {
@@ -53,7 +70,45 @@ impl Context {
         // A variable that is set to nothing names no store, as elsewhere; the option must name one.
         let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
         let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
-        Self { output: Output::new(&cli.global), store, near: OnceLock::new() }
+        Self {
+            output: Output::new(&cli.global),
+            store,
+            store_origin: Origin::Default,
+            near: OnceLock::new(),
+            config: Arc::default(),
+            color_flag: cli.global.color,
+        }
+    }
+
+    /// Reads the configuration that counts for a command, and completes its options by that.
+    ///
+    /// # Errors
+    /// A configuration file is wrong or cannot be read.
+    pub(crate) fn configure(&mut self, cli: &mut Cli, matches: &ArgMatches) -> Result<(), Error> {
+        if self.store.is_some() {
+            self.store_origin = match matches.value_source("store") {
+                Some(ValueSource::EnvVariable) => Origin::Environment,
+                _ => Origin::Flag,
+            };
+        }
+        let near = match &cli.command {
+            Command::Run(args) => Some(args.file.as_path()),
+            _ => None,
+        };
+        let config = Config::find(near)?;
+        config.complete(cli, matches);
+        self.output = Output::new(&cli.global);
+        surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));
+        if let (None, Some(found)) = (&self.store, config.store()?) {
+            (self.store, self.store_origin) = (Some(found.value), found.origin);
+        }
+        self.config = Arc::new(config);
+        Ok(())
+    }
+
+    /// Returns the address of the store, where somebody has named one, and who that was.
+    pub(crate) fn store_given(&self) -> (Option<&str>, Origin) {
+        (self.store.as_deref(), self.store_origin)
     }
 
     /// Returns the time of day.
@@ -78,6 +133,13 @@ impl Context {
 
     /// Returns the words by which a command given here finds the store that is used.
     pub(crate) fn store_words(&self) -> String {
+        if let (Some(store), Origin::Project | Origin::User) = (&self.store, self.store_origin) {
+            let here = Config::find(None).and_then(|config| config.store()).ok().flatten();
+            return match here {
+                Some(found) if found.value == *store => String::new(),
+                _ => format!(" --store {}", place::quoted(store)),
+            };
+        }
         place::words_for(self.store.as_deref(), self.near.get().map(PathBuf::as_path))
     }
 
@@ -139,6 +201,13 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Resume(args) => resume::resume(context, args).await,
         Command::Plan(args) => plan::plan(context, args).await,
         Command::Why(args) => plan::why(context, args).await,
+        Command::Cancel(args) => cancel::cancel(context, args).await,
+        Command::Completions(args) => paper::completions(context, args).await,
+        Command::Man(args) => paper::man(context, args).await,
+        Command::Stats(args) => stats::stats(context, args).await,
+        Command::Doctor => doctor::doctor(context).await,
+        Command::Store(command) => store::store(context, command).await,
+        Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

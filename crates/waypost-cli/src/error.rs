@@ -106,6 +106,9 @@ pub(crate) enum Error {
     /// A params file is not a map of params; everything that is wrong, with its places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     ParamsFile(Box<FileError>),
+    /// A configuration file is wrong; everything that is, with its places.
+    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    Config(Box<FileError>),
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
@@ -252,7 +255,7 @@ impl Error {
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
-        if let Self::File(error) | Self::ParamsFile(error) = self {
+        if let Self::File(error) | Self::ParamsFile(error) | Self::Config(error) = self {
             let place = |problem: &ProblemView| {
                 let ProblemView { line, column, message, hint, help } = problem;
                 let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
@@ -262,7 +265,7 @@ impl Error {
             causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
         }
         let rendered = match self {
-            Self::File(error) | Self::ParamsFile(error) => Some(Rendered {
+            Self::File(error) | Self::ParamsFile(error) | Self::Config(error) => Some(Rendered {
                 file: error.path().to_owned(),
                 plain: error.render(),
                 styled: error.render_styled(),
@@ -319,6 +322,7 @@ impl Error {
             Self::File(_) => {
                 ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
             }
+            Self::Config(_) => ("invalid_config", Exit::InvalidWorkflow, None),
             Self::Params(error) => {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)
@@ -385,7 +389,9 @@ impl Error {
                 Exit::Usage,
                 hint("`--treat-as retry` runs it again; `--restart` starts over"),
             ),
-            Self::Run(RunError::Cancelled(_)) => ("cancelled", Exit::Usage, hint("begin a new run")),
+            Self::Run(RunError::Cancelled(run)) => {
+                ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts it over")))
+            }
             Self::Run(RunError::Changed { .. }) => (
                 "changed",
                 Exit::Changed,

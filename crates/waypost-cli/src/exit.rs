@@ -40,7 +40,7 @@ pub(crate) enum Exit {
     Newer,
     /// Not trusted or not permitted.
     NotTrusted,
-    /// The workflow file is wrong.
+    /// The workflow file or a configuration file is wrong.
     InvalidWorkflow,
     /// The run took longer than it may.
     Timeout,
@@ -101,7 +101,7 @@ impl Exit {
             Self::Waiting => (75, "waiting (approval, signal, sleep): resume later"),
             Self::Newer => (76, "newer format or schema"),
             Self::NotTrusted => (77, "not trusted, not permitted"),
-            Self::InvalidWorkflow => (78, "invalid workflow file"),
+            Self::InvalidWorkflow => (78, "invalid workflow or configuration file"),
             Self::Timeout => (124, "a timeout or budget of the run"),
             Self::Hangup => (129, "SIGHUP, after the checkpoint"),
             Self::Interrupt => (130, "SIGINT or `waypost stop`, after the checkpoint"),

@@ -6,7 +6,7 @@
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::cli::{Cli, Command};
 use crate::commands::Context;
@@ -15,6 +15,8 @@ use crate::exit::Exit;
 
 mod cli;
 mod commands;
+mod completion;
+mod config;
 mod dead;
 mod definition;
 mod drive;
@@ -53,8 +55,17 @@ fn room_for_runtime() -> std::io::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    match completion::answered() {
+        Ok(true) => return Exit::Done.into(),
+        Ok(false) => {}
+        Err(error) => return output::refused(&error).into(),
+    }
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
+        Ok((cli, matches))
+    });
+    let (mut cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return output::refused(&error).into(),
     };
     if matches!(cli.command, Command::Supervise) {
@@ -62,7 +73,12 @@ fn main() -> ExitCode {
         return waypost_workflow::supervisor::main();
     }
     hear_of_limits();
-    let context = Context::new(&cli);
+    let mut context = Context::new(&cli);
+    if let Err(error) = context.configure(&mut cli, &matches)
+        && !cli.command.bears_wrong_configuration()
+    {
+        return context.tell(&error).into();
+    }
     let runtime =
         room_for_runtime().and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
     let result = runtime

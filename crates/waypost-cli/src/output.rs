@@ -46,12 +46,13 @@ pub(crate) struct Output {
 impl Output {
     /// Looks at both streams and the options.
     pub(crate) fn new(global: &Global) -> Self {
+        let color = global.color.unwrap_or(Color::Auto);
         Self {
             json: global.json,
             quiet: global.quiet,
             verbose: global.verbose,
-            paint: Paint(colours(global.color, &io::stdout())),
-            paint_err: Paint(colours(global.color, &io::stderr())),
+            paint: Paint(colours(color, &io::stdout())),
+            paint_err: Paint(colours(color, &io::stderr())),
             live: io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
             actions: !global.json && !io::stderr().is_terminal() && actions::is_job(),
             columns: columns(),

@@ -1,4 +1,4 @@
-//! Where runs are kept: the flag, the environment, the nearest `.waypost`, in this order.
+//! Where runs are kept: in the store that is named, or in the nearest `.waypost`.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -77,6 +77,16 @@ impl StoreUrl {
         }
     }
 
+    /// Writes the address with another path; none if that is no UTF-8.
+    pub(crate) fn with_path(&self, path: &Path) -> Option<String> {
+        let path = path.to_str()?;
+        Some(match self {
+            Self::Memory => "memory:".to_owned(),
+            Self::File(_) => format!("file:{path}"),
+            Self::Sqlite(_) => format!("sqlite:{path}"),
+        })
+    }
+
     fn is_there(&self) -> Result<bool, Error> {
         match self {
             Self::Memory => Ok(true),
@@ -122,6 +132,13 @@ pub(crate) fn open(
         return Err(Error::NoRuns { database, made: false });
     }
     open_url(&StoreUrl::Sqlite(database), access)
+}
+
+/// Returns the address of the store that is used here where nobody names one.
+pub(crate) fn default_url() -> Result<String, Error> {
+    let from = start_of_search(None)?;
+    let folder = nearest(&from).unwrap_or_else(|| from.join(FOLDER));
+    Ok(format!("sqlite:{}", folder.join(DATABASE).display()))
 }
 
 /// Says whether something has that name; where that may not be known, it is not said that it is not there.
@@ -276,14 +293,16 @@ pub(crate) fn quoted(word: &str) -> String {
     }
 }
 
-fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
+/// Returns the folder from which the nearest store is looked for.
+pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
     let here = || std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source });
     let Some(file) = near else { return here() };
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.to_owned(), source })
 }
 
-fn nearest(from: &Path) -> Option<PathBuf> {
+/// Returns the nearest `.waypost`, upward.
+pub(crate) fn nearest(from: &Path) -> Option<PathBuf> {
     from.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
 }
 
@@ -296,7 +315,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     let ignore =
         fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
     match ignore {
-        Ok(mut file) => file.write_all(b"*\n"),
+        Ok(mut file) => file.write_all(b"*\n!config.yaml\n"),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 use waypost::engine::{OnLostCheckpoint, SessionOptions};
@@ -67,8 +67,24 @@ impl Local {
     }
 }
 
-/// Returns how many processors there are; one if the system does not tell.
+/// How many steps are to run at once by the configuration, which is read once, before any command begins.
+static PARALLEL: OnceLock<NonZeroUsize> = OnceLock::new();
+
+/// Takes note of how many steps are to run at once where a workflow does not say.
+pub(crate) fn prefer_parallel(count: Option<NonZeroUsize>) {
+    if let Some(count) = count {
+        PARALLEL.get_or_init(|| count);
+    }
+}
+
+/// Returns how many steps run at once where a workflow does not say: as many as are configured, or as there are
+/// processors.
 pub(crate) fn cores() -> NonZeroUsize {
+    PARALLEL.get().copied().unwrap_or_else(processors)
+}
+
+/// Returns how many processors there are; one if the system does not tell.
+pub(crate) fn processors() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 

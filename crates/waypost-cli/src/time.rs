@@ -81,6 +81,19 @@ pub(crate) fn lasted(duration: Duration) -> String {
     }
 }
 
+/// Writes a duration as options and files take it, exactly.
+pub(crate) fn written(duration: Duration) -> String {
+    let mut rest = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let mut text = String::new();
+    for (unit, millis) in UNITS.iter().rev() {
+        if rest >= *millis {
+            text.push_str(&format!("{}{unit}", rest / millis));
+            rest %= millis;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
 /// Shows the time between two moments; the clock may have been set back, which counts as no time.
 pub(crate) fn between(start: Timestamp, end: Timestamp) -> String {
     lasted(Duration::try_from(end.duration_since(start)).unwrap_or_default())

@@ -11,6 +11,14 @@ use waypost::plan::Decision;
 use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict, WaitKind};
 use waypost::store::Progress;
 
+mod upkeep;
+
+pub(crate) use upkeep::{
+    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
+    ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,
+    WorkflowStatsView,
+};
+
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;
 
@@ -236,7 +244,7 @@ pub(crate) struct PlanView {
     /// None for a run that was not made.
     pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
-    /// What stops a resume, with exit code 7, before it does any of that.
+    /// What stops a resume, before it does any of that: with exit code 7, or 2 where the run was cancelled.
     pub(crate) stops: Vec<String>,
 }
 

@@ -55,4 +55,8 @@ mod witness;
 
 pub use beside::folder_of;
 pub use open::SqliteOptions;
+pub use schema::schema_of;
 pub use store::SqliteStore;
+
+/// The version of the tables that this crate writes; it reads all before.
+pub const SCHEMA_VERSION: u32 = schema::VERSION;

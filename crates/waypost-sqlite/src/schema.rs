@@ -18,6 +18,19 @@ use crate::rows::time_text;
 
 /// The version that this crate writes.
 pub(crate) const VERSION: u32 = 4;
+/// Reads which schema version a database has, without changing anything. A store that writes to it upgrades it to
+/// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
+///
+/// # Errors
+/// As [`SqliteStore::open_read_only`](crate::SqliteStore::open_read_only).
+pub fn schema_of(path: &std::path::Path) -> Result<u32, StoreError> {
+    let place = crate::open::find(path)?;
+    let reader = crate::open::reader(&place, &SqliteOptions::default())?;
+    check(&reader, &place)?;
+    let version = reader.query_row("PRAGMA user_version", [], |row| row.get(0));
+    version.map_err(|error| explain(Fault::from(error), &place))
+}
+
 /// The first version that keeps run records twice.
 pub(crate) const FIRST_WITH_COPIES: u32 = 3;
 /// The first version that keeps the end of a main branch with its run.

@@ -26,6 +26,7 @@ mod attempt;
 mod back;
 mod begin;
 mod branches;
+mod cancel;
 mod carry;
 pub(crate) mod chain;
 mod commit;
@@ -57,6 +58,7 @@ mod take_up;
 mod travel;
 
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
+pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan, Verdicts};
-use waypost::record::{Flaw, Record};
+use waypost::record::{End, Flaw, Record};
 use waypost::store::{Store, StoreExt as _};
 
 use super::{Context, checkpoints, show};
@@ -103,7 +103,8 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}: {would}, because {cause}")
 }
 
-/// Says what stops a resume before it does anything: checkpoints that were there and are not any more.
+/// Says what stops a resume before it does anything: that the run was cancelled, and checkpoints that were there and are
+/// not any more.
 pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
         let at = checkpoints::reference_of(&damage.run, damage);
@@ -112,7 +113,9 @@ pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String>
     let told = standing::told_and_lost(store, snapshot).await.map(|told| {
         format!("the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back")
     });
-    missing.chain(told).collect()
+    let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
+    let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts it over".to_owned());
+    cancelled.into_iter().chain(missing).chain(told).collect()
 }
 
 async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {

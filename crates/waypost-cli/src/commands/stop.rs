@@ -36,14 +36,14 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
         return told(context, &run, status, false);
     }
     let store = context.store(None, Access::Write)?;
-    store.signal(&run, &message(context)).await?;
+    store.signal(&run, &message(context, "waypost stop")).await?;
     context.output.note(&format!("Asked {holder} to stop."));
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
     told(context, &run, status, true)
 }
 
 /// Waits until nobody has the run any more, and says how it then stands.
-async fn freed(
+pub(super) async fn freed(
     store: &dyn Store,
     run: &RunId,
     (began, wait): (Instant, Duration),
@@ -82,16 +82,16 @@ fn halted(holder: &Holder) -> Vec<u32> {
     std::iter::once(holder.pid).chain(children).filter(is_halted).collect()
 }
 
-fn first_upper(text: &str) -> String {
+pub(super) fn first_upper(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-fn message(context: &Context) -> Signal {
+pub(super) fn message(context: &Context, sender: &str) -> Signal {
     let now = context.now();
     // Unique: one process makes one message.
     let id = format!("stop-{}-{}", now.as_nanosecond(), std::process::id());
-    Signal { id, kind: SignalKind::Stop, branch: None, sender: "waypost stop".to_owned(), created_at: now }
+    Signal { id, kind: SignalKind::Stop, branch: None, sender: sender.to_owned(), created_at: now }
 }
 
 fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Result<Exit, Error> {

@@ -25,7 +25,11 @@ steps:
 "#;
 
 /// Everything that only looks.
-const READERS: [&[&str]; 20] = [
+const READERS: [&[&str]; 24] = [
+    &["config"],
+    &["doctor"],
+    &["stats"],
+    &["store", "check"],
     &["list"],
     &["list", "--json"],
     &["list", "--resumable"],

@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod bad_input;
+mod cancelling;
+mod checkup;
+mod config;
 mod database;
 mod displaced;
 mod examples;
@@ -14,6 +17,7 @@ mod killed;
 mod looking;
 mod lost;
 mod newer;
+mod paper;
 mod pruning;
 mod reading;
 mod repeating;

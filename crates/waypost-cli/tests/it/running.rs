@@ -10,7 +10,7 @@ fn a_run_that_completes() {
     check("run_completed", &rig.waypost(&["run", "flow.yaml", "--id", "r-1", "-p", "who=you"]));
 
     assert_eq!(rig.read("four.txt"), "you\n");
-    assert_eq!(rig.read(".waypost/.gitignore"), "*\n");
+    assert_eq!(rig.read(".waypost/.gitignore"), "*\n!config.yaml\n");
 }
 
 #[test]

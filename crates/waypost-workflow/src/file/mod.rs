@@ -1,4 +1,5 @@
-//! The workflow file: reading it, checking it, and the form in which everything else sees it.
+//! The workflow file: reading it, checking it, and the form in which everything else sees it. Configuration files are
+//! read by the same means.
 //!
 //! ```text
 //! text -- node --> tree with places -- read, step, settings --> drafts -- graph, names --> Workflow
@@ -11,6 +12,7 @@
 mod align;
 mod body;
 mod checker;
+mod config;
 mod fields;
 mod fingerprint;
 mod foreach;
@@ -34,6 +36,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub(crate) use self::foreach::ITEM_INDEX;
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};

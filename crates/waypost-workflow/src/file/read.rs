@@ -19,7 +19,7 @@ use crate::expr::Template;
 /// The version of the language.
 const VERSION: u64 = 1;
 /// Steps that may run at once; every one is a process with its pipes.
-const PARALLEL_MAX: u64 = 1_000;
+pub(super) const PARALLEL_MAX: u64 = 1_000;
 
 static WORKFLOW: KeySet = KeySet {
     what: "the workflow",

@@ -29,6 +29,7 @@ use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 mod attempt;
 mod handover;
 mod items;
+mod leftovers;
 mod levels;
 mod repeat;
 mod scratch;
@@ -45,6 +46,7 @@ use waiting::Waiting;
 pub use levels::shape_of;
 
 pub use attempt::{LOSS, NO_ROOM};
+pub use leftovers::{kill_processes_of, processes_of};
 pub use scratch::ScratchError;
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
@@ -462,18 +464,10 @@ impl Program for WorkflowProgram {
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
-        // By its real path: the same store is named differently from different folders.
-        let home = self
-            .surroundings
-            .store
-            .home()
-            .map(|home| home.canonicalize().unwrap_or_else(|_| home.to_owned()));
-        let place = home.as_ref().map(|home| home.as_os_str().as_encoded_bytes()).unwrap_or_default();
-        let parts = [place, lease.run().as_str().as_bytes()];
-        let mark = Digest::of_parts(parts).to_string()[..32].to_owned();
+        let mark = leftovers::mark_of(self.surroundings.store.as_ref(), lease.run());
         // Who kills the supervisor together with the engine leaves steps behind; a store without a home dies with its
         // process and has no run to resume.
-        if home.is_some() && lease.token() != FIRST_TOKEN {
+        if self.surroundings.store.home().is_some() && lease.token() != FIRST_TOKEN {
             kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
         }
         let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();

@@ -1,5 +1,6 @@
 //! Tests of the workflow crate, one module a topic.
 
+mod config;
 mod expr;
 mod file_bad;
 mod file_good;

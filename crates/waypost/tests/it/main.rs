@@ -4,6 +4,7 @@
 mod branch_edit;
 mod branch_keys;
 mod branches;
+mod cancelling;
 mod carried;
 mod configuration;
 mod contract;

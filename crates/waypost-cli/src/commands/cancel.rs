@@ -1,0 +1,128 @@
+//! `waypost cancel`: stops a run if it is under way, and ends it for good.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use waypost::engine::{BeginError, Cancel, Engine, RunError};
+use waypost::lock::Holder;
+use waypost::record::RunStatus;
+use waypost::store::{Lease, Store, StoreError};
+use waypost::{BranchPath, RunId};
+use waypost_workflow::program::kill_processes_of;
+
+use super::Context;
+use super::stop::{first_upper, freed, message};
+use crate::cli::CancelArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::Access;
+use crate::reference::{Default, find};
+use crate::view::{CancelledView, VERSION};
+
+/// Who cancels, as records and messages name it.
+const BY: &str = "waypost cancel";
+/// How long is waited before a run that another has taken meanwhile is asked for again.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, Error> {
+    if args.undo_steps {
+        return Err(Error::usage(
+            "this version undoes no steps",
+            "cancel without `--undo-steps`, and undo by hand what the steps did",
+        ));
+    }
+    let store = context.store(None, Access::Read)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let summary = store.run(&run).await?.summary;
+    if summary.holder.is_none() {
+        match summary.status {
+            RunStatus::Cancelled => return told(context, &run, Cancel::AlreadyCancelled, false),
+            status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
+                return told(context, &run, Cancel::AlreadyFinished(status), false);
+            }
+            _ => {}
+        }
+    }
+    let store = context.store(None, Access::Write)?;
+    let (lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
+    // What a supervisor left that was killed together with its engine: none is at work under this lease.
+    if let Err(error) = kill_processes_of(store.as_ref(), &run) {
+        store.release(lease, None).await?;
+        return Err(RunError::Begin(BeginError(error.into())).into());
+    }
+    let engine = Engine::new(Arc::clone(&store));
+    let cancelled = engine.cancel_under(lease, BY).await?;
+    told(context, &run, cancelled, stopped)
+}
+
+/// Takes the lease of a run, after whoever has it was asked to stop; says whether somebody was.
+async fn stopped_lease(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    wait: Duration,
+) -> Result<(Lease, bool), Error> {
+    let (began, mut stopped) = (Instant::now(), false);
+    loop {
+        if let Some(holder) = store.run(run).await?.summary.holder {
+            if holder.is_gone() {
+                let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
+                context.output.note(&first_upper(&note));
+            } else {
+                store.signal(run, &message(context, BY)).await?;
+                context.output.note(&format!("Asked {holder} to stop."));
+                stopped = true;
+            }
+            freed(store.as_ref(), run, (began, wait)).await?;
+        }
+        let here = Holder::here(context.now()).map_err(|source| StoreError::Io {
+            action: "read",
+            place: "/proc".to_owned(),
+            source,
+        })?;
+        match store.acquire(run, &BranchPath::main(), &here).await {
+            Ok(lease) => return Ok((lease, stopped)),
+            // Somebody has resumed it in between: that is stopped too.
+            Err(StoreError::Held { .. }) if began.elapsed() < wait => tokio::time::sleep(AGAIN_AFTER).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn told(context: &Context, run: &RunId, cancelled: Cancel, stopped: bool) -> Result<Exit, Error> {
+    let branches = match cancelled {
+        Cancel::Done { branches, .. } => Some(branches),
+        Cancel::AlreadyCancelled => None,
+        Cancel::AlreadyFinished(status) => {
+            return Err(Error::usage(
+                format!("run {run} is {}, and there is nothing to cancel", status.name()),
+                format!("`waypost delete {run}` removes it"),
+            ));
+        }
+    };
+    if context.output.json {
+        context.output.document(&CancelledView {
+            v: VERSION,
+            run: run.to_string(),
+            status: RunStatus::Cancelled,
+            cancelled: branches.is_some(),
+            stopped,
+            branches: branches.unwrap_or(0),
+        })?;
+        return Ok(Exit::Done);
+    }
+    let Some(branches) = branches else {
+        context.output.note(&format!("Nothing to do, because run {run} is cancelled already."));
+        return Ok(Exit::Done);
+    };
+    let others = match branches {
+        0 => String::new(),
+        1 => ", and one open branch with it".to_owned(),
+        count => format!(", and {count} open branches with it"),
+    };
+    let words = context.store_words();
+    context.output.answer(&format!(
+        "Run {run} is cancelled{others}; what it did is not undone.\nOnly starting over goes on with it: waypost resume {run} --restart{words}"
+    ))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,448 @@
+//! `waypost doctor`: looks for what could go wrong, changes nothing, and says what to do about each thing.
+//!
+//! Every check is made whatever the others found, as far as it can be. The exit code is that of the first that failed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::Access as Permission;
+use waypost::RunId;
+use waypost::lock::{Holder, network_file_system};
+use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, UnreadableRun};
+use waypost_sqlite::{SCHEMA_VERSION, schema_of};
+use waypost_workflow::program::processes_of;
+
+use super::Context;
+use crate::config::{Config, Origin};
+use crate::error::{Diagnosis, Error};
+use crate::exit::Exit;
+use crate::place::{Access, StoreUrl};
+use crate::size;
+use crate::standing::{self, Corrected};
+use crate::surroundings::Local;
+use crate::time;
+use crate::view::{CheckupView, DoctorView, VERSION};
+
+/// Free bytes below which a run is soon stopped: a large state with its log and SQLite's.
+const FREE_BYTES_MIN: u64 = 64 << 20;
+/// Free bytes below which it is time to make room.
+const FREE_BYTES_FEW: u64 = 1 << 30;
+/// Free places for files below which it is time to make room: a run of a file store has one file a commit.
+const FREE_FILES_FEW: u64 = 10_000;
+/// By how much a record may be ahead of the clock: machines that share a store differ by less.
+const AHEAD_MAX: Duration = Duration::from_secs(60);
+/// Newest runs whose newest record is read: some seconds at most. `verify --all` reads all of all.
+const RUNS_READ_MAX: usize = 1_000;
+/// Runs that one line names.
+const NAMED_MAX: usize = 5;
+
+/// What was found, in order.
+#[derive(Debug, Default)]
+struct Checkup {
+    checks: Vec<CheckupView>,
+    /// That of the first check that failed.
+    exit: Option<Exit>,
+}
+
+impl Checkup {
+    fn ok(&mut self, check: &'static str, message: impl Into<String>) {
+        self.push(check, "ok", message.into(), None);
+    }
+
+    fn warn(&mut self, check: &'static str, message: impl Into<String>, hint: impl Into<String>) {
+        self.push(check, "warn", message.into(), Some(hint.into()));
+    }
+
+    fn fail(&mut self, check: &'static str, exit: Exit, message: impl Into<String>, hint: Option<String>) {
+        self.exit.get_or_insert(exit);
+        self.push(check, "fail", message.into(), hint);
+    }
+
+    fn error(&mut self, check: &'static str, error: &Error) {
+        let Diagnosis { exit, message, hint, causes, .. } = error.diagnosis();
+        let message = std::iter::once(message).chain(causes).collect::<Vec<_>>().join(": ");
+        self.fail(check, exit, message, hint);
+    }
+
+    fn push(&mut self, check: &'static str, result: &'static str, message: String, hint: Option<String>) {
+        self.checks.push(CheckupView { check, result, message, hint });
+    }
+}
+
+/// The runs of the store.
+struct Runs {
+    listed: Vec<RunSummary>,
+    unreadable: Vec<UnreadableRun>,
+}
+
+pub(crate) async fn doctor(context: &Context) -> Result<Exit, Error> {
+    let mut checkup = Checkup::default();
+    configuration(&mut checkup);
+    machine(context, &mut checkup)?;
+    if let Some(store) = open(context, &mut checkup) {
+        medium(store.as_ref(), &mut checkup);
+        if let Some(runs) = contents(store.as_ref(), &mut checkup).await {
+            locks(&runs, &mut checkup);
+            processes(store.as_ref(), &runs, &mut checkup);
+            clock(context, &runs, &mut checkup);
+        }
+    }
+    let exit = checkup.exit.unwrap_or(Exit::Done);
+    let mut checks = checkup.checks;
+    for check in &mut checks {
+        check.hint = check.hint.take().map(|hint| context.with_store(&hint));
+    }
+    let view = DoctorView { v: VERSION, ok: exit == Exit::Done, checks };
+    if context.output.json {
+        context.output.document(&view)?;
+    } else {
+        context.output.answer(&told(context, &view))?;
+    }
+    Ok(exit)
+}
+
+fn configuration(checkup: &mut Checkup) {
+    const NAME: &str = "configuration";
+    let config = Config::find(None).and_then(|config| config.store().map(|_| config));
+    match config {
+        // What is wrong first is in the message; the causes are all of it.
+        Err(error) => {
+            let Diagnosis { exit, message, .. } = error.diagnosis();
+            let hint =
+                "mend or remove it: no other command works until then; `waypost config` shows every place";
+            checkup.fail(NAME, exit, message, Some(hint.to_owned()));
+        }
+        Ok(config) => {
+            let read = config.places().into_iter().filter(|(_, place)| place.file.is_some());
+            let read =
+                read.filter_map(|(_, place)| place.path.as_deref().map(|path| path.display().to_string()));
+            let read: Vec<_> = read.collect();
+            let none = || "no configuration file, so every value is the default".to_owned();
+            checkup.ok(
+                NAME,
+                if read.is_empty() { none() } else { format!("{} holds together", read.join(", ")) },
+            );
+        }
+    }
+}
+
+fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
+    match Holder::here(context.now()) {
+        Ok(here) if here.boot_id.is_empty() => checkup.warn(
+            "boot",
+            "the system does not tell which boot this is",
+            "after a restart of the machine, a run whose process had the number of one that lives now is taken for running",
+        ),
+        Ok(here) => checkup.ok("boot", format!("this boot is known, as {}", here.boot_id)),
+        Err(error) => checkup.warn(
+            "boot",
+            format!("the system does not tell about processes: {error}"),
+            "`/proc` must be mounted, so that a dead process is known to be dead",
+        ),
+    }
+    if Local::look()?.has_bash {
+        checkup.ok("shell", "steps run with bash");
+    } else {
+        checkup.warn(
+            "shell",
+            "there is no bash in PATH: steps run with sh, without `pipefail`",
+            "install bash, or name another with `shell`",
+        );
+    }
+    Ok(())
+}
+
+/// Opens the store to read it. One that was never made is no failure.
+fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
+    const NAME: &str = "store";
+    let by = match context.store_given().1 {
+        Origin::Flag => "named by --store",
+        Origin::Environment => "named by WAYPOST_STORE",
+        Origin::Project => "named by the configuration of the project",
+        Origin::User => "named by the configuration of the user",
+        Origin::Default => "the nearest",
+    };
+    match context.store(None, Access::Read) {
+        Ok(store) => {
+            checkup.ok(NAME, format!("{store} opens ({by})"));
+            Some(store)
+        }
+        Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. })) => {
+            checkup.warn(NAME, error.to_string(), "`waypost run FILE` makes one");
+            None
+        }
+        Err(error) => {
+            checkup.error(NAME, &error);
+            None
+        }
+    }
+}
+
+/// Looks at where the store is: the version of its tables, the kind of disk, the room, the right to write.
+fn medium(store: &dyn Store, checkup: &mut Checkup) {
+    let sqlite = match StoreUrl::parse(&store.to_string()) {
+        Ok(StoreUrl::Sqlite(path)) => Some(path),
+        _ => None,
+    };
+    if let Some(path) = &sqlite {
+        schema(path, checkup);
+    }
+    let Some(home) = store.home().map(Path::to_owned) else { return };
+    match network_file_system(&home) {
+        Ok(None) => {}
+        Ok(Some(kind)) => checkup.warn(
+            "disk",
+            format!("{} is on {kind}, a network file system, where locks are not reliable", home.display()),
+            "move the store to a local disk",
+        ),
+        Err(error) => checkup.warn(
+            "disk",
+            format!("cannot tell what holds {}: {error}", home.display()),
+            "look at its mount",
+        ),
+    }
+    room(&home, checkup);
+    let places: Vec<PathBuf> = sqlite.into_iter().chain([home]).collect();
+    let locked = places.iter().find(|path| rustix::fs::access(path.as_path(), Permission::WRITE_OK).is_err());
+    match locked {
+        None => checkup.ok("permission", "the store can be written"),
+        Some(path) => checkup.warn(
+            "permission",
+            format!("{} cannot be written by this user", path.display()),
+            "runs can be read here, not made or resumed: look at its owner, its mode and its mount",
+        ),
+    }
+}
+
+fn schema(path: &Path, checkup: &mut Checkup) {
+    match schema_of(path) {
+        Ok(SCHEMA_VERSION) => {
+            checkup.ok("schema", format!("version {SCHEMA_VERSION}, the newest that this program knows"))
+        }
+        Ok(found) => checkup.warn(
+            "schema",
+            format!("version {found}, and this program writes version {SCHEMA_VERSION}"),
+            "the next command that writes upgrades it, after a back-up beside it",
+        ),
+        Err(error) => checkup.error("schema", &error.into()),
+    }
+}
+
+fn room(home: &Path, checkup: &mut Checkup) {
+    let found = match rustix::fs::statvfs(home) {
+        Ok(found) => found,
+        Err(error) => {
+            return checkup.warn(
+                "room",
+                format!("cannot tell how much room is left: {error}"),
+                "look with `df`",
+            );
+        }
+    };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let message = format!("{} are free on the disk of the store", size::shown(free));
+    let hint = "make room: `waypost prune` lets go of old states and runs";
+    if free < FREE_BYTES_MIN {
+        checkup.fail("room", Exit::CannotWrite, message, Some(hint.to_owned()));
+    } else if free < FREE_BYTES_FEW {
+        checkup.warn("room", message, hint);
+    } else if found.f_files > 0 && found.f_favail < FREE_FILES_FEW {
+        checkup.warn("room", format!("{message}, but only {} more files fit", found.f_favail), hint);
+    } else {
+        checkup.ok("room", message);
+    }
+}
+
+/// Reads what the store keeps of its runs, and has it look over itself.
+async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
+    match store.inspect(None).await {
+        Ok(findings) if findings.is_empty() => {
+            checkup.ok("integrity", "what the store keeps beside records agrees")
+        }
+        Ok(findings) => {
+            let hint = Some("`waypost verify --all` looks at every byte".to_owned());
+            checkup.fail("integrity", Exit::Damaged, findings.join("; "), hint);
+        }
+        Err(error) => checkup.error("integrity", &error.into()),
+    }
+    let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
+    let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
+    loop {
+        let page = match store.runs(&query).await {
+            Ok(page) => page,
+            Err(error) => {
+                checkup.error("runs", &error.into());
+                return None;
+            }
+        };
+        listed.extend(page.runs);
+        unreadable.extend(page.damaged);
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let runs = Runs { listed, unreadable };
+    readable(store, &runs, checkup).await;
+    Some(runs)
+}
+
+/// Reads where each run stands, which the summaries do not vouch for.
+async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
+    const NAME: &str = "runs";
+    let mut broken: Vec<(RunId, String)> = Vec::new();
+    let mut newer: Vec<RunId> = Vec::new();
+    let mut told_of = |run: &RunId, error: &StoreError| match error {
+        StoreError::Version { .. } => newer.push(run.clone()),
+        error => broken.push((run.clone(), error.to_string())),
+    };
+    for run in &runs.unreadable {
+        match standing::unlisted(store, &run.run).await {
+            Err(Error::Store(error)) => told_of(&run.run, &error),
+            _ => told_of(&run.run, &StoreError::Invalid(run.why.clone())),
+        }
+    }
+    let mut fallen: Vec<&RunId> = Vec::new();
+    let read = runs.listed.iter().take(RUNS_READ_MAX);
+    for run in read {
+        match standing::correct(store, &mut run.clone()).await {
+            Ok(Corrected::Right) => {}
+            Ok(Corrected::Fallen) => fallen.push(&run.run),
+            Ok(Corrected::Unreadable(error)) => told_of(&run.run, &error),
+            Err(error) => return checkup.error(NAME, &error),
+        }
+    }
+    let is_sound = broken.is_empty() && fallen.is_empty();
+    if let Some((first, why)) = broken.first() {
+        let message = format!("{} cannot be read: {why}", named(broken.iter().map(|(run, _)| run)));
+        let hint = format!("`waypost verify {first}` says what is sound");
+        checkup.fail(NAME, Exit::Damaged, message, Some(hint));
+    }
+    if let Some(first) = fallen.first() {
+        let message = format!("newer checkpoints of {} are damaged", named(fallen.iter().copied()));
+        let hint = format!("`waypost verify {first}` says which; a resume goes on from the newest sound one");
+        checkup.fail(NAME, Exit::Damaged, message, Some(hint));
+    }
+    if !newer.is_empty() {
+        let message = format!("{} can only be read by a newer version", named(newer.iter()));
+        checkup.warn(NAME, message, "use the version of waypost that wrote them");
+    }
+    let count = runs.listed.len();
+    let resumable = runs.listed.iter().filter(|run| run.status.is_resumable()).count();
+    match count > RUNS_READ_MAX {
+        _ if !is_sound => {}
+        false => checkup.ok(NAME, format!("{count} can be read, {resumable} of which can be resumed")),
+        true => checkup.ok(
+            NAME,
+            format!("{count}, {resumable} of which can be resumed; the newest {RUNS_READ_MAX} were read"),
+        ),
+    }
+}
+
+/// Says who holds runs, and whether those are there.
+fn locks(runs: &Runs, checkup: &mut Checkup) {
+    const NAME: &str = "locks";
+    let held: Vec<(&RunId, &Holder)> =
+        runs.listed.iter().filter_map(|run| Some((&run.run, run.holder.as_ref()?))).collect();
+    if held.is_empty() {
+        return checkup.ok(NAME, "no run is held");
+    }
+    for (run, holder) in held {
+        let message = format!("run {run} is held by {holder}");
+        if holder.is_gone() {
+            let hint = format!(
+                "that process is dead, and its supervisor still ends what it left: wait a moment, then `waypost resume {run}`"
+            );
+            checkup.warn(NAME, format!("{message}, which is dead"), hint);
+        } else if !holder.same_boot() {
+            let hint = "a process of another machine or container: make sure that only one machine writes to this store";
+            checkup.warn(NAME, format!("{message}, which cannot be seen from here"), hint);
+        } else {
+            checkup.ok(NAME, message);
+        }
+    }
+}
+
+/// Looks for processes of runs that nobody holds: nobody watches over them.
+fn processes(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
+    const NAME: &str = "processes";
+    let free = runs.listed.iter().filter(|run| run.holder.is_none()).map(|run| run.run.clone());
+    let free: Vec<RunId> = free.collect();
+    match processes_of(store, &free) {
+        Ok(found) if found.is_empty() => checkup.ok(NAME, "no run has left any behind"),
+        Ok(found) => {
+            for (run, pids) in found {
+                let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let message =
+                    format!("run {run} has left processes behind, and nobody watches over them: {pids}");
+                let hint = format!(
+                    "`waypost resume {run}` ends them and goes on, `waypost cancel {run}` ends them and the run"
+                );
+                checkup.warn(NAME, message, hint);
+            }
+        }
+        Err(error) => checkup.warn(
+            NAME,
+            format!("cannot list the processes of this machine: {error}"),
+            "`/proc` must be mounted",
+        ),
+    }
+}
+
+fn clock(context: &Context, runs: &Runs, checkup: &mut Checkup) {
+    let now = context.now();
+    let newest = runs.listed.iter().max_by_key(|run| run.updated_at);
+    let Some(newest) = newest else { return checkup.ok("clock", format!("it is {}", time::utc(now))) };
+    let ahead = Duration::try_from(newest.updated_at.duration_since(now)).unwrap_or_default();
+    if ahead > AHEAD_MAX {
+        let at = time::utc(newest.updated_at);
+        let message = format!(
+            "run {} changed at {at}, which by the clock is {} ahead",
+            newest.run,
+            time::lasted(ahead)
+        );
+        let hint = "the clock was set back, or another machine's is wrong: order is kept, but steps that sleep wake by this clock";
+        checkup.warn("clock", message, hint);
+    } else {
+        checkup.ok("clock", format!("it is {}, after all that is recorded", time::utc(now)));
+    }
+}
+
+fn named<'r>(runs: impl Iterator<Item = &'r RunId>) -> String {
+    let names: BTreeSet<&str> = runs.map(RunId::as_str).collect();
+    let first = names.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+    match names.len() {
+        1 => format!("run {first}"),
+        count if count > NAMED_MAX => format!("runs {first} and {} others", count - NAMED_MAX),
+        _ => format!("runs {first}"),
+    }
+}
+
+fn told(context: &Context, view: &DoctorView) -> String {
+    let paint = context.output.paint;
+    let mut text = String::new();
+    for check in &view.checks {
+        let result = format!("{:<4}", check.result);
+        let result = match check.result {
+            "ok" => paint.green(&result),
+            "warn" => paint.yellow(&result),
+            _ => paint.red(&result),
+        };
+        let message = crate::output::shown_lines(&check.message).replace('\n', " ");
+        text.push_str(&format!("{result}  {:<13}  {message}\n", check.check));
+        if let Some(hint) = &check.hint {
+            let hint = crate::output::shown_lines(hint);
+            text.push_str(&format!("{:21}{} {hint}\n", "", paint.cyan("hint:")));
+        }
+    }
+    let of = |result: &str| view.checks.iter().filter(|check| check.result == result).count();
+    let sentence = match (of("fail"), of("warn")) {
+        (0, 0) => "Nothing is wrong.".to_owned(),
+        (0, warnings) => format!("Nothing failed; {warnings} to look at."),
+        (failures, 0) => format!("{failures} failed."),
+        (failures, warnings) => format!("{failures} failed, {warnings} more to look at."),
+    };
+    format!("{text}{sentence}")
+}

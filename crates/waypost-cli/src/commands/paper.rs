@@ -1,0 +1,135 @@
+//! `waypost completions` and `waypost man`: what is made of the command line itself, without a store.
+
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use clap_complete::env::Shells;
+use clap_mangen::Man;
+
+use super::Context;
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::completion::VARIABLE;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::view::{ManFilesView, ManPageView, ScriptView, VERSION};
+
+/// The name of the program, as it is called and as its pages are called.
+const PROGRAM: &str = "waypost";
+
+#[expect(clippy::unused_async, reason = "every command is asked in the same way")]
+pub(crate) async fn completions(context: &Context, args: CompletionsArgs) -> Result<Exit, Error> {
+    let shell = args.shell.name();
+    let shells = Shells::builtins();
+    let completer = shells.completer(shell).ok_or_else(|| {
+        Error::usage(format!("there is no completion for `{shell}`"), "there is for bash, zsh and fish")
+    })?;
+    let mut script = Vec::new();
+    completer.write_registration(VARIABLE, PROGRAM, PROGRAM, &this_program(), &mut script)?;
+    let script = String::from_utf8_lossy(&script).into_owned();
+    if context.output.json {
+        context.output.document(&ScriptView { v: VERSION, shell, script })?;
+    } else {
+        context.output.answer(&script)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Names this program as the shell is to call it: by its name where it was found by that, else by its whole path.
+fn this_program() -> String {
+    let called = std::env::args_os().next().unwrap_or_else(|| PROGRAM.into());
+    let path = Path::new(&called);
+    let whole = if path.components().count() > 1 { std::path::absolute(path).ok() } else { None };
+    whole.as_deref().unwrap_or(path).to_string_lossy().into_owned()
+}
+
+#[expect(clippy::unused_async, reason = "every command is asked in the same way")]
+pub(crate) async fn man(context: &Context, args: ManArgs) -> Result<Exit, Error> {
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    if let Some(folder) = &args.dir {
+        return write_pages(context, &root, folder);
+    }
+    let meant = match &args.command {
+        None => Some(root.clone()),
+        Some(name) => shown(&root).find(|command| command.get_name() == name).cloned(),
+    };
+    let Some(meant) = meant else {
+        let name = args.command.unwrap_or_default();
+        return Err(Error::not_found(format!("command `{name}`"), "`waypost --help` lists the commands"));
+    };
+    let page = page(&root, meant)?;
+    if context.output.json {
+        context
+            .output
+            .document(&ManPageView { v: VERSION, page: String::from_utf8_lossy(&page).into_owned() })?;
+    } else {
+        context.output.bytes(&page)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn write_pages(context: &Context, root: &clap::Command, folder: &Path) -> Result<Exit, Error> {
+    let cannot = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Create { path, source }
+    };
+    fs::create_dir_all(folder).map_err(cannot(folder))?;
+    let mut files = Vec::new();
+    for command in std::iter::once(root).chain(shown(root)) {
+        let path = folder.join(format!("{}.1", page_name(root, command)));
+        fs::write(&path, page(root, command.clone())?).map_err(cannot(&path))?;
+        files.push(path.display().to_string());
+    }
+    if context.output.json {
+        context.output.document(&ManFilesView { v: VERSION, files })?;
+    } else {
+        let count = files.len();
+        context.output.answer(&format!("Wrote {count} manual pages to {}", folder.display()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// The commands that people call.
+fn shown(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    root.get_subcommands().filter(|command| !command.is_hide_set())
+}
+
+fn page_name(root: &clap::Command, command: &clap::Command) -> String {
+    if command.get_name() == root.get_name() {
+        PROGRAM.to_owned()
+    } else {
+        format!("{PROGRAM}-{}", command.get_name())
+    }
+}
+
+/// Makes the page of a command. The exit codes, whose table is laid out, stand as they are.
+fn page(root: &clap::Command, command: clap::Command) -> Result<Vec<u8>, Error> {
+    let name = page_name(root, &command);
+    let version = concat!("waypost ", env!("CARGO_PKG_VERSION"));
+    let command = command.name(name.clone()).display_name(name.clone()).after_help("");
+    let man = Man::new(command).title(name.to_uppercase()).section("1").source(version).manual("Waypost");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if name == PROGRAM {
+        man.render_subcommands_section(&mut page)?;
+        page.extend_from_slice(b".SH \"EXIT CODES\"\n");
+        for exit in Exit::ALL {
+            let (code, meaning) = exit.entry();
+            let meaning = meaning.replace('\\', "\\e").replace('-', "\\-");
+            page.extend_from_slice(format!(".TP\n.B {code}\n{meaning}\n").as_bytes());
+        }
+    }
+    let others: Vec<String> = match name == PROGRAM {
+        true => shown(root).map(|command| page_name(root, command)).collect(),
+        false => vec![PROGRAM.to_owned()],
+    };
+    let others = others.iter().map(|other| format!("\\fB{}\\fR(1)", other.replace('-', "\\-")));
+    let others = others.collect::<Vec<_>>().join(", ");
+    page.extend_from_slice(format!(".SH \"SEE ALSO\"\n{others}\n").as_bytes());
+    Ok(page)
+}

@@ -1,0 +1,148 @@
+//! `waypost store init`, `upgrade` and `check`: the store itself, whatever runs it has.
+
+use std::path::PathBuf;
+
+use waypost::store::{PAGE_ITEMS_MAX, RunQuery, StoreError};
+use waypost_sqlite::{SCHEMA_VERSION, schema_of};
+
+use super::Context;
+use crate::cli::StoreCommand;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::{self, Access, StoreUrl};
+use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
+
+pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Exit, Error> {
+    match command {
+        StoreCommand::Init => init(context).await,
+        StoreCommand::Upgrade => upgrade(context).await,
+        StoreCommand::Check => check(context).await,
+    }
+}
+
+async fn init(context: &Context) -> Result<Exit, Error> {
+    if place::is_memory(context.store_given().0) {
+        return Err(Error::usage(
+            "a store in memory ends with this command",
+            "name one that lasts: `sqlite:PATH` or `file:DIR`",
+        ));
+    }
+    let (store, made) = match context.store(None, Access::Read) {
+        Ok(store) => (store, false),
+        Err(Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. }) => {
+            (context.store(None, Access::Create)?, true)
+        }
+        Err(error) => return Err(error),
+    };
+    let name = store.to_string();
+    store.close().await?;
+    if context.output.json {
+        context.output.document(&StoreMadeView { v: VERSION, store: name, made })?;
+    } else if made {
+        context.output.answer(&format!("Made store {}", crate::output::shown(&name)))?;
+    } else {
+        context.output.note(&format!("Nothing to make, because store {name} is there already."));
+    }
+    Ok(Exit::Done)
+}
+
+async fn upgrade(context: &Context) -> Result<Exit, Error> {
+    // Opening it to read upgrades nothing, and tells whether there is one.
+    let store = context.store(None, Access::Read)?;
+    let name = store.to_string();
+    store.close().await?;
+    let Some(path) = database(&name) else { return upgraded(context, name, None) };
+    let before = schema_of(&path)?;
+    if before < SCHEMA_VERSION {
+        context.store(None, Access::Write)?.close().await?;
+    }
+    let after = schema_of(&path)?;
+    upgraded(context, name, Some((before, after)))
+}
+
+fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> Result<Exit, Error> {
+    let (before, after) = versions.unzip();
+    let changed = before != after;
+    if context.output.json {
+        context.output.document(&StoreUpgradedView {
+            v: VERSION,
+            store,
+            upgraded: changed,
+            before,
+            after,
+        })?;
+        return Ok(Exit::Done);
+    }
+    match versions {
+        Some((before, after)) if changed => context.output.answer(&format!(
+            "Upgraded {store} from version {before} to {after}; the old one is kept beside it, as `.v{before}-N.backup`"
+        ))?,
+        Some((_, after)) => context.output.note(&format!(
+            "Nothing to upgrade, because store {store} has version {after}, the newest that this program knows."
+        )),
+        None => context.output.note(&format!(
+            "Nothing to upgrade, because store {store} is of a kind that has had one version only."
+        )),
+    }
+    Ok(Exit::Done)
+}
+
+async fn check(context: &Context) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    let schema = database(&store.to_string()).map(|path| schema_of(&path)).transpose()?;
+    let mut errors = store.inspect(None).await?;
+    let (mut runs, mut newer) = (0, 0);
+    let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
+    loop {
+        let page = store.runs(&query).await?;
+        let listed = page.runs.into_iter().map(|run| (run.run, None));
+        let unreadable = page.damaged.into_iter().map(|found| (found.run, Some(found.why)));
+        for (run, why) in listed.chain(unreadable) {
+            runs += 1;
+            match store.inspect(Some(&run)).await {
+                Ok(found) if found.is_empty() => errors.extend(why.map(|why| format!("run {run}: {why}"))),
+                Ok(found) => errors.extend(found.into_iter().map(|error| format!("run {run}: {error}"))),
+                Err(StoreError::Version { .. }) => newer += 1,
+                // Deleted meanwhile.
+                Err(StoreError::NotFound { .. }) => runs -= 1,
+                Err(error) => errors.push(format!("run {run}: {error}")),
+            }
+        }
+        match page.next {
+            Some(cursor) => query.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let sound = errors.is_empty();
+    let exit = match (sound, newer) {
+        (false, _) => Exit::Damaged,
+        (true, 0) => Exit::Done,
+        (true, _) => Exit::Newer,
+    };
+    let view = StoreCheckedView { v: VERSION, store: store.to_string(), sound, schema, runs, newer, errors };
+    if context.output.json {
+        context.output.document(&view)?;
+        return Ok(exit);
+    }
+    for error in &view.errors {
+        context.output.answer(&format!("{} {error}", context.output.paint.red("DAMAGED")))?;
+    }
+    let version = view.schema.map(|version| format!(", version {version}")).unwrap_or_default();
+    let counted = if view.runs == 1 { "1 run".to_owned() } else { format!("{} runs", view.runs) };
+    if view.newer > 0 {
+        context.output.warn(&format!("{} of the runs can only be checked by a newer version", view.newer));
+    }
+    let verdict = if sound { "agrees with itself" } else { "does not agree with itself" };
+    let text = format!("Store {}{version}: what it keeps of {counted} {verdict}", view.store);
+    context.output.answer(&text)?;
+    context.output.note(&context.with_store("`waypost verify --all` checks every byte of every checkpoint."));
+    Ok(exit)
+}
+
+/// Returns the path of an SQLite store's database, by the store's name.
+fn database(name: &str) -> Option<PathBuf> {
+    match StoreUrl::parse(name) {
+        Ok(StoreUrl::Sqlite(path)) => Some(path),
+        _ => None,
+    }
+}

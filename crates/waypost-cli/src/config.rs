@@ -1,0 +1,208 @@
+//! What holds where neither the command line nor the environment says otherwise: the configuration of the project, and
+//! behind it that of the user.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use serde::Serialize;
+use waypost_workflow::file::{ColorChoice, ConfigFile, ReadError, Setting};
+
+use crate::cli::{Cli, Color, Command};
+use crate::error::Error;
+use crate::place::{self, StoreUrl};
+
+/// The name of a configuration file in its folder.
+const FILE: &str = "config.yaml";
+
+/// Where a value comes from; what stands first counts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Origin {
+    /// The command line.
+    Flag,
+    /// The caller's environment.
+    Environment,
+    /// The nearest `.waypost/config.yaml`.
+    Project,
+    /// The configuration file of the user.
+    User,
+    /// Nobody said anything.
+    Default,
+}
+
+/// The configuration files that count in a place, nearest first.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) project: Place,
+    pub(crate) user: Place,
+}
+
+/// Where a configuration file may be, and what it says if it is there.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// None where there can be none: no `.waypost` above, no home.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file: Option<ConfigFile>,
+}
+
+/// A value of a configuration file.
+#[derive(Debug, Clone)]
+pub(crate) struct Found<T> {
+    pub(crate) value: T,
+    pub(crate) origin: Origin,
+    pub(crate) path: PathBuf,
+    pub(crate) line: usize,
+}
+
+impl Config {
+    /// Reads the files that count for commands given here, or, with `near`, for a workflow file.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::Unreadable`]: one of them is wrong or cannot be read.
+    pub(crate) fn find(near: Option<&Path>) -> Result<Self, Error> {
+        // Where the search cannot begin, there is no project; whatever needs its folder says so.
+        let folder = place::start_of_search(near).ok().and_then(|from| place::nearest(&from));
+        let project = Place::read(folder.map(|folder| folder.join(FILE)))?;
+        let user = Place::read(user_folder().map(|folder| folder.join(FILE)))?;
+        Ok(Self { project, user })
+    }
+
+    /// Returns the store that is named, by an address that holds wherever the command is called.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: it is no address, or one that would mean another place in each folder.
+    pub(crate) fn store(&self) -> Result<Option<Found<String>>, Error> {
+        let Some(found) = self.first(ConfigFile::store) else { return Ok(None) };
+        let (origin, file, setting) = found;
+        let wrong = |message: String, help: &str| Error::Config(Box::new(file.wrong(setting, message, help)));
+        let url = StoreUrl::parse(&setting.value).map_err(|error| {
+            let help = error.diagnosis().hint.unwrap_or_default();
+            wrong(format!("`store`: {error}"), &help)
+        })?;
+        let value = match (&url, origin) {
+            (StoreUrl::Memory, _) => setting.value.clone(),
+            (StoreUrl::File(path) | StoreUrl::Sqlite(path), Origin::Project) => {
+                let home = file.path().parent().and_then(Path::parent).unwrap_or(Path::new("."));
+                url.with_path(&home.join(path)).ok_or_else(|| {
+                    wrong(
+                        "`store`: the folder of the project has no name in UTF-8".to_owned(),
+                        "name it with `--store`",
+                    )
+                })?
+            }
+            (StoreUrl::File(path) | StoreUrl::Sqlite(path), _) if path.is_absolute() => setting.value.clone(),
+            _ => {
+                let message = format!("`store`: `{}` would be another place in each folder", setting.value);
+                return Err(wrong(message, "write the whole path, beginning with `/`"));
+            }
+        };
+        Ok(Some(Found { value, origin, path: file.path().to_owned(), line: setting.line }))
+    }
+
+    /// Returns when colour is used.
+    pub(crate) fn color(&self) -> Option<Found<Color>> {
+        self.first(ConfigFile::color).map(|found| {
+            found_as(found, |choice| match choice {
+                ColorChoice::Auto => Color::Auto,
+                ColorChoice::Always => Color::Always,
+                ColorChoice::Never => Color::Never,
+            })
+        })
+    }
+
+    /// Returns how long a command stays while a run only waits.
+    pub(crate) fn wait(&self) -> Option<Found<Duration>> {
+        self.first(ConfigFile::wait).map(|found| found_as(found, |wait| *wait))
+    }
+
+    /// Returns how many steps run at once where the workflow does not say.
+    pub(crate) fn max_parallel(&self) -> Option<Found<std::num::NonZeroUsize>> {
+        self.first(ConfigFile::max_parallel).map(|found| found_as(found, |count| *count))
+    }
+
+    /// Returns the command of each agent as it is written, by name.
+    pub(crate) fn agents(&self) -> Vec<(String, Found<String>)> {
+        let mut agents: Vec<(String, Found<String>)> = Vec::new();
+        for (origin, place) in self.places() {
+            let Some(file) = &place.file else { continue };
+            for (name, setting) in file.agents() {
+                if !agents.iter().any(|(known, _)| known == name) {
+                    agents.push((
+                        name.clone(),
+                        found_as((origin, file, setting), waypost_workflow::file::AgentCommand::shown),
+                    ));
+                }
+            }
+        }
+        agents.sort_by(|(a, _), (b, _)| a.cmp(b));
+        agents
+    }
+
+    /// Returns both places, nearest first.
+    pub(crate) fn places(&self) -> [(Origin, &Place); 2] {
+        [(Origin::Project, &self.project), (Origin::User, &self.user)]
+    }
+
+    fn first<'c, T>(
+        &'c self,
+        pick: impl Fn(&'c ConfigFile) -> Option<&'c Setting<T>>,
+    ) -> Option<(Origin, &'c ConfigFile, &'c Setting<T>)> {
+        let read =
+            self.places().into_iter().filter_map(|(origin, place)| Some((origin, place.file.as_ref()?)));
+        read.filter_map(|(origin, file)| Some((origin, file, pick(file)?))).next()
+    }
+
+    /// Gives options their configured values where the command line has none.
+    pub(crate) fn complete(&self, cli: &mut Cli, matches: &ArgMatches) {
+        if cli.global.color.is_none() {
+            cli.global.color = self.color().map(|found| found.value);
+        }
+        let Some((_, given)) = matches.subcommand() else { return };
+        let wait = match &mut cli.command {
+            Command::Run(args) => &mut args.wait,
+            Command::Resume(args) => &mut args.wait,
+            Command::Fork(args) => &mut args.wait,
+            _ => return,
+        };
+        if let (Some(ValueSource::DefaultValue), Some(found)) = (given.value_source("wait"), self.wait()) {
+            *wait = found.value;
+        }
+    }
+}
+
+impl Place {
+    fn read(path: Option<PathBuf>) -> Result<Self, Error> {
+        let file = match path.as_deref().map(ConfigFile::read).transpose() {
+            Ok(file) => file.flatten(),
+            Err(ReadError::File(error)) => return Err(Error::Config(Box::new(error))),
+            // A home that this user may not enter, as under `sudo -u`, says nothing.
+            Err(ReadError::Io { path, source })
+                if source.kind() == io::ErrorKind::PermissionDenied && path.symlink_metadata().is_err() =>
+            {
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { path, file })
+    }
+}
+
+fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) -> U) -> Found<U> {
+    let (origin, file, setting) = found;
+    Found { value: value(&setting.value), origin, path: file.path().to_owned(), line: setting.line }
+}
+
+/// Returns the folder of the user's configuration; none without a home.
+///
+/// # Source
+/// XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+fn user_folder() -> Option<PathBuf> {
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let base = path("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+    let base =
+        base.or_else(|| path("HOME").filter(|home| home.is_absolute()).map(|home| home.join(".config")));
+    base.map(|base| base.join("waypost"))
+}

@@ -1,0 +1,304 @@
+//! A configuration file: what holds for every run of a project, or of a user, unless something nearer says otherwise.
+//!
+//! It is read as strictly as a workflow file, by the same tree and the same checks: keys that are not known, keys that
+//! stand twice and values of the wrong type are told with their place. Does not know which of several files counts.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use super::checker::Checker;
+use super::fields::{Fields, KeySet};
+use super::node::{self, Kind, Node};
+use super::problem::{FileError, Problems, Source};
+use super::read::PARALLEL_MAX;
+use super::step::is_step_id;
+use super::units::parse_duration;
+use super::{ReadError, read_bytes, source};
+
+/// Words of a command: far more than a program with its options has.
+const COMMAND_WORDS_MAX: usize = 256;
+
+static CONFIG: KeySet = KeySet {
+    what: "the configuration",
+    keys: &["store", "color", "wait", "max_parallel", "agents"],
+    later: &[],
+    elsewhere: &[
+        ("steps", "a workflow file"),
+        ("run", "a step of a workflow file"),
+        ("env", "a workflow file"),
+        ("secrets", "a workflow file"),
+        ("params", "a workflow file"),
+        ("labels", "a workflow file"),
+        ("defaults", "a workflow file"),
+        ("timeout", "a workflow file"),
+        ("retry", "a workflow file"),
+        ("checkpoints", "a workflow file"),
+    ],
+};
+
+/// A configuration file that holds together.
+#[derive(Debug)]
+pub struct ConfigFile {
+    source: Source,
+    store: Option<Setting<String>>,
+    color: Option<Setting<ColorChoice>>,
+    wait: Option<Setting<Duration>>,
+    max_parallel: Option<Setting<NonZeroUsize>>,
+    agents: Vec<(String, Setting<AgentCommand>)>,
+}
+
+/// A value of a configuration file, and where it stands.
+#[derive(Debug, Clone)]
+pub struct Setting<T> {
+    /// The value.
+    pub value: T,
+    /// The line, from 1.
+    pub line: usize,
+    span: Range<usize>,
+}
+
+/// When colour is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ColorChoice {
+    /// Where a terminal has it.
+    Auto,
+    /// Everywhere.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl ColorChoice {
+    const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
+
+    /// The word in the file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::Never => "never",
+        }
+    }
+}
+
+/// The command template of an agent. What stands in `${{ }}` is for whoever fills it in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentCommand {
+    /// A text for the shell.
+    Shell(String),
+    /// A program with its arguments; never empty.
+    Words(Vec<String>),
+}
+
+impl AgentCommand {
+    /// The command as it was written, for people.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Shell(text) => text.clone(),
+            Self::Words(words) => {
+                let words = words.iter().map(|word| format!("{word:?}"));
+                format!("[{}]", words.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+impl ConfigFile {
+    /// Reads and checks the file at `path`; none if there is no such file.
+    ///
+    /// # Errors
+    /// - [`ReadError::Io`]: it is there and cannot be read.
+    /// - [`ReadError::File`]: everything that is wrong with it.
+    pub fn read(path: &Path) -> Result<Option<Self>, ReadError> {
+        match read_bytes(path) {
+            Ok(bytes) => Self::parse(&bytes, path).map(Some).map_err(ReadError::File),
+            Err(ReadError::Io { source, .. })
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checks the bytes of a file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
+        let source = source(bytes, path)?;
+        let (root, problems) =
+            node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
+        let mut checker = Checker::new(&source, problems);
+        let fields = match root.kind {
+            // Nothing but comments.
+            Kind::Null => None,
+            _ => Fields::of(&mut checker, &root, &CONFIG),
+        };
+        let read = fields.map(|fields| values(&mut checker, &fields)).unwrap_or_default();
+        let problems = checker.problems;
+        if !problems.is_empty() {
+            return Err(FileError::new(&source, problems));
+        }
+        let Values { store, color, wait, max_parallel, agents } = read;
+        Ok(Self { source, store, color, wait, max_parallel, agents })
+    }
+
+    /// The file, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.source.path
+    }
+
+    /// The address of the store, as it was written.
+    #[must_use]
+    pub fn store(&self) -> Option<&Setting<String>> {
+        self.store.as_ref()
+    }
+
+    /// When colour is used.
+    #[must_use]
+    pub fn color(&self) -> Option<&Setting<ColorChoice>> {
+        self.color.as_ref()
+    }
+
+    /// How long a command stays while a run only waits.
+    #[must_use]
+    pub fn wait(&self) -> Option<&Setting<Duration>> {
+        self.wait.as_ref()
+    }
+
+    /// How many steps of a graph run at once where the workflow does not say.
+    #[must_use]
+    pub fn max_parallel(&self) -> Option<&Setting<NonZeroUsize>> {
+        self.max_parallel.as_ref()
+    }
+
+    /// The command templates of agents, by name, in the order of the file.
+    #[must_use]
+    pub fn agents(&self) -> &[(String, Setting<AgentCommand>)] {
+        &self.agents
+    }
+
+    /// What is said of a value that turned out wrong for a reason that the file alone does not show.
+    #[must_use]
+    pub fn wrong<T>(&self, setting: &Setting<T>, message: impl Into<String>, help: &str) -> FileError {
+        let problem = self.source.problem(&setting.span, message).help(help);
+        FileError::new(&self.source, Problems::from(problem))
+    }
+}
+
+#[derive(Default)]
+struct Values {
+    store: Option<Setting<String>>,
+    color: Option<Setting<ColorChoice>>,
+    wait: Option<Setting<Duration>>,
+    max_parallel: Option<Setting<NonZeroUsize>>,
+    agents: Vec<(String, Setting<AgentCommand>)>,
+}
+
+fn values(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Values {
+    Values {
+        store: fields
+            .get("store")
+            .and_then(|node| checker.filled_text(node, "store").map(|value| set(checker, node, value))),
+        color: fields
+            .get("color")
+            .and_then(|node| color(checker, node).map(|value| set(checker, node, value))),
+        wait: fields.get("wait").and_then(|node| wait(checker, node).map(|value| set(checker, node, value))),
+        max_parallel: fields.get("max_parallel").and_then(|node| {
+            let count = checker.integer(node, "max_parallel", 1..=PARALLEL_MAX)?;
+            let count = usize::try_from(count).ok().and_then(NonZeroUsize::new)?;
+            Some(set(checker, node, count))
+        }),
+        agents: fields.get("agents").map(|node| agents(checker, node)).unwrap_or_default(),
+    }
+}
+
+fn set<T>(checker: &Checker<'_>, node: &Node, value: T) -> Setting<T> {
+    Setting { value, line: checker.source.position(node.span.start).0, span: node.span.clone() }
+}
+
+fn color(checker: &mut Checker<'_>, node: &Node) -> Option<ColorChoice> {
+    let word = checker.word(node, "color", &ColorChoice::ALL.map(ColorChoice::as_str))?;
+    ColorChoice::ALL.into_iter().find(|choice| choice.as_str() == word)
+}
+
+/// As other durations, but nothing at all is a sensible time to stay.
+fn wait(checker: &mut Checker<'_>, node: &Node) -> Option<Duration> {
+    let Some(text) = node.spelled() else {
+        checker.mismatch(node, "wait", "a duration", "write a number and a unit: `0s`, `10m`, `1h30m`");
+        return None;
+    };
+    match parse_duration(text) {
+        Ok(duration) => Some(duration),
+        Err(error) => {
+            checker.wrong(node, format!("`wait`: {}", error.message), &error.help);
+            None
+        }
+    }
+}
+
+fn agents(checker: &mut Checker<'_>, node: &Node) -> Vec<(String, Setting<AgentCommand>)> {
+    let Kind::Map(entries) = &node.kind else {
+        checker.mismatch(node, "agents", "a map", "write `agents: { NAME: a command }`");
+        return Vec::new();
+    };
+    let mut agents: Vec<(String, Setting<AgentCommand>)> = Vec::new();
+    for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
+        let name = key.key_text();
+        if !is_step_id(name) {
+            let message = format!("`{}` cannot be the name of an agent", crate::expr::shown(name));
+            checker.wrong(key, message, "begin with a letter or `_`, go on with letters, digits, `_` or `-`");
+            continue;
+        }
+        if let Some(command) = command(checker, name, value) {
+            agents.push((name.to_owned(), set(checker, value, command)));
+        }
+    }
+    agents
+}
+
+fn command(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<AgentCommand> {
+    let what = format!("agents.{name}");
+    match &node.kind {
+        Kind::Text(text) if text.trim().is_empty() => {
+            checker.wrong(node, format!("`{what}` is empty"), "write the command, or remove the key");
+            None
+        }
+        Kind::Text(_) => word(checker, node, &what).map(AgentCommand::Shell),
+        Kind::List(words) if words.is_empty() || words.len() > COMMAND_WORDS_MAX => {
+            let message = format!("`{what}` has {} words", words.len());
+            checker.wrong(node, message, &format!("write a program and at most {COMMAND_WORDS_MAX} words"));
+            None
+        }
+        Kind::List(words) => {
+            let words: Vec<_> = words.iter().map(|node| word(checker, node, &what)).collect();
+            words.into_iter().collect::<Option<Vec<_>>>().map(AgentCommand::Words)
+        }
+        _ => {
+            let help = "write a command as text, or a list of a program and its arguments";
+            checker.mismatch(node, &what, "a command", help);
+            None
+        }
+    }
+}
+
+fn word(checker: &mut Checker<'_>, node: &Node, what: &str) -> Option<String> {
+    match node.spelled() {
+        Some(text) if text.contains('\0') => {
+            checker.wrong(node, format!("`{what}` holds a NUL, which no command can take"), "remove it");
+            None
+        }
+        Some(text) => Some(text.to_owned()),
+        None => {
+            checker.mismatch(node, what, "text", "write a text; one that begins with `[` or `{` in quotes");
+            None
+        }
+    }
+}

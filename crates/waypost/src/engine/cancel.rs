@@ -1,0 +1,147 @@
+//! Cancelling: the end of a run that nobody wants to go on with.
+//!
+//! It is written by whoever holds the lease, and so never beside a session: one that is under way is stopped first. One
+//! batch ends every branch that counts, the main one last, so that a run is cancelled as a whole or not at all.
+
+use crate::id::{BranchPath, RunId};
+use crate::record::{
+    Body, End, FrontierEntry, Phase, Position, Reason, Record, RunStatus, Status, Try, Wait, WaitKind,
+};
+use crate::store::{Batch, BatchId, Head, Lease, StoreExt as _, Summary};
+
+use super::chain::{Chain, Draft};
+use super::snapshot::{Snapshot, position_of};
+use super::{Engine, RunError};
+
+/// What came of cancelling a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancel {
+    /// It is cancelled by this record of the main branch, and so are other branches that were open.
+    Done {
+        /// The seq of the record.
+        seq: u64,
+        /// How many other branches ended with it.
+        branches: usize,
+    },
+    /// It was before. Nothing changed.
+    AlreadyCancelled,
+    /// It was completed before, in this way, which stays so. Nothing changed.
+    AlreadyFinished(RunStatus),
+}
+
+impl Engine {
+    /// Cancels a run for good: every branch that is open ends as cancelled, questions are withdrawn, and no resume goes
+    /// on with it, unless it is started over. What was recorded stays.
+    ///
+    /// # Errors
+    /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): somebody is at it. Nothing
+    ///   changed; stop it first.
+    /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): nothing sound is left of
+    ///   a branch. Nothing changed.
+    pub async fn cancel(&self, run: &RunId, by: &str) -> Result<Cancel, RunError> {
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        self.cancel_under(lease, by).await
+    }
+
+    /// As [`cancel`](Self::cancel), for the holder of the lease, which is given back in every case.
+    ///
+    /// # Errors
+    /// As [`cancel`](Self::cancel).
+    pub async fn cancel_under(&self, lease: Lease, by: &str) -> Result<Cancel, RunError> {
+        let cancelled = self.try_cancel(&lease, by).await;
+        if !matches!(cancelled, Ok(Cancel::Done { .. })) {
+            // The batch gives it back by itself; the error that matters is the one above.
+            let _ = self.store.release(lease, None).await;
+        }
+        cancelled
+    }
+
+    async fn try_cancel(&self, lease: &Lease, by: &str) -> Result<Cancel, RunError> {
+        let snapshot = Snapshot::read(self.store.as_ref(), lease.run()).await?;
+        if let Some(ended) = &snapshot.ended {
+            let header = ended.header();
+            let status = header.status.unwrap_or(snapshot.status());
+            return Ok(match header.end {
+                Some(End::Cancelled) => Cancel::AlreadyCancelled,
+                _ => Cancel::AlreadyFinished(status),
+            });
+        }
+        for damage in snapshot.damaged() {
+            self.store.quarantine(lease, damage).await?;
+        }
+        let mut records = Vec::with_capacity(snapshot.heads.len());
+        // In the order in which they were opened: what is below a branch ends before it.
+        for head in snapshot.heads.iter().rev() {
+            self.end_as_cancelled(lease, head, by, &mut records)?;
+        }
+        let consumed = self.store.signals(lease.run()).await?.into_iter().map(|signal| signal.id).collect();
+        let id = BatchId { token: lease.token(), count: 1 };
+        let summary = Summary {
+            status: RunStatus::Cancelled,
+            doubtful: false,
+            wake_at: None,
+            ..snapshot.entry.summary.summary.clone()
+        };
+        let branches = records.len() - 1;
+        let (seq, at) = records
+            .last()
+            .map(|record| (record.header().seq, record.header().reference().to_string()))
+            .expect("a run that has not ended has an open main branch");
+        let batch = Batch { id, records, consumed, summary, release: true };
+        let lost = |source| RunError::Checkpoint { at, source };
+        self.store.append(lease, batch).await.map_err(lost)?;
+        Ok(Cancel::Done { seq, branches })
+    }
+
+    /// Makes the record by which a branch ends, behind where it stands.
+    fn end_as_cancelled(
+        &self,
+        lease: &Lease,
+        head: &Head,
+        by: &str,
+        records: &mut Vec<Record>,
+    ) -> Result<(), RunError> {
+        let newest = &head.record;
+        let header = newest.header();
+        let mut position = position_of(newest)?;
+        withdraw_questions(&mut position);
+        let behind = Chain::behind(newest);
+        let is_next = head.next == behind.next;
+        let chain = Chain {
+            token: lease.token(),
+            next: head.next,
+            basis: (!is_next).then_some(header.seq),
+            repair: !is_next,
+            ..behind
+        };
+        let phase = Phase::Interrupted { in_progress: false, by: by.to_owned() };
+        let mut draft = Draft::new(phase, Reason::Cancel, None, Try::default());
+        draft.end = Some(End::Cancelled);
+        draft.status = header.branch.is_main().then_some(RunStatus::Cancelled);
+        let (codec, schema) =
+            header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
+        let at = || header.reference().to_string();
+        let trimmed = || RunError::NoState { at: at(), why: "retention dropped its state".to_owned() };
+        let state = newest.state_bytes().ok_or_else(trimmed)?;
+        let unwritable = |source| RunError::Serialize { run: lease.run().clone(), step: None, source };
+        let body = Body::opaque(&position, state, codec, schema).map_err(unwritable)?;
+        chain.seal(&[draft], body, self.clock.now(), records).map_err(unwritable)
+    }
+}
+
+/// Nobody needs an answer any more, and no time comes.
+fn withdraw_questions(position: &mut Position) {
+    let outside =
+        |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+    let asks = |entry: &&mut FrontierEntry| {
+        entry.status == Status::Waiting && entry.waits.iter().any(outside) && entry.fan.is_none()
+    };
+    for entry in position.frontier.iter_mut().filter(asks) {
+        entry.status = Status::Ready;
+        entry.waits.clear();
+    }
+    for entry in &mut position.frontier {
+        entry.wake_at = None;
+    }
+}
