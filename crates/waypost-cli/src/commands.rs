@@ -99,6 +99,7 @@ impl Context {
         config.complete(cli, matches);
         self.output = Output::new(&cli.global);
         surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));
+        surroundings::use_agents(config.agent_commands());
         if let (None, Some(found)) = (&self.store, config.store()?) {
             (self.store, self.store_origin) = (Some(found.value), found.origin);
         }

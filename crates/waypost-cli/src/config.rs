@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use serde::Serialize;
-use waypost_workflow::file::{ColorChoice, ConfigFile, ReadError, Setting};
+use waypost_workflow::file::{AgentCommand, ColorChoice, ConfigFile, ReadError, Setting};
 
 use crate::cli::{Cli, Color, Command};
 use crate::error::Error;
@@ -123,6 +123,13 @@ impl Config {
         self.first(ConfigFile::max_parallel).map(|found| found_as(found, |count| *count))
     }
 
+    /// Returns the command of each agent, by name.
+    pub(crate) fn agent_commands(&self) -> Vec<(String, AgentCommand)> {
+        let files = self.places().into_iter().rev().filter_map(|(_, place)| place.file.as_ref());
+        // The nearer one comes last, and counts.
+        files.flat_map(ConfigFile::agents).map(|(name, found)| (name.clone(), found.value.clone())).collect()
+    }
+
     /// Returns the command of each agent as it is written, by name.
     pub(crate) fn agents(&self) -> Vec<(String, Found<String>)> {
         let mut agents: Vec<(String, Found<String>)> = Vec::new();
@@ -130,10 +137,7 @@ impl Config {
             let Some(file) = &place.file else { continue };
             for (name, setting) in file.agents() {
                 if !agents.iter().any(|(known, _)| known == name) {
-                    agents.push((
-                        name.clone(),
-                        found_as((origin, file, setting), waypost_workflow::file::AgentCommand::shown),
-                    ));
+                    agents.push((name.clone(), found_as((origin, file, setting), AgentCommand::shown)));
                 }
             }
         }

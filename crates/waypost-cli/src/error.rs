@@ -343,6 +343,13 @@ impl Error {
             Self::Program(ProgramError::MissingSecrets(_)) => {
                 ("missing_secret", Exit::Usage, hint("set it in the environment"))
             }
+            Self::Program(ProgramError::UnknownAgent { agent, .. }) => (
+                "unknown_agent",
+                Exit::Usage,
+                Some(format!(
+                    "say how it is called in `.waypost/config.yaml`: `agents: {{ {agent}: [program, -p, \"${{{{ prompt }}}}\"] }}`"
+                )),
+            ),
             Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
                 ("secret", Exit::Usage, None)
             }

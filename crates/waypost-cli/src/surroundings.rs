@@ -10,8 +10,8 @@ use waypost::engine::{OnLostCheckpoint, SessionOptions};
 use waypost::record::Durability;
 use waypost::store::Store;
 use waypost::{RunId, StepId};
-use waypost_workflow::file::{self, OnCheckpointFailure, Workflow};
-use waypost_workflow::program::Surroundings;
+use waypost_workflow::file::{self, AgentCommand, OnCheckpointFailure, Workflow};
+use waypost_workflow::program::{Agents, Surroundings};
 use waypost_workflow::supervisor::SupervisorProgram;
 
 use crate::error::Error;
@@ -53,6 +53,7 @@ impl Local {
             supervisor: self.supervisor.clone(),
             environment: self.environment.clone(),
             has_bash: self.has_bash,
+            agents: agents(),
             cores: self.cores,
             echo: None,
         }
@@ -65,6 +66,18 @@ impl Local {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         if user.is_empty() { host } else { format!("{user}@{host}") }
     }
+}
+
+/// The commands of agents by the configuration, which is read once, before any command begins.
+static AGENTS: OnceLock<Arc<Agents>> = OnceLock::new();
+
+/// Takes note of the commands of agents.
+pub(crate) fn use_agents(configured: Vec<(String, AgentCommand)>) {
+    AGENTS.get_or_init(|| Arc::new(Agents::with(configured)));
+}
+
+fn agents() -> Arc<Agents> {
+    AGENTS.get().cloned().unwrap_or_default()
 }
 
 /// How many steps are to run at once by the configuration, which is read once, before any command begins.

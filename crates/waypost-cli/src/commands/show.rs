@@ -250,6 +250,18 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     })
 }
 
+/// Says what was used, in a few words.
+fn used(usage: &Usage) -> String {
+    let mut parts = Vec::new();
+    if usage.tokens_in > 0 || usage.tokens_out > 0 {
+        parts.push(format!("{} tokens read, {} written", usage.tokens_in, usage.tokens_out));
+    }
+    if usage.cost > 0.0 {
+        parts.push(format!("cost {:.4}", usage.cost));
+    }
+    parts.join(", ")
+}
+
 fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let output = &context.output;
     let entry = &facts.snapshot.entry;
@@ -284,6 +296,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         fact("durability", "async: a power cut may lose the last moments");
     }
     fact("params", &pairs(&frozen.params));
+    fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());
     let labels = frozen.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     fact("labels", &labels.join(", "));
     fact("parent", view.parent.as_deref().unwrap_or_default());

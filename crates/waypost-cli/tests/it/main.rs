@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod agents;
 mod bad_input;
 mod cancelling;
 mod checkup;

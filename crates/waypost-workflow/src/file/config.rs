@@ -271,6 +271,13 @@ fn command(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<AgentCo
             checker.wrong(node, format!("`{what}` is empty"), "write the command, or remove the key");
             None
         }
+        Kind::Text(text) if text.contains("${{") => {
+            let message =
+                format!("`{what}` cannot hold an expression: the shell would read the prompt as code");
+            let help = "a command gets the prompt on standard input; to give it as an argument write a list: `[NAME, -p, \"${{ prompt }}\"]`";
+            checker.wrong(node, message, help);
+            None
+        }
         Kind::Text(_) => word(checker, node, &what).map(AgentCommand::Shell),
         Kind::List(words) if words.is_empty() || words.len() > COMMAND_WORDS_MAX => {
             let message = format!("`{what}` has {} words", words.len());

@@ -45,7 +45,7 @@ pub(crate) use self::repeat::ITERATION;
 pub use self::repeat::Repeat;
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
-pub use self::work::{AnswerKind, Approval, Work};
+pub use self::work::{Agent, AnswerKind, Approval, Work};
 pub use self::workflow::{
     Backoff, Body, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause,
     Shell, Step, Tolerance, Workflow,

@@ -10,6 +10,7 @@ use super::node::Node;
 use super::params::Param;
 use super::settings::Variable;
 use super::step::Draft;
+use super::work::Work;
 use crate::expr::{Call, Reference, Template, is_taken};
 use crate::suggest::listed;
 
@@ -166,7 +167,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         if let Some(text) = work.template() {
             self.template(text, node, site(work.key(), 3));
         }
-        if let Some(run) = work.command() {
+        if let Work::Run(run) = work {
             self.warn_pasted(run, node);
         }
     }

@@ -28,6 +28,8 @@ static STEP: KeySet = KeySet {
         "id",
         "name",
         "run",
+        "agent",
+        "prompt",
         "approve",
         "sleep",
         "wait",
@@ -50,8 +52,6 @@ static STEP: KeySet = KeySet {
         "report",
     ],
     later: &[
-        "agent",
-        "prompt",
         "service",
         "workflow",
         "evidence",
@@ -129,7 +129,13 @@ impl<'n> Draft<'n> {
             return Some(Vec::new());
         }
         let (work, _) = self.work.as_ref()?;
-        let Some(run) = work.command() else { return Some(work.outputs().to_vec()) };
+        let run = match work {
+            Work::Agent(_) => return None,
+            work => match work.command() {
+                Some(run) => run,
+                None => return Some(work.outputs().to_vec()),
+            },
+        };
         let mut names: Vec<&str> = self.outputs.iter().map(|(name, ..)| name.as_str()).collect();
         names.extend(self.capture.map(|_| CAPTURED));
         (!names.is_empty() && !run.as_str().contains("WAYPOST_OUTPUT")).then_some(names)

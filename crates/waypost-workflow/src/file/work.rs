@@ -11,9 +11,9 @@ use crate::expr::Template;
 use crate::suggest::listed;
 
 /// The keys that say what a step does; each step has one.
-pub(super) const KINDS: [&str; 6] = ["run", "approve", "sleep", "wait", "foreach", "steps"];
+pub(super) const KINDS: [&str; 7] = ["run", "agent", "approve", "sleep", "wait", "foreach", "steps"];
 /// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 3] = ["agent", "service", "workflow"];
+const KINDS_LATER: [&str; 2] = ["service", "workflow"];
 /// Keys that mean something only for a step that starts a process.
 const FOR_PROCESSES: [&str; 9] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
@@ -32,6 +32,8 @@ static APPROVE: KeySet =
 pub enum Work {
     /// Runs this command.
     Run(Template),
+    /// Has an agent answer a prompt.
+    Agent(Agent),
     /// Asks a person, and waits for the answer.
     Approve(Approval),
     /// Waits for so long.
@@ -49,7 +51,7 @@ impl Work {
     #[must_use]
     pub fn command(&self) -> Option<&Template> {
         match self {
-            Self::Run(command) => Some(command),
+            Self::Run(command) | Self::Agent(Agent { prompt: command, .. }) => Some(command),
             Self::Foreach(foreach) => match &foreach.items {
                 ItemSource::Command(command, _) => Some(command),
                 _ => None,
@@ -82,6 +84,7 @@ impl Work {
     pub fn key(&self) -> &'static str {
         match self {
             Self::Run(_) => "run",
+            Self::Agent(_) => "prompt",
             Self::Approve(_) => "approve",
             Self::Sleep(_) => "sleep",
             Self::Wait(_) => "wait",
@@ -95,6 +98,7 @@ impl Work {
         match self {
             Self::Approve(_) => &["answer"],
             Self::Wait(_) => &["value"],
+            Self::Agent(_) => &["result"],
             Self::Run(_) | Self::Sleep(_) | Self::Foreach(_) | Self::Group(_) => &[],
         }
     }
@@ -102,11 +106,23 @@ impl Work {
     /// The text in it that may hold expressions.
     pub(super) fn template(&self) -> Option<&Template> {
         match self {
-            Self::Run(text) | Self::Wait(text) | Self::Approve(Approval { question: text, .. }) => Some(text),
+            Self::Run(text)
+            | Self::Agent(Agent { prompt: text, .. })
+            | Self::Wait(text)
+            | Self::Approve(Approval { question: text, .. }) => Some(text),
             Self::Sleep(_) | Self::Group(_) => None,
             Self::Foreach(foreach) => foreach.items.template(),
         }
     }
+}
+
+/// A prompt for an agent.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    /// The name of its command in the configuration.
+    pub name: String,
+    /// What it is to do.
+    pub prompt: Template,
 }
 
 /// A question to a person.
@@ -157,7 +173,8 @@ pub(super) fn work<'n>(
     let Some((kind, value)) = found.next() else {
         // A kind that is not built yet was reported at its key.
         if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
-            let help = "add `run:` with a command, or `foreach`, `steps`, `approve`, `sleep` or `wait`";
+            let help =
+                "add `run:` with a command, or `agent`, `foreach`, `steps`, `approve`, `sleep` or `wait`";
             checker.wrong(node, "the step has nothing to do", help);
         }
         return None;
@@ -181,6 +198,12 @@ pub(super) fn work<'n>(
             checker.wrong(place, format!("`{key}` means nothing for a group"), help);
         }
         return None;
+    }
+    if kind == "agent" {
+        return agent(checker, node, value, fields).map(|(agent, place)| (Work::Agent(agent), place));
+    }
+    if let Some(place) = fields.get("prompt") {
+        checker.wrong(place, format!("`prompt` is for an agent, and this step has `{kind}`"), "remove it");
     }
     if kind != "run" {
         for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
@@ -216,6 +239,26 @@ fn refuse_for_items<'n>(
         }
     }
     None
+}
+
+fn agent<'n>(
+    checker: &mut Checker<'_>,
+    node: &Node,
+    value: &'n Node,
+    fields: &Fields<'n>,
+) -> Option<(Agent, &'n Node)> {
+    let name = checker.filled_text(value, "agent");
+    if let Some(place) = fields.get("stdin") {
+        checker.wrong(place, "`stdin` of an agent is its prompt", "write it into `prompt`");
+    }
+    let Some(place) = fields.get("prompt") else {
+        if !fields.has_any(&["prompt"]) {
+            checker.wrong(node, "an agent without a `prompt` has nothing to do", "add `prompt:`");
+        }
+        return None;
+    };
+    let prompt = filled(checker, place, "prompt", "what the agent is to do")?;
+    Some((Agent { name: name?, prompt }, place))
 }
 
 fn command(checker: &mut Checker<'_>, node: &Node) -> Option<Template> {

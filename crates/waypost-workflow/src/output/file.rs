@@ -1,6 +1,7 @@
 //! The file in `$WAYPOST_OUTPUT`: `name=value` lines and GitHub's form for values of several lines.
 
 use serde_json::{Map, Value};
+use waypost::record::Usage;
 
 use crate::expr::shown;
 
@@ -13,7 +14,7 @@ pub const OUTPUT_BYTES_MAX: usize = 1024 * 1024;
 pub const OUTPUT_COUNT_MAX: usize = 1_000;
 /// Length of a name.
 pub const OUTPUT_NAME_BYTES_MAX: usize = 100;
-/// Names that begin with this are kept for usage events.
+/// Names that begin with this say what a step took.
 const USAGE_PREFIX: &str = "usage.";
 
 /// Why an output file cannot be used; nothing of it is.
@@ -57,13 +58,15 @@ pub enum OutputError {
         /// The name as written.
         name: String,
     },
-    /// The name is one of usage events, which are not built yet.
-    #[error("line {line}: `{name}`: usage outputs are not supported by this version")]
+    /// It is about usage, and there is no such thing or no such value.
+    #[error("line {line}: `{name}`: {why}")]
     Usage {
         /// The line, from 1.
         line: usize,
         /// The name as written.
         name: String,
+        /// What is wrong, and what would be right.
+        why: String,
     },
     /// The value's last line never came.
     #[error("line {line}: the value of `{name}` never ends: no line is `{delimiter}`")]
@@ -86,18 +89,27 @@ pub fn is_output_name(name: &str) -> bool {
         && name.len() <= OUTPUT_NAME_BYTES_MAX
 }
 
+/// What a step wrote.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Written {
+    /// Its outputs.
+    pub outputs: Map<String, Value>,
+    /// What it said of tokens and cost, summed.
+    pub usage: Option<Usage>,
+}
+
 /// Reads the outputs that a step wrote; of two with one name the later one counts.
 ///
 /// All values are text. Lines may end in CRLF; empty lines are passed over.
 ///
 /// # Errors
 /// The first line that is wrong, by its number.
-pub fn parse_output_file(bytes: &[u8]) -> Result<Map<String, Value>, OutputError> {
+pub fn parse_output_file(bytes: &[u8]) -> Result<Written, OutputError> {
     if bytes.len() > OUTPUT_BYTES_MAX {
         return Err(OutputError::TooLarge { bytes: bytes.len() });
     }
     let text = std::str::from_utf8(bytes).map_err(|error| not_text(bytes, error.valid_up_to()))?;
-    let mut outputs = Map::new();
+    let Written { mut outputs, mut usage } = Written::default();
     let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
     while let Some((number, line)) = lines.next() {
         if line.trim().is_empty() {
@@ -115,13 +127,36 @@ pub fn parse_output_file(bytes: &[u8]) -> Result<Map<String, Value>, OutputError
             }
             None => return Err(OutputError::NotAnOutput { line: number, found: shown(line) }),
         };
+        if let Some(what) = name.strip_prefix(USAGE_PREFIX) {
+            add(usage.get_or_insert_with(Usage::default), what, &value)
+                .map_err(|why| OutputError::Usage { line: number, name: shown(name), why })?;
+            continue;
+        }
         check_name(name, number)?;
         if outputs.len() == OUTPUT_COUNT_MAX && !outputs.contains_key(name) {
             return Err(OutputError::TooMany { line: number });
         }
         outputs.insert(name.to_owned(), Value::String(value));
     }
-    Ok(outputs)
+    Ok(Written { outputs, usage })
+}
+
+/// Adds what is said of usage.
+fn add(usage: &mut Usage, what: &str, value: &str) -> Result<(), String> {
+    let value = value.trim();
+    let count =
+        || value.parse::<u64>().map_err(|_| format!("tokens are a whole number, not `{}`", shown(value)));
+    match what {
+        "tokens_in" => usage.tokens_in = usage.tokens_in.saturating_add(count()?),
+        "tokens_out" => usage.tokens_out = usage.tokens_out.saturating_add(count()?),
+        "cost" => {
+            let cost = value.parse::<f64>().ok().filter(|cost| cost.is_finite() && *cost >= 0.0);
+            usage.cost += cost.ok_or_else(|| format!("a cost is a number, not `{}`", shown(value)))?;
+        }
+        "model" => usage.model = Some(value.to_owned()),
+        _ => return Err("usage has `tokens_in`, `tokens_out`, `cost` and `model`".to_owned()),
+    }
+    Ok(())
 }
 
 fn not_text(bytes: &[u8], valid: usize) -> OutputError {
@@ -169,9 +204,6 @@ fn block<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>, delimiter: &str
 }
 
 fn check_name(name: &str, line: usize) -> Result<(), OutputError> {
-    if name.starts_with(USAGE_PREFIX) {
-        return Err(OutputError::Usage { line, name: shown(name) });
-    }
     match is_output_name(name) {
         true => Ok(()),
         false => Err(OutputError::BadName { line, name: shown(name) }),

@@ -9,7 +9,8 @@ mod path;
 
 pub use self::capture::{CAPTURE_BYTES_MAX, Capture, CaptureError};
 pub use self::file::{
-    OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, OUTPUT_NAME_BYTES_MAX, OutputError, is_output_name, parse_output_file,
+    OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, OUTPUT_NAME_BYTES_MAX, OutputError, Written, is_output_name,
+    parse_output_file,
 };
 pub(crate) use self::json::parse_json;
 pub(crate) use self::path::file_text;

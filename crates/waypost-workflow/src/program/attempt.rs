@@ -17,7 +17,7 @@ use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_W
 use waypost::store::Store;
 
 use crate::expr::{ExprError, Scope, StepView, Template};
-use crate::file::{OutputSource, Step, Tolerance};
+use crate::file::{OutputSource, Step, Tolerance, Work};
 use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
 use crate::output::Capture;
@@ -25,6 +25,7 @@ use crate::supervisor::{
     Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
+use super::agent;
 use super::handover::{Handover, Taken, Wanted};
 use super::scratch::ScratchFolder;
 use super::state::{StepOutput, json_bytes, largest};
@@ -49,6 +50,8 @@ pub(super) struct Command {
     stdin: Option<String>,
     outputs: Vec<(String, PathBuf, OutputSource)>,
     capture: Option<Capture>,
+    /// What it prints is what an agent says.
+    is_agent: bool,
     /// How much of what it prints is taken.
     capture_max: usize,
     keeps_stdout: bool,
@@ -74,21 +77,33 @@ impl Command {
         let scope = scope.for_step(&step.id, &env);
         let is_plain = command.is_plain();
         let command = command.render(&scope)?;
+        let agent = match &step.work {
+            Work::Agent(agent) => around.agents.get(&agent.name),
+            _ => None,
+        };
         let dir = step.dir.as_ref().map(|dir| dir.render(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
             Ok((name.clone(), around.base.join(source.from.render(&scope)?), source.clone()))
         };
-        let mut argv: Vec<OsString> =
-            step.shell.command(around.has_bash).into_iter().map(Into::into).collect();
-        argv.push(command.clone().into());
+        let shell = step.shell.command(around.has_bash);
+        let (argv, prompt) = match agent {
+            Some(agent) => agent::filled(agent, command.clone(), shell),
+            None => (shell.into_iter().chain([command.clone()]).collect(), None),
+        };
+        let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
         Ok(Self {
             argv,
-            rendered: !is_plain,
+            // Of an agent it is the prompt, which is nowhere else.
+            rendered: !is_plain || agent.is_some(),
             command,
             dir: dir.map_or_else(|| around.base.clone(), |dir| around.base.join(dir)),
-            stdin: step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose()?,
+            stdin: prompt.map_or_else(
+                || step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose(),
+                |prompt| Ok(Some(prompt)),
+            )?,
             outputs: step.outputs.iter().map(output).collect::<Result<_, ExprError>>()?,
-            capture: step.capture,
+            capture: step.capture.or(agent.map(|_| Capture::Text)),
+            is_agent: agent.is_some(),
             capture_max: CAPTURE_BYTES_MAX,
             keeps_stdout: step.keeps_stdout,
             grace: step.grace,
@@ -329,6 +344,7 @@ impl WorkflowProgram {
         mut told: Told,
     ) -> Performed<StepOutput> {
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        told.usage = taken.usage;
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
@@ -411,6 +427,7 @@ impl Command {
             sources: self.outputs.clone(),
             captured,
             capture: self.capture,
+            is_agent: self.is_agent,
             capture_max: self.capture_max,
             keeps_stdout: self.keeps_stdout,
             wanted,

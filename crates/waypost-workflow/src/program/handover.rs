@@ -11,13 +11,14 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use waypost::engine::Ended;
-use waypost::record::{Ending, Failure, FailureKind};
+use waypost::record::{Ending, Failure, FailureKind, Usage};
 
 use crate::file::OutputSource;
 use crate::log::Captured;
 use crate::mask::Mask;
-use crate::output::{Capture, OUTPUT_BYTES_MAX, parse_output_file};
+use crate::output::{Capture, OUTPUT_BYTES_MAX, Written, parse_output_file};
 
+use super::agent::{self, Said};
 use super::state::StepOutput;
 use super::{contains_secret, failure};
 
@@ -53,6 +54,8 @@ pub(super) struct Handover {
     pub(super) captured: Option<Captured>,
     /// What that becomes.
     pub(super) capture: Option<Capture>,
+    /// It is what an agent says.
+    pub(super) is_agent: bool,
     /// How much of that is taken.
     pub(super) capture_max: usize,
     /// Whether expressions read what it printed.
@@ -70,6 +73,8 @@ pub(super) struct Taken {
     pub(super) output: Result<StepOutput, Failure>,
     /// What it adds to the report, masked.
     pub(super) summary: io::Result<Option<String>>,
+    /// Tokens and cost, as far as it says, whatever became of it.
+    pub(super) usage: Option<Usage>,
 }
 
 impl Handover {
@@ -87,7 +92,8 @@ impl Handover {
             let _ = sender.send(self.read());
         });
         if let Err(error) = spawned {
-            return Ok(Taken { output: Err(not_read("its outputs", error)), summary: Ok(None) });
+            let output = Err(not_read("its outputs", error));
+            return Ok(Taken { output, summary: Ok(None), usage: None });
         }
         tokio::select! {
             taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
@@ -102,7 +108,7 @@ impl Handover {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
         let reads_files = self.wanted == Wanted::All && !self.sources.is_empty();
-        !reads_files && has_nothing(&self.output) && has_nothing(&self.summary)
+        !reads_files && !self.is_agent && has_nothing(&self.output) && has_nothing(&self.summary)
     }
 
     fn read(self) -> Taken {
@@ -112,20 +118,32 @@ impl Handover {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
+        let written = self.written();
+        let mut usage = written.as_ref().ok().and_then(|written| written.usage.clone());
+        let said = self.said();
+        if let Some(said) = said.as_ref().and_then(|said| said.usage.clone()) {
+            usage = Some(match usage {
+                Some(own) => sum(own, &said),
+                None => said,
+            });
+        }
+        let usage = usage
+            .filter(|usage| !usage.model.as_ref().is_some_and(|model| self.mask.contains(model.as_bytes())));
+        let outputs = written.map(|written| written.outputs);
         let output = match self.wanted {
-            Wanted::All => self.outputs(),
-            Wanted::Written => self.written().and_then(|outputs| self.unless_leaking(outputs, None)),
+            Wanted::All => outputs.and_then(|outputs| self.outputs(outputs, said)),
+            Wanted::Written => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
             Wanted::Nothing => Ok(StepOutput::default()),
         };
         let output = output.map_err(|mut failure| {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
             failure
         });
-        Taken { output, summary }
+        Taken { output, summary, usage }
     }
 
     /// Reads its output file.
-    fn written(&self) -> Result<Map<String, Value>, Failure> {
+    fn written(&self) -> Result<Written, Failure> {
         match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
             Ok(bytes) => {
                 let outputs = parse_output_file(&bytes).map_err(|error| {
@@ -135,14 +153,13 @@ impl Handover {
                 });
                 self.unless_secret(&bytes, outputs)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Written::default()),
             Err(error) => Err(not_read("$WAYPOST_OUTPUT", error)),
         }
     }
 
     /// Reads its output file, the files it declared, what it printed.
-    fn outputs(&self) -> Result<StepOutput, Failure> {
-        let mut outputs = self.written()?;
+    fn outputs(&self, mut outputs: Map<String, Value>, said: Option<Said>) -> Result<StepOutput, Failure> {
         for (name, path, source) in &self.sources {
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
@@ -162,7 +179,7 @@ impl Handover {
         }
         let mut stdout = None;
         if let Some(captured) = &self.captured {
-            if let Some(value) = self.captured_value(captured)? {
+            if let Some(value) = self.captured_value(captured, said)? {
                 outputs.insert("result".to_owned(), value);
             }
             if self.keeps_stdout {
@@ -170,6 +187,12 @@ impl Handover {
             }
         }
         self.unless_leaking(outputs, stdout)
+    }
+
+    /// Reads what an agent said.
+    fn said(&self) -> Option<Said> {
+        let captured = self.captured.as_ref().filter(|captured| self.is_agent && captured.is_whole())?;
+        Some(agent::said(&String::from_utf8_lossy(&captured.bytes)))
     }
 
     /// Refuses outputs of which one holds a secret.
@@ -188,7 +211,7 @@ impl Handover {
     }
 
     /// Makes an output of what it printed.
-    fn captured_value(&self, captured: &Captured) -> Result<Option<Value>, Failure> {
+    fn captured_value(&self, captured: &Captured, said: Option<Said>) -> Result<Option<Value>, Failure> {
         if !captured.is_whole() {
             let text = format!(
                 "the step printed {} bytes, of which {} can be captured; write the rest to a file",
@@ -200,7 +223,7 @@ impl Handover {
         match self.capture {
             Some(_) if is_secret => Err(secret_in("result")),
             Some(capture) => capture
-                .convert(&captured.bytes)
+                .convert(said.as_ref().map_or(&captured.bytes, |said| said.text.as_bytes()))
                 .map(Some)
                 .map_err(|error| failure(FailureKind::Outputs, error)),
             None if is_secret => {
@@ -217,6 +240,15 @@ impl Handover {
             Err(_) if self.mask.contains(bytes) => Err(outputs_failure(vec![NOT_SHOWN.to_owned()])),
             read => read,
         }
+    }
+}
+
+fn sum(own: Usage, more: &Usage) -> Usage {
+    Usage {
+        tokens_in: own.tokens_in.saturating_add(more.tokens_in),
+        tokens_out: own.tokens_out.saturating_add(more.tokens_out),
+        cost: own.cost + more.cost,
+        model: own.model.or_else(|| more.model.clone()),
     }
 }
 
@@ -308,6 +340,7 @@ mod tests {
                 sources: Vec::new(),
                 captured: Some(captured),
                 capture: Some(Capture::ALL[kind]),
+                is_agent: false,
                 capture_max: crate::log::CAPTURE_BYTES_MAX,
                 keeps_stdout: true,
                 wanted: Wanted::All,

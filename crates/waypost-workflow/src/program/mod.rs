@@ -22,10 +22,11 @@ use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Foreach, RetryCause, Step, Workflow};
+use crate::file::{Foreach, RetryCause, Step, Work, Workflow};
 use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
+mod agent;
 mod attempt;
 mod handover;
 mod items;
@@ -45,6 +46,7 @@ use waiting::Waiting;
 
 pub use levels::shape_of;
 
+pub use agent::Agents;
 pub use attempt::{LOSS, NO_ROOM};
 pub use leftovers::{kill_processes_of, processes_of};
 pub use scratch::ScratchError;
@@ -76,6 +78,8 @@ pub struct Surroundings {
     pub environment: Vec<(OsString, OsString)>,
     /// There is a bash; decided when the run was made.
     pub has_bash: bool,
+    /// The commands of agents.
+    pub agents: Arc<Agents>,
     /// Processors, where the file does not say how much runs at once.
     pub cores: NonZeroUsize,
     /// Is given what steps print.
@@ -94,6 +98,16 @@ pub enum ProgramError {
     /// A secret is not set.
     #[error("secret `{}` is not set in the environment", .0.join("`, `"))]
     MissingSecrets(Vec<String>),
+    /// A step names an agent that nobody has configured.
+    #[error("step `{step}` wants agent `{agent}`, which is not known; known are {known}")]
+    UnknownAgent {
+        /// The step.
+        step: String,
+        /// The agent.
+        agent: String,
+        /// Those that are known.
+        known: String,
+    },
     /// A secret cannot be masked.
     #[error(transparent)]
     Mask(#[from] MaskError),
@@ -150,6 +164,15 @@ impl WorkflowProgram {
         let missing = workflow.missing_secrets(|name| value(name).is_some_and(|value| !value.is_empty()));
         if !missing.is_empty() {
             return Err(ProgramError::MissingSecrets(missing.into_iter().map(str::to_owned).collect()));
+        }
+        for step in workflow.body().all() {
+            if let Work::Agent(agent) = &step.work
+                && surroundings.agents.get(&agent.name).is_none()
+            {
+                let known = crate::suggest::listed(surroundings.agents.names());
+                let (step, agent) = (step.id.clone(), agent.name.clone());
+                return Err(ProgramError::UnknownAgent { step, agent, known });
+            }
         }
         let secret =
             |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));

@@ -2,14 +2,15 @@
 
 use serde_json::{Value, json};
 use waypost_workflow::output::{
-    CAPTURE_BYTES_MAX, Capture, JsonPath, OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, parse_output_file,
+    CAPTURE_BYTES_MAX, Capture, JsonPath, OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, Written, parse_output_file,
 };
 
 use crate::assert_text;
 
 fn outputs_of(bytes: &[u8]) -> String {
     match parse_output_file(bytes) {
-        Ok(outputs) => Value::Object(outputs).to_string(),
+        Ok(Written { outputs, usage: None }) => Value::Object(outputs).to_string(),
+        Ok(Written { outputs, usage: Some(usage) }) => format!("{} {usage:?}", Value::Object(outputs)),
         Err(error) => format!("error: {error}"),
     }
 }
@@ -57,7 +58,10 @@ fn output_files_have_limits() {
     assert_eq!(outputs_of(&large), "error: the output file has 1048577 bytes, the limit is 1048576");
     assert_eq!(outputs_of(many.as_bytes()), "error: line 1001: more than 1000 outputs");
     assert!(outputs_of(long_name.as_bytes()).starts_with("error: line 1: `aaaa"));
-    assert_eq!(parse_output_file(format!("{most}a0=y\n").as_bytes()).unwrap().len(), OUTPUT_COUNT_MAX);
+    assert_eq!(
+        parse_output_file(format!("{most}a0=y\n").as_bytes()).unwrap().outputs.len(),
+        OUTPUT_COUNT_MAX
+    );
 }
 
 #[test]

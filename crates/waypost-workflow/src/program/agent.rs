@@ -1,0 +1,220 @@
+//! Agents: which command is run for a prompt, and what its output says of its answer, its tokens and its cost.
+//!
+//! The prompt goes to standard input, or into the word that has `${{ prompt }}`: never into a text for a shell, which would
+//! read it as code.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use waypost::record::Usage;
+
+use crate::file::AgentCommand;
+
+/// Where a word of a command takes the prompt.
+const HOLE: &str = "${{ prompt }}";
+
+/// Commands of agents by name.
+#[derive(Debug, Clone)]
+pub struct Agents(BTreeMap<String, AgentCommand>);
+
+impl Agents {
+    /// Those that are known without any configuration, and the given ones, which count first.
+    #[must_use]
+    pub fn with(configured: impl IntoIterator<Item = (String, AgentCommand)>) -> Self {
+        let words =
+            |words: &[&str]| AgentCommand::Words(words.iter().map(|word| (*word).to_owned()).collect());
+        // As their own pages describe them for use without a terminal, with JSON as output.
+        let known = [
+            ("claude", words(&["claude", "-p", "--output-format", "json"])),
+            ("codex", words(&["codex", "exec", "--json", "-"])),
+            ("gemini", words(&["gemini", "-p", HOLE, "--output-format", "json"])),
+        ];
+        let known = known.into_iter().map(|(name, command)| (name.to_owned(), command));
+        Self(known.chain(configured).collect())
+    }
+
+    /// Returns the command of an agent.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&AgentCommand> {
+        self.0.get(name)
+    }
+
+    /// Returns the names of all.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
+impl Default for Agents {
+    fn default() -> Self {
+        Self::with([])
+    }
+}
+
+/// The words of a command, and what it is given on standard input. A text is run by the `shell`.
+pub(super) fn filled(
+    command: &AgentCommand,
+    prompt: String,
+    shell: Vec<String>,
+) -> (Vec<String>, Option<String>) {
+    match command {
+        AgentCommand::Shell(text) => (shell.into_iter().chain([text.clone()]).collect(), Some(prompt)),
+        AgentCommand::Words(words) if words.iter().any(|word| word.contains(HOLE)) => {
+            (words.iter().map(|word| word.replace(HOLE, &prompt)).collect(), None)
+        }
+        AgentCommand::Words(words) => (words.clone(), Some(prompt)),
+    }
+}
+
+/// What an agent said.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Said {
+    /// Its answer.
+    pub(super) text: String,
+    /// What it took, where it says so.
+    pub(super) usage: Option<Usage>,
+}
+
+/// Reads what an agent printed: JSON of one of the forms that are known, or else plain text, which is its answer.
+pub(super) fn said(printed: &str) -> Said {
+    let plain = || Said { text: printed.trim().to_owned(), usage: None };
+    if let Ok(document) = serde_json::from_str::<Value>(printed) {
+        return of_document(&document).unwrap_or_else(plain);
+    }
+    let lines: Option<Vec<Value>> = printed
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| serde_json::from_str(line).ok())
+        .collect();
+    lines.and_then(|lines| of_lines(&lines)).unwrap_or_else(plain)
+}
+
+/// One document: `result`, or `response`, is the answer.
+fn of_document(document: &Value) -> Option<Said> {
+    let text = ["result", "response"].iter().find_map(|key| document.get(key)?.as_str())?.to_owned();
+    let cost = document.get("total_cost_usd").and_then(Value::as_f64);
+    let usage = document.get("usage").map(|usage| tokens(usage));
+    let models = document.get("stats").and_then(|stats| stats.get("models")?.as_object());
+    let usage = match (usage, models) {
+        (Some(usage), _) => {
+            Some(Usage { cost: cost.unwrap_or_default(), model: model_of(document), ..usage })
+        }
+        (None, Some(models)) => Some(of_models(models)),
+        (None, None) => cost.map(|cost| Usage { cost, ..Usage::default() }),
+    };
+    Some(Said { text, usage: usage.filter(is_sound) })
+}
+
+/// The only model of a document, if it names one.
+fn model_of(document: &Value) -> Option<String> {
+    if let Some(model) = document.get("model").and_then(Value::as_str) {
+        return Some(model.to_owned());
+    }
+    let models = document.get("modelUsage")?.as_object()?;
+    let mut names = models.keys();
+    names.next().filter(|_| names.next().is_none()).cloned()
+}
+
+fn of_models(models: &serde_json::Map<String, Value>) -> Usage {
+    let mut sum = Usage::default();
+    for (name, model) in models {
+        let count = |key: &str| model.get("tokens").and_then(|tokens| tokens.get(key)?.as_u64()).unwrap_or(0);
+        sum.tokens_in = sum.tokens_in.saturating_add(count("prompt"));
+        sum.tokens_out = sum.tokens_out.saturating_add(count("candidates")).saturating_add(count("thoughts"));
+        sum.model = Some(name.clone()).filter(|_| models.len() == 1);
+    }
+    sum
+}
+
+/// Events, a line each: the last message is the answer, and the tokens of all turns count.
+fn of_lines(lines: &[Value]) -> Option<Said> {
+    let kind = |line: &Value, name: &str| line.get("type").and_then(Value::as_str) == Some(name);
+    let message = |line: &Value| {
+        let item = line.get("item").filter(|item| kind(item, "agent_message"))?;
+        item.get("text")?.as_str().map(str::to_owned)
+    };
+    let text = lines.iter().rev().find_map(message)?;
+    let mut sum: Option<Usage> = None;
+    for usage in lines.iter().filter(|line| kind(line, "turn.completed")).filter_map(|line| line.get("usage"))
+    {
+        let turn = tokens(usage);
+        let sum = sum.get_or_insert_with(Usage::default);
+        sum.tokens_in = sum.tokens_in.saturating_add(turn.tokens_in);
+        sum.tokens_out = sum.tokens_out.saturating_add(turn.tokens_out);
+    }
+    Some(Said { text, usage: sum })
+}
+
+/// Tokens under the names that are in use. What was read from a cache was read.
+fn tokens(usage: &Value) -> Usage {
+    let count = |key: &str| usage.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let read = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
+    Usage {
+        tokens_in: read.iter().fold(0_u64, |sum, key| sum.saturating_add(count(key))),
+        tokens_out: count("output_tokens"),
+        ..Usage::default()
+    }
+}
+
+fn is_sound(usage: &Usage) -> bool {
+    usage.cost.is_finite() && usage.cost >= 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::record::Usage;
+
+    use super::{Agents, Said, filled, said};
+    use crate::file::AgentCommand;
+
+    fn usage(tokens_in: u64, tokens_out: u64, cost: f64, model: Option<&str>) -> Option<Usage> {
+        Some(Usage { tokens_in, tokens_out, cost, model: model.map(str::to_owned) })
+    }
+
+    #[test]
+    fn answers_and_usage_are_read_from_the_forms_that_are_known() {
+        let cases = [
+            (
+                r#"{"type":"result","result":"Done.","total_cost_usd":0.25,"usage":{"input_tokens":10,"cache_read_input_tokens":5,"output_tokens":7},"modelUsage":{"m-1":{}}}"#,
+                "Done.",
+                usage(15, 7, 0.25, Some("m-1")),
+            ),
+            (
+                "{\"type\":\"thread.started\"}\n{\"type\":\"item.completed\",\"item\":{\"type\":\"agent_message\",\"text\":\"first\"}}\n{\"type\":\"item.completed\",\"item\":{\"type\":\"agent_message\",\"text\":\"last\"}}\n{\"type\":\"turn.completed\",\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}\n{\"type\":\"turn.completed\",\"usage\":{\"input_tokens\":1,\"output_tokens\":1}}\n",
+                "last",
+                usage(4, 5, 0.0, None),
+            ),
+            (
+                r#"{"response":"Hi","stats":{"models":{"g-1":{"tokens":{"prompt":8,"candidates":2,"thoughts":1}}}}}"#,
+                "Hi",
+                usage(8, 3, 0.0, Some("g-1")),
+            ),
+            ("just a text\n", "just a text", None),
+            ("{\"other\": 1}", "{\"other\": 1}", None),
+            ("1\n2\n", "1\n2", None),
+            (r#"{"result":"x","total_cost_usd":-1}"#, "x", None),
+        ];
+        for (printed, text, usage) in cases {
+            assert_eq!(said(printed), Said { text: text.to_owned(), usage }, "{printed}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_a_word_or_input_and_never_code() {
+        let prompt = || "say \"$(rm -rf x)\"".to_owned();
+        let shell = || vec!["sh".to_owned(), "-c".to_owned()];
+        let words = AgentCommand::Words(vec!["a".to_owned(), "--say=${{ prompt }}".to_owned()]);
+        assert_eq!(
+            filled(&words, prompt(), shell()),
+            (vec!["a".to_owned(), format!("--say={}", prompt())], None)
+        );
+        let plain = AgentCommand::Words(vec!["a".to_owned()]);
+        assert_eq!(filled(&plain, prompt(), shell()), (vec!["a".to_owned()], Some(prompt())));
+        let text = AgentCommand::Shell("a | b".to_owned());
+        assert_eq!(
+            filled(&text, prompt(), shell()),
+            (["sh", "-c", "a | b"].map(str::to_owned).to_vec(), Some(prompt()))
+        );
+        assert!(Agents::default().get("claude").is_some());
+    }
+}
