@@ -41,7 +41,7 @@ fn what_a_configuration_says_is_read_with_its_lines() {
             "",
             "# nothing yet\n",
             "{}\n",
-            "store: sqlite:runs.db\ncolor: never\nwait: 0s\nmax_parallel: 3\nagents:\n  claude: claude -p \"${{ prompt }}\"\n  local: [./agent, --prompt, '${{ prompt }}']\n",
+            "store: sqlite:runs.db\ncolor: never\nwait: 0s\nmax_parallel: 3\nagents:\n  claude: claude -p\n  local: [./agent, --prompt, '${{ prompt }}']\n",
         ]),
     );
 }
