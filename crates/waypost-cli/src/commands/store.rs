@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use waypost::store::{PAGE_ITEMS_MAX, RunQuery, Store, StoreError};
+use waypost::store::{PAGE_ITEMS_MAX, RunQuery, StoreError};
 use waypost_sqlite::{SCHEMA_VERSION, schema_of};
 
 use super::Context;
