@@ -103,6 +103,8 @@ pub(crate) enum Command {
     Cancel(CancelArgs),
     /// Show every value of the configuration, and where it comes from
     Config,
+    /// Write a checkpoint, with all that a run needs to go on from it, to a file
+    Export(ExportArgs),
     /// Make, upgrade or check the store itself
     #[command(subcommand)]
     Store(StoreCommand),
@@ -507,6 +509,17 @@ pub(crate) struct StatsArgs {
     /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Checkpoint: RUN@SEQ, or a run for its newest
+    pub(crate) checkpoint: String,
+    /// The file to write
+    pub(crate) file: PathBuf,
+    /// Take the place of a file of that name
+    #[arg(long)]
+    pub(crate) replace: bool,
 }
 
 /// What is done with a store.

@@ -27,6 +27,7 @@ mod dead_letters;
 mod delete;
 mod doctor;
 mod events;
+mod export;
 mod list;
 mod logs;
 mod paper;
@@ -208,6 +209,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
+        Command::Export(args) => export::export(context, args).await,
         Command::Config => config::config(context).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

@@ -14,8 +14,8 @@ use waypost::store::Progress;
 mod upkeep;
 
 pub(crate) use upkeep::{
-    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
-    ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,
+    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ExportedView, ManFilesView,
+    ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,
     WorkflowStatsView,
 };
 

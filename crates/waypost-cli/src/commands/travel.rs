@@ -150,7 +150,7 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
 }
 
 /// Finds a checkpoint; of a run alone, the newest one of its main branch.
-async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
+pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
     let Reference { run, checkpoint } = Reference::parse(text)?;
     let run = find(store, run.as_deref(), Meant::Newest).await?;
     let (branch, seq) = match checkpoint {

@@ -168,3 +168,12 @@ pub(crate) struct StoreCheckedView {
     pub(crate) newer: u64,
     pub(crate) errors: Vec<String>,
 }
+
+/// The answer of `export`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExportedView {
+    pub(crate) v: u32,
+    pub(crate) checkpoint: String,
+    pub(crate) file: String,
+    pub(crate) bytes: u64,
+}

@@ -15,17 +15,17 @@ struct Place(Rig);
 impl Place {
     fn new(project: &str, user: &str) -> Self {
         let rig = Rig::with(FLOW);
-        for folder in [".waypost", "sub", "user-home/.config/waypost"] {
+        for folder in [".waypost", "sub", "user/.config/waypost"] {
             fs::create_dir_all(rig.path(folder)).unwrap();
         }
         rig.write(".waypost/config.yaml", project);
-        rig.write("user-home/.config/waypost/config.yaml", user);
+        rig.write("user/.config/waypost/config.yaml", user);
         Self(rig)
     }
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = self.0.command(args);
-        command.env("HOME", self.0.path("user-home"));
+        command.env("HOME", self.0.path("user"));
         command
     }
 
@@ -79,7 +79,7 @@ fn what_is_nearer_counts() {
     assert_eq!(place.value(&mut call(), "wait"), (json!("5m"), "default".to_owned()));
     place.0.write(".waypost/config.yaml", "# nothing\n");
     assert_eq!(place.value(&mut call(), "store"), (json!("file:/user"), "user".to_owned()));
-    let elsewhere = place.0.path("user-home/.config");
+    let elsewhere = place.0.path("user/.config");
     assert_eq!(place.value(call().env("XDG_CONFIG_HOME", elsewhere).env("HOME", "/none"), "store").1, "user");
     assert_eq!(place.value(call().env("XDG_CONFIG_HOME", "relative"), "store").1, "user", "it is ignored");
     assert_eq!(place.value(call().env_remove("HOME"), "store").1, "default", "no home is no error");

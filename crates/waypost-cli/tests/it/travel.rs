@@ -109,3 +109,30 @@ fn a_fork_writes_no_secret_down() {
         assert_eq!(call(&["show", "s"]).status.code(), Some(5), "it was not made");
     }
 }
+
+#[test]
+fn a_checkpoint_is_exported_whole_and_never_over_another_file() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = completed(store);
+
+        let exported = rig.json(&["export", "r@2", "two.json", "--json"]);
+
+        assert_eq!((&exported["checkpoint"], &exported["file"]), (&json!("r@2"), &json!("two.json")));
+        let portable = waypost::portable::Portable::load(&rig.path("two.json")).unwrap();
+        assert_eq!(portable.reference().to_string(), "r@2");
+        assert_eq!(exported["bytes"], std::fs::metadata(rig.path("two.json")).unwrap().len());
+        assert_eq!(code(&rig, &["export", "r", "newest.json"]), Some(0), "a run means its newest");
+        let before = rig.read("two.json");
+        assert_eq!(code(&rig, &["export", "r", "two.json"]), Some(2), "it is there");
+        assert_eq!(rig.read("two.json"), before);
+        assert_eq!(code(&rig, &["export", "r", "two.json", "--replace"]), Some(0));
+        assert_ne!(rig.read("two.json"), before);
+        assert_eq!(code(&rig, &["export", "r", "none/two.json"]), Some(73));
+        assert_eq!(code(&rig, &["export", "r@99", "x.json"]), Some(5));
+        assert_eq!(code(&rig, &["export", "x", "x.json"]), Some(5));
+        assert!(!rig.path("x.json").exists());
+    }
+    let rig = completed("sqlite:kept/waypost.db");
+    check("export", &rig.waypost(&["export", "r", "r.json"]));
+    check("export_exists", &rig.waypost(&["export", "r", "r.json"]));
+}

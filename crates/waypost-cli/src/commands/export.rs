@@ -1,0 +1,68 @@
+//! `waypost export`: one checkpoint, with all that a run needs to go on from it, as one file that vouches for itself.
+
+use std::io;
+
+use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
+use waypost::store::StoreError;
+
+use super::Context;
+use super::travel::checkpoint;
+use crate::cli::ExportArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::Access;
+use crate::size;
+use crate::view::{ExportedView, VERSION};
+
+pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
+    let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
+    let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
+    portable.save(&args.file, mode).map_err(not_saved)?;
+    let bytes = args.file.metadata().map_or(0, |file| file.len());
+    let file = args.file.display().to_string();
+    if context.output.json {
+        let checkpoint = reference.to_string();
+        context.output.document(&ExportedView { v: VERSION, checkpoint, file, bytes })?;
+        return Ok(Exit::Done);
+    }
+    let file = crate::output::shown(&file);
+    context.output.answer(&format!("Exported {reference} to {file} ({})", size::shown(bytes)))?;
+    context.output.note(
+        "It holds the params, the state and the workflow of the run as they are, and commands are code: give it to those who may read them.",
+    );
+    Ok(Exit::Done)
+}
+
+fn not_exported(error: ExportError) -> Error {
+    let hint = match &error {
+        ExportError::Store(_) => None,
+        ExportError::Absent { reference } | ExportError::Items { reference, .. } => {
+            Some(format!("`waypost checkpoints {}` lists the others", reference.run))
+        }
+        ExportError::Amid { reference, .. } | ExportError::Overtaken { reference } => {
+            Some(format!("`waypost export {} FILE` takes the newest", reference.run))
+        }
+        ExportError::TooLarge { .. } => Some("copy the store instead".to_owned()),
+    };
+    match error {
+        ExportError::Store(error) => error.into(),
+        error => Error::Usage { message: error.to_string(), hint },
+    }
+}
+
+fn not_saved(error: SaveError) -> Error {
+    match error {
+        SaveError::Full { path, source } => {
+            StoreError::Full { place: path.display().to_string(), source }.into()
+        }
+        SaveError::Io { action: "create", path, source } => Error::Create { path, source },
+        SaveError::Io { action, path, source } if source.kind() != io::ErrorKind::NotFound => {
+            StoreError::Io { action, place: path.display().to_string(), source }.into()
+        }
+        SaveError::Io { path, source, .. } => Error::Create { path, source },
+        error @ SaveError::Exists { .. } => Error::usage(error.to_string(), "`--replace` takes its place"),
+        error @ SaveError::TooLarge { .. } => Error::usage(error.to_string(), "copy the store instead"),
+    }
+}
