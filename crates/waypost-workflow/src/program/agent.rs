@@ -93,7 +93,7 @@ pub(super) fn said(printed: &str) -> Said {
 fn of_document(document: &Value) -> Option<Said> {
     let text = ["result", "response"].iter().find_map(|key| document.get(key)?.as_str())?.to_owned();
     let cost = document.get("total_cost_usd").and_then(Value::as_f64);
-    let usage = document.get("usage").map(|usage| tokens(usage));
+    let usage = document.get("usage").map(tokens);
     let models = document.get("stats").and_then(|stats| stats.get("models")?.as_object());
     let usage = match (usage, models) {
         (Some(usage), _) => {

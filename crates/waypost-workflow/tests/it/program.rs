@@ -53,7 +53,7 @@ impl Bench {
             },
             environment,
             has_bash: true,
-            agents: std::sync::Arc::default(),
+            agents: Arc::default(),
             cores: NonZeroUsize::new(2).unwrap(),
             echo: None,
         };
