@@ -263,7 +263,7 @@ impl Program for Erased {
     }
 
     fn on_failure(&self, _: Spot<'_>, failure: &Failure) -> OnFailure {
-        OnFailure { retry: failure.kind != FailureKind::Fatal, tolerate: false }
+        OnFailure { retry: failure.kind != FailureKind::Fatal, tolerate: false, ..OnFailure::default() }
     }
 
     fn apply(

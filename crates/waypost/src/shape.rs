@@ -384,8 +384,8 @@ impl Shape {
         self.steps.iter().position(named)
     }
 
-    /// Adds `by` to the numbers of this shape and of all below it.
-    pub(crate) fn raise_levels(&mut self, by: usize) {
+    /// Adds `by` to the numbers of this shape and of all below it: for one that becomes a part of another.
+    pub fn raise_levels(&mut self, by: usize) {
         self.level += by;
         for children in self.steps.iter_mut().filter_map(|step| step.children.as_mut()) {
             children.shape.raise_levels(by);

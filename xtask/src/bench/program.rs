@@ -179,7 +179,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
-        OnFailure { retry: false, tolerate: false }
+        OnFailure { retry: false, tolerate: false, ..OnFailure::default() }
     }
 
     fn apply(&self, state: &mut S, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
@@ -275,7 +275,7 @@ impl Program for Again {
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
-        OnFailure { retry: true, tolerate: false }
+        OnFailure { retry: true, tolerate: false, ..OnFailure::default() }
     }
 
     fn apply(&self, _: &mut String, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {

@@ -13,6 +13,7 @@ mod examples;
 mod foreach;
 mod help;
 mod history;
+mod hooks;
 mod invariants;
 mod killed;
 mod looking;

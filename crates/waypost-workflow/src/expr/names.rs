@@ -10,8 +10,8 @@ use crate::suggest::{listed, nearest};
 pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
 /// What `run` has.
 const RUN_NAMES: [&str; 1] = ["id"];
-/// What a run will have once steps run after a failure.
-const LATER_RUN_NAMES: [&str; 1] = ["failed_step"];
+/// What it has where a step has failed, as a local name.
+const FAILED_STEP: &str = "run.failed_step";
 /// What a step has.
 const STEP_NAMES: [&str; 9] =
     ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];
@@ -28,7 +28,7 @@ const FUNCTIONS: [&str; 4] = ["always", "skipped", "range", "dict"];
 /// ever give one answer.
 const ABOUT_FAILURE: [&str; 3] = ["success", "failure", "cancelled"];
 /// What to write in place of those.
-const AFTER_FAILURE: &str = "a failed step ends the run, and the steps after it wait for the resume: leave it out, or let the step that may \
+const AFTER_FAILURE: &str = "a failed step ends the run, and the steps after it wait for the resume: do it in `on_failure`, or let the step that may \
                              fail go on with `continue_on_error` and ask for its `.status`";
 /// Those of minijinja's filters that make sense on one value.
 pub(crate) const FILTERS: [&str; 37] = [
@@ -280,11 +280,12 @@ fn reference(
         return Err(SyntaxError::new(token.range.clone(), message));
     }
     if !ROOTS.contains(&token.text) && !is_local {
-        let known = ROOTS.into_iter().chain(locals.iter().map(String::as_str));
-        let last = if locals.is_empty() {
-            String::new()
-        } else {
-            format!(", here also {}", listed(locals.iter().map(String::as_str)))
+        let locals = || locals.iter().map(String::as_str).filter(|local| *local != FAILED_STEP);
+        let known = ROOTS.into_iter().chain(locals());
+        let here: Vec<&str> = locals().collect();
+        let last = match here.is_empty() {
+            true => String::new(),
+            false => format!(", here also {}", listed(here)),
         };
         return Err(SyntaxError::new(token.range.clone(), format!("there is no `{}`", token.text))
             .hint(nearest(token.text, known))
@@ -294,7 +295,7 @@ fn reference(
     }
     let (path, end) = path(tokens, index);
     let range = token.range.start..end;
-    check_path(&path, &range)?;
+    check_path(&path, &range, locals)?;
     uses.references.push(Reference { path, range });
     Ok(())
 }
@@ -329,7 +330,7 @@ fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
 }
 
 /// Checks the part of a path that holds for every workflow.
-fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> {
+fn check_path(path: &[String], range: &Range<usize>, locals: &[String]) -> Result<(), SyntaxError> {
     let part = |index: usize| path.get(index).map(String::as_str);
     match (path[0].as_str(), part(1), part(2)) {
         ("steps", None, _) => Err(SyntaxError::new(range.clone(), "`steps` needs the id of a step")
@@ -343,10 +344,13 @@ fn check_path(path: &[String], range: &Range<usize>) -> Result<(), SyntaxError> 
                 .hint(nearest(what, STEP_NAMES))
                 .help("a step has `outputs`, `exit_code`, `stdout` and `status`; a `foreach` has `items`, `total`, `succeeded` and `failed`"))
         }
-        ("run", Some(what), _) if LATER_RUN_NAMES.contains(&what) => {
-            let message = format!("`run.{what}` is not supported by this version");
-            Err(SyntaxError::new(range.clone(), message).help(AFTER_FAILURE))
-        }
+        ("run", Some("failed_step"), _) => match locals.iter().any(|local| local == FAILED_STEP) {
+            true => Ok(()),
+            false => {
+                let message = format!("`{FAILED_STEP}` is known only in the steps of `on_failure`");
+                Err(SyntaxError::new(range.clone(), message))
+            }
+        },
         ("run", what, _) if !what.is_some_and(|what| RUN_NAMES.contains(&what)) => {
             let message = match what {
                 Some(what) => format!("`run` has no `{what}`"),

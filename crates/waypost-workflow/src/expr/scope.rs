@@ -8,6 +8,7 @@ use minijinja::value::{Enumerator, Object, ValueKind};
 use serde_json::{Map, Value};
 
 use super::convert;
+use crate::file::FAILED_STEP;
 use crate::suggest::{listed, nearest};
 
 /// Names that a message lists before it says "and N more".
@@ -239,5 +240,8 @@ impl Object for Context {
 }
 
 fn run_value(scope: &Scope) -> Raw {
-    Raw::from_object(Shelf(BTreeMap::from([("id".to_owned(), Raw::from(scope.run_id.as_str()))])))
+    let mut shelf = BTreeMap::from([("id".to_owned(), Raw::from(scope.run_id.as_str()))]);
+    let failed = scope.locals.0.get(FAILED_STEP).cloned();
+    shelf.extend(failed.map(|failed| ("failed_step".to_owned(), failed)));
+    Raw::from_object(Shelf(shelf))
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::checker::Checker;
 use super::fingerprint::fingerprint;
 use super::graph::{self, Order};
+use super::hooks::Hook;
 use super::node::{Kind, Node};
 use super::settings::Variable;
 use super::step::{self, Defaults, Draft};
@@ -31,7 +32,7 @@ pub(super) struct BodyDraft<'n> {
 pub(super) fn nodes<'n>(
     checker: &mut Checker<'_>,
     steps: &'n Node,
-    what: &str,
+    (what, key): (&str, &str),
     help: &str,
 ) -> Option<&'n [Node]> {
     match &steps.kind {
@@ -41,7 +42,7 @@ pub(super) fn nodes<'n>(
             checker.wrong(steps, message, "split it");
         }
         Kind::List(items) => return Some(items),
-        _ => checker.mismatch(steps, "steps", "a list", "begin every step with `- `"),
+        _ => checker.mismatch(steps, key, "a list", "begin every step with `- `"),
     }
     None
 }
@@ -69,15 +70,15 @@ impl<'n> BodyDraft<'n> {
         let mut found = Vec::new();
         for draft in &self.drafts {
             found.push((self, draft));
-            found.extend(draft.within().into_iter().flat_map(Self::all));
+            found.extend(draft.bodies().flat_map(Self::all));
         }
         found
     }
 
-    /// Reports steps of different lists that have one id.
-    pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>) {
+    /// Reports steps of different lists that have one id; `more` are those of the workflow's own hook.
+    pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>, more: Option<&Self>) {
         let mut known: HashMap<&str, (&Self, &Draft<'_>)> = HashMap::new();
-        for (list, draft) in self.all() {
+        for (list, draft) in self.all().into_iter().chain(more.into_iter().flat_map(Self::all)) {
             let Some((home, first)) = known.get(draft.id.as_str()) else {
                 known.insert(&draft.id, (list, draft));
                 continue;
@@ -124,6 +125,8 @@ fn assemble_one(
     if let Some(group) = draft.group.take() {
         draft.work = Some((Work::Group(Box::new(group.assemble(checker, shared, kept))), draft.node));
     }
+    let hooks = std::mem::take(&mut draft.hooks).into_iter();
+    let hooks = hooks.map(|(on, body)| Hook { on, body: body.assemble(checker, shared, kept) }).collect();
     let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
     Step {
         fingerprint: fingerprint(&draft, &[env, defaults_env]),
@@ -132,6 +135,7 @@ fn assemble_one(
         keeps_stdout: kept.contains(&draft.id),
         work: draft.work.expect("a step without anything to do was reported").0,
         needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
+        hooks,
         repeat: draft.repeat.map(|(repeat, _)| repeat),
         condition: draft.condition.map(|(condition, _)| condition),
         dir: draft.dir.map(|(dir, _)| dir),

@@ -236,7 +236,7 @@ fn steps<'n>(
         }
         return None;
     };
-    let nodes = body::nodes(checker, steps, "`foreach`", help)?;
+    let nodes = body::nodes(checker, steps, ("`foreach`", "steps"), help)?;
     Some(body::body(checker, nodes, id, defaults))
 }
 

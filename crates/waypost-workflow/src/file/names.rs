@@ -26,6 +26,8 @@ pub(super) struct Names<'a, 'n> {
     pub(super) body: &'a BodyDraft<'n>,
     /// The list of steps in which the one stands whose steps these are, and its place there.
     pub(super) above: Option<(&'a Names<'a, 'n>, usize)>,
+    /// They are done when that one has ended.
+    pub(super) is_after: bool,
 }
 
 /// Where an expression stands, which decides what it may read.
@@ -89,7 +91,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
                 self.uses(until.references(), until.calls(), node, site);
             }
             if let Some(body) = draft.within() {
-                self.within(position, body);
+                self.within(position, body, false);
+            }
+            for (_, body) in &draft.hooks {
+                self.within(position, body, true);
             }
         }
     }
@@ -115,10 +120,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Checks the steps within one.
-    fn within(&mut self, position: usize, body: &BodyDraft<'_>) {
+    /// Checks the steps within one, or after it.
+    fn within(&mut self, position: usize, body: &BodyDraft<'_>, is_after: bool) {
         let outer = self.names;
-        let inner = Names { body, above: Some((outer, position)), ..*outer };
+        let inner = Names { body, above: Some((outer, position)), is_after, ..*outer };
         let mut pass = Pass { names: &inner, checker: self.checker, kept: HashSet::new() };
         pass.steps();
         let kept = pass.kept;
@@ -308,7 +313,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.wrong(place, message, None, Some(help.to_owned()));
             return None;
         };
-        let (names, step) = self.home_of(id, step);
+        let (names, step, is_after) = self.home_of(id, step);
         let BodyDraft { drafts, index, order } = names.body;
         let current = &drafts[step].id;
         let in_group =
@@ -320,7 +325,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         };
         // Of the pass before, where there was one.
         let passes = names.above.is_some_and(|(above, at)| above.body.drafts[at].group.is_some());
-        if passes || (position == step && site.is_after) {
+        if passes || (position == step && (site.is_after || is_after)) {
             return Some(named(&drafts[position], id));
         }
         if position == step {
@@ -346,18 +351,18 @@ impl<'a> Pass<'a, '_, '_, '_> {
         None
     }
 
-    /// The list of steps that has `id`, of this one and those around it, with the place there of what stands at `step`;
-    /// this one, if none has it.
-    fn home_of(&self, id: &str, step: usize) -> (&'a Names<'a, 'a>, usize) {
-        let mut at = (self.names, step);
+    /// The list of steps that has `id`, of this one and those around it, with the place there of what stands at `step`,
+    /// and whether that has ended; this one, if none has it.
+    fn home_of(&self, id: &str, step: usize) -> (&'a Names<'a, 'a>, usize, bool) {
+        let mut at = (self.names, step, false);
         let has = |names: &Names<'_, '_>| {
             let in_group =
                 |draft: &Draft<'_>| draft.group.as_ref().is_some_and(|group| group.index.contains_key(id));
             names.body.index.contains_key(id) || names.body.drafts.iter().any(in_group)
         };
         while !has(at.0) {
-            let Some(above) = at.0.above else { return (self.names, step) };
-            at = above;
+            let Some((above, place)) = at.0.above else { return (self.names, step, false) };
+            at = (above, place, at.0.is_after);
         }
         at
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
+use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
 use super::params::{Param, ParamKind, Pattern};
@@ -35,13 +36,16 @@ static WORKFLOW: KeySet = KeySet {
         "timeout",
         "labels",
         "checkpoints",
+        "on_failure",
         "steps",
     ],
-    later: &["budget", "allow_paths", "on_failure", "on_success", "on_exit_code", "store"],
+    later: &["budget", "allow_paths", "store"],
     elsewhere: &[
         ("run", "a step"),
         ("needs", "a step"),
         ("if", "a step"),
+        ("on_success", "a step"),
+        ("on_exit_code", "a step"),
         ("outputs", "a step"),
         ("capture", "a step"),
         ("stdin", "a step"),
@@ -103,7 +107,11 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
     let top = top(checker, root);
     let steps = steps_node(checker, root, top.fields.as_ref())?;
     let body = body::body(checker, steps, "step", &top.defaults);
-    body.refuse_doubles(checker);
+    let hook = top.fields.as_ref().and_then(|fields| fields.get("on_failure"));
+    let hook =
+        hook.and_then(|node| hooks::list(checker, node, (HookOn::Failure, "on_failure"), "", &top.defaults));
+    let hook = hook.map(|(_, body)| body);
+    body.refuse_doubles(checker, hook.as_ref());
     let names = Names {
         params: &top.params,
         secrets: &top.secrets,
@@ -111,15 +119,19 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
         defaults_env: &top.defaults_env,
         body: &body,
         above: None,
+        is_after: false,
     };
-    let kept = names::check(checker, &names, top.defaults_dir.as_ref());
+    let mut kept = names::check(checker, &names, top.defaults_dir.as_ref());
+    if let Some(hook) = &hook {
+        kept.extend(names::check(checker, &Names { body: hook, ..names }, None));
+    }
     let order = body.order.as_ref()?;
     if let (Mode::Sequence, Some((_, node))) = (order.mode, &top.max_parallel) {
         let message =
             "`max_parallel` changes nothing: no step has `needs`, so the steps run one after another";
         checker.warnings.push(checker.source.problem(&node.span, message).help("give the steps `needs`"));
     }
-    checker.problems.is_empty().then(|| assemble(checker, top, body, &kept))
+    checker.problems.is_empty().then(|| assemble(checker, top, (body, hook), &kept))
 }
 
 fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
@@ -196,7 +208,7 @@ fn steps_node<'n>(
             return None;
         }
     };
-    body::nodes(checker, steps, "the workflow", help)
+    body::nodes(checker, steps, ("the workflow", "steps"), help)
 }
 
 fn defaults<'n>(
@@ -330,7 +342,12 @@ fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pa
 }
 
 /// The checked workflow; called only when nothing is wrong.
-fn assemble(checker: &Checker<'_>, top: Top<'_>, body: BodyDraft<'_>, kept: &HashSet<String>) -> Workflow {
+fn assemble(
+    checker: &Checker<'_>,
+    top: Top<'_>,
+    (body, hook): (BodyDraft<'_>, Option<BodyDraft<'_>>),
+    kept: &HashSet<String>,
+) -> Workflow {
     let shared = [body::plain(&top.env), body::plain(&top.defaults_env)];
     let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     Workflow {
@@ -345,6 +362,7 @@ fn assemble(checker: &Checker<'_>, top: Top<'_>, body: BodyDraft<'_>, kept: &Has
         labels: top.labels,
         checkpoints: top.checkpoints,
         body: body.assemble(checker, &shared, kept),
+        on_failure: hook.map(|hook| hook.assemble(checker, &shared, kept)),
         warnings: Vec::new(),
     }
 }

@@ -55,6 +55,6 @@ pub(super) fn group<'n>(
             help,
         );
     }
-    let nodes = body::nodes(checker, node, "the group", "begin every step with `- `")?;
+    let nodes = body::nodes(checker, node, ("the group", "steps"), "begin every step with `- `")?;
     Some(body::body(checker, nodes, id, defaults))
 }

@@ -6,6 +6,7 @@ use super::body::BodyDraft;
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::foreach::{self, EachDraft};
+use super::hooks::{self, HookOn};
 use super::node::{Kind, Node};
 use super::repeat::{self, ITERATION, Repeat};
 use super::settings::{self, Variable};
@@ -36,6 +37,9 @@ static STEP: KeySet = KeySet {
         "foreach",
         "steps",
         "repeat",
+        "on_failure",
+        "on_success",
+        "on_exit_code",
         "needs",
         "if",
         "env",
@@ -51,18 +55,7 @@ static STEP: KeySet = KeySet {
         "grace",
         "report",
     ],
-    later: &[
-        "service",
-        "workflow",
-        "evidence",
-        "undo",
-        "on_failure",
-        "on_success",
-        "on_exit_code",
-        "budget",
-        "interrupt_before",
-        "interrupt_after",
-    ],
+    later: &["service", "workflow", "evidence", "undo", "budget", "interrupt_before", "interrupt_after"],
     elsewhere: &[
         ("params", "the workflow, beside `steps`"),
         ("secrets", "the workflow, beside `steps`"),
@@ -99,6 +92,8 @@ pub(super) struct Draft<'n> {
     pub(super) each: Option<Box<EachDraft<'n>>>,
     /// The steps that it is a group of, likewise.
     pub(super) group: Option<BodyDraft<'n>>,
+    /// What is done after it.
+    pub(super) hooks: Vec<(HookOn, BodyDraft<'n>)>,
     /// How often it is done.
     pub(super) repeat: Option<(Repeat, &'n Node)>,
     pub(super) needs: Option<Vec<(String, &'n Node)>>,
@@ -121,6 +116,11 @@ impl<'n> Draft<'n> {
     /// The steps within it.
     pub(super) fn within(&self) -> Option<&BodyDraft<'n>> {
         self.each.as_ref().map(|each| &each.body).or(self.group.as_ref())
+    }
+
+    /// The lists of steps that stand below it, hooks included.
+    pub(super) fn bodies(&self) -> impl Iterator<Item = &BodyDraft<'n>> {
+        self.within().into_iter().chain(self.hooks.iter().map(|(_, body)| body))
     }
 
     /// The names of its outputs, if it is sure that it has no others.
@@ -169,6 +169,7 @@ pub(super) fn step<'n>(
     let id = id.map_or_else(|| format!("{stem}-{position}"), |(id, _)| id);
     let each = fields.get("foreach").and_then(|node| foreach::foreach(checker, node, &id, defaults));
     let group = fields.get("steps").and_then(|node| repeat::group(checker, node, repeats, &id, defaults));
+    let hooks = hooks::hooks(checker, &fields, &id, defaults);
     let repeat = fields.get("repeat").and_then(|node| repeat::repeat(checker, node));
     let draft = Draft {
         node,
@@ -177,6 +178,7 @@ pub(super) fn step<'n>(
         id,
         each: each.map(Box::new),
         group,
+        hooks,
         repeat,
         name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
         work: work::work(checker, node, &fields),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::foreach::{Foreach, ItemSource};
+use super::hooks;
 use super::node::{Kind, Node};
 use super::workflow::Body;
 use crate::expr::Template;
@@ -186,6 +187,12 @@ pub(super) fn work<'n>(
             "make two steps of it",
         );
         return None;
+    }
+    if kind == "foreach" || kind == "steps" {
+        for (key, place) in hooks::KEYS.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
+            let message = format!("`{key}` is for a step that does something itself, and this has `{kind}`");
+            checker.wrong(place, message, "give it to the steps within");
+        }
     }
     if kind == "foreach" {
         // It was read with its steps.

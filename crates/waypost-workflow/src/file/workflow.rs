@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::hooks::Hook;
 use super::params::Param;
 use super::problem::Problem;
 use super::repeat::Repeat;
@@ -31,6 +32,7 @@ pub struct Workflow {
     pub(super) labels: BTreeMap<String, String>,
     pub(super) checkpoints: Checkpoints,
     pub(super) body: Body,
+    pub(super) on_failure: Option<Body>,
     pub(super) warnings: Vec<Problem>,
 }
 
@@ -64,8 +66,8 @@ impl Body {
     /// All of them, and those within them, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
-            let below = step.work.body();
-            std::iter::once(step).chain(below.into_iter().flat_map(Self::all))
+            let below = step.work.body().into_iter().chain(step.hooks.iter().map(|hook| &hook.body));
+            std::iter::once(step).chain(below.flat_map(Self::all))
         }))
     }
 }
@@ -152,6 +154,17 @@ impl Workflow {
         &self.body.steps
     }
 
+    /// The steps that are done when one has failed for good, before the run fails.
+    #[must_use]
+    pub fn on_failure(&self) -> Option<&Body> {
+        self.on_failure.as_ref()
+    }
+
+    /// All steps, and those within and after them, in the order of the file.
+    pub(crate) fn all_steps(&self) -> impl Iterator<Item = &Step> {
+        self.body.all().chain(self.on_failure.iter().flat_map(Body::all))
+    }
+
     /// The steps with their order.
     #[must_use]
     pub fn body(&self) -> &Body {
@@ -162,7 +175,7 @@ impl Workflow {
     #[must_use]
     pub fn step(&self, id: &str) -> Option<&Step> {
         let top = self.body.index.get(id).map(|index| &self.body.steps[*index]);
-        top.or_else(|| self.body.all().find(|step| step.id == id))
+        top.or_else(|| self.all_steps().find(|step| step.id == id))
     }
 
     /// The steps that must have ended before `step` of the workflow's own list begins: in a sequence the one before it, in a graph its needs.
@@ -179,7 +192,7 @@ impl Workflow {
     #[must_use]
     pub fn env_names(&self) -> BTreeSet<&str> {
         let mut setters: BTreeMap<&str, usize> = BTreeMap::new();
-        let working: Vec<&Step> = self.body.all().filter(|step| step.work.body().is_none()).collect();
+        let working: Vec<&Step> = self.all_steps().filter(|step| step.work.body().is_none()).collect();
         for step in &working {
             let names: BTreeSet<&str> =
                 step.env.iter().flat_map(|layer| layer.iter()).map(|(name, _)| name.as_str()).collect();
@@ -191,7 +204,7 @@ impl Workflow {
     /// The id of a step that is spelled nearly like `id`, which is that of none.
     #[must_use]
     pub fn step_near(&self, id: &str) -> Option<String> {
-        nearest(id, self.body.all().map(|step| step.id.as_str()))
+        nearest(id, self.all_steps().map(|step| step.id.as_str()))
     }
 
     /// What `check` says although the file can run, in the order of the file.
@@ -202,7 +215,7 @@ impl Workflow {
 
     /// The steps that read what a step gave: its outputs, or what it printed.
     pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
-        self.body.all().filter(move |step| step.references().any(|reference| {
+        self.all_steps().filter(move |step| step.references().any(|reference| {
             matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed"))
         }))
     }
@@ -243,6 +256,8 @@ pub struct Step {
     pub work: Work,
     /// Ids of the steps that it names in `needs`, each once.
     pub needs: Vec<String>,
+    /// What is done after it, depending on what became of it.
+    pub hooks: Vec<Hook>,
     /// Until when it is done again, if it is.
     pub repeat: Option<Repeat>,
     /// Whether it runs; without one it runs if no step that it needs was skipped.

@@ -22,13 +22,14 @@ use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Foreach, RetryCause, Step, Work, Workflow};
+use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
 use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
 mod attempt;
 mod handover;
+mod hooks;
 mod items;
 mod leftovers;
 mod levels;
@@ -121,7 +122,11 @@ pub enum ProgramError {
 
 /// A step with everything filled in, ready to be done without the state.
 #[derive(Debug)]
-pub struct Job(Doing);
+pub struct Job {
+    doing: Doing,
+    /// What is done after it.
+    hooks: Arc<[hooks::Plan]>,
+}
 
 #[derive(Debug)]
 enum Doing {
@@ -130,6 +135,15 @@ enum Doing {
     Listing(Box<Listing>),
     Joining(Joining),
     Gathering(Joined),
+    /// Its hooks have ended.
+    Hooked(Joined),
+}
+
+impl Job {
+    /// A job after which nothing else is done.
+    fn of(doing: Doing) -> Self {
+        Self { doing, hooks: Arc::from([]) }
+    }
 }
 
 /// A workflow, ready for the engine.
@@ -165,7 +179,7 @@ impl WorkflowProgram {
         if !missing.is_empty() {
             return Err(ProgramError::MissingSecrets(missing.into_iter().map(str::to_owned).collect()));
         }
-        for step in workflow.body().all() {
+        for step in workflow.all_steps() {
             if let Work::Agent(agent) = &step.work
                 && surroundings.agents.get(&agent.name).is_none()
             {
@@ -367,6 +381,16 @@ impl Program for WorkflowProgram {
             Some(_) => WorkflowState::of_item(item.value.clone(), item.index),
             None => WorkflowState::of_group(),
         };
+        if spot.step.children.as_ref().is_some_and(|children| children.afterwards) {
+            let settled = match hooks::came_to(&item.value) {
+                Some(Ok((output, ending))) => StepState::completed(output, ending.exit_code),
+                Some(Err(Failure { ending, .. })) => {
+                    StepState::failed(ending.outputs.into_iter().collect(), ending.exit_code)
+                }
+                None => StepState::skipped(),
+            };
+            child.settle(spot.step.id.as_str(), settled, self.folder().as_deref());
+        }
         self.attach(spot, state, &mut child);
         Ok(child)
     }
@@ -375,6 +399,10 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         match self.foreach(spot) {
             Some(foreach) => child.attach(self.scope_of(step, state), Some(&foreach.name)),
+            None if child.is_failed(&step.id) => {
+                let failed = Value::from(step.id.as_str());
+                child.attach(self.scope_of(step, state).with_local(FAILED_STEP, &failed), None);
+            }
             None => child.attach(self.scope_of_group(step, state), None),
         }
     }
@@ -405,32 +433,39 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         let scope = self.scope_of(step, state);
         if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {
-            return Ok(Job(Doing::Gathering(joined)));
+            return Ok(Job::of(Doing::Gathering(joined)));
         }
         if let Some(foreach) = self.foreach(spot) {
             if let Some(joined) = joined {
                 let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
-                return Ok(Job(Doing::Joining(joining)));
+                return Ok(Job::of(Doing::Joining(joining)));
             }
             let listing = Listing::render(step, foreach, &scope, &self.surroundings)?;
-            return Ok(Job(Doing::Listing(Box::new(listing))));
+            return Ok(Job::of(Doing::Listing(Box::new(listing))));
         }
+        if let Some(joined) = joined {
+            return Ok(Job::of(Doing::Hooked(joined)));
+        }
+        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
-            return Ok(Job(Doing::Waiting(waiting)));
+            return Ok(Job { doing: Doing::Waiting(waiting), hooks });
         }
         let command = step.work.command().expect("what does not wait is a command");
         let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
-        Ok(Job(Doing::Command(Box::new(command.after(state.bytes())))))
+        let command = Box::new(command.after(state.bytes()));
+        Ok(Job { doing: Doing::Command(command), hooks })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
-        match job.0 {
+        let performed = match job.doing {
             Doing::Command(command) => self.run(*command, attempt).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
             Doing::Listing(listing) => self.list(*listing, attempt).await,
             Doing::Joining(joining) => joining.run().await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
-        }
+            Doing::Hooked(joined) => hooks::join(joined).await,
+        };
+        hooks::after(&job.hooks, performed)
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
@@ -448,7 +483,9 @@ impl Program for WorkflowProgram {
             (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
             _ => step.retry.when.is_empty(),
         };
-        OnFailure { retry, tolerate: step.continue_on_error.covers(code) }
+        let tolerate = step.continue_on_error.covers(code);
+        let plans = &self.levels[spot.level].hooks[spot.place];
+        OnFailure { retry, tolerate, opens: hooks::after_failure(plans, failure, tolerate) }
     }
 
     fn apply(

@@ -96,15 +96,19 @@ enum Settled {
 }
 
 /// What a step gives to the state.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
     /// Its outputs.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub outputs: Map<String, Value>,
     /// Its standard output, where an expression reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout: Option<String>,
     /// What became of its items, if it worked on some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<StepItems>,
     /// What the steps of it came to, if it is a group.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steps: BTreeMap<String, StepState>,
 }
 
@@ -231,6 +235,11 @@ impl WorkflowState {
     /// Returns what became of a step, if it is finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)
+    }
+
+    /// Says whether a step failed.
+    pub(super) fn is_failed(&self, id: &str) -> bool {
+        self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Failed))
     }
 
     /// Returns how often a step was done that is done until something holds.

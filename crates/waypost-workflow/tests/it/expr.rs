@@ -260,7 +260,7 @@ fn what_could_only_be_asked_after_a_failure_is_refused() {
     // What happened: a step with `if: failure()` was documented as decided after a failure, and never ran.
     // Why: a failed step ends the run, so that no step is decided after it; the functions were there all the same.
     // What stops it: they are refused when the file is read, with the reason and what to write instead.
-    for text in ["failure()", "!success() && params.on", "cancelled()", "run.failed_step == 'fetch'"] {
+    for text in ["failure()", "!success() && params.on", "cancelled()"] {
         let errors = Condition::parse(text).unwrap_err();
 
         assert_eq!(errors.len(), 1, "{text}");

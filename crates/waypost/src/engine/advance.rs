@@ -4,7 +4,8 @@ use jiff::Timestamp;
 
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    Ending, Failure, FailureKind, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait, WaitKind,
+    Ending, Failure, FailureKind, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
+    WaitKind,
 };
 
 use super::line::{Line, LineId, MAIN};
@@ -169,8 +170,18 @@ impl<P: Program> Session<'_, P> {
         let entry = line.entry(place);
         let (at, failures) = (entry.at.clone(), entry.failures + 1);
         let random = chance(&line.chain.run, line.branch().as_str(), &step.id, at.attempt);
-        let retries = verdict.retry && failure.kind != FailureKind::Limit;
+        // The join of what came afterwards says again what became of the step before.
+        let comes_after = step.children.as_ref().is_some_and(|children| children.afterwards);
+        let was_joined = comes_after && entry.fan.is_some();
+        let retries = verdict.retry && failure.kind != FailureKind::Limit && !was_joined;
         let pause = step.retry.pause(failures, random).filter(|_| retries);
+        if pause.is_none() && comes_after && !was_joined && !verdict.opens.is_empty() {
+            let mut told = told;
+            let text = failure.error.first().cloned().unwrap_or_default();
+            told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
+            line.found.push((place, verdict.opens, told));
+            return;
+        }
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
         let mut ends_all = false;
         if let Some(pause) = pause {

@@ -521,6 +521,11 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
     for entry in &mut line.position.frontier {
+        let children = line.shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
+        if entry.status == Status::Failed && children.is_some_and(|children| children.afterwards) {
+            // It is done again, and with it what comes after it, on branches that were there before.
+            line.position.revisited |= entry.fan.take().is_some();
+        }
         match entry.status {
             Status::Started => {
                 entry.status = Status::Ready;

@@ -37,7 +37,7 @@ pub struct Item {
     #[serde(skip)]
     pub index: u64,
     /// The step that it begins with; none for that of its shape.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StepId>,
 }
 

@@ -315,20 +315,29 @@ impl<'a, S> Line<'a, S> {
 
     pub(super) fn mark_started(&mut self, place: usize) -> Start {
         self.position.steps_started += 1;
+        let tries = self.tries_at(place);
         let entry = self.entry_mut(place);
         entry.status = Status::Started;
-        entry.at.attempt += 1;
+        entry.at.attempt += tries;
         entry.since = 0;
         entry.wake_at = None;
         entry.waits.clear();
         Start { step: entry.step.clone(), at: entry.at.clone() }
     }
 
+    /// How many tries a start is: the join of what came after a step belongs to the try before it.
+    fn tries_at(&self, place: usize) -> u32 {
+        let children = self.shape.steps()[place].children.as_ref();
+        let joins = children.is_some_and(|children| children.afterwards) && self.entry(place).fan.is_some();
+        u32::from(!joins)
+    }
+
     /// Takes a start back: as if it had not been.
     pub(super) fn unmark_started(&mut self, place: usize) {
+        let tries = self.tries_at(place);
         let entry = self.entry_mut(place);
         entry.status = Status::Ready;
-        entry.at.attempt -= 1;
+        entry.at.attempt -= tries;
         entry.since = 0;
         self.position.steps_started -= 1;
     }

@@ -88,13 +88,16 @@ impl<'a, P: Program> Session<'a, P> {
             }
         };
         let line = self.lines.get_mut(id);
+        let afterwards = children_of(line, place).afterwards;
         let entry = line.entry_mut(place);
         let at = entry.at.clone();
-        // Its tries to find out what to open are over; those to join begin with the first.
-        (entry.at.attempt, entry.failures) = (0, 0);
+        if !afterwards {
+            // Its tries to find out what to open are over; those to join begin with the first.
+            (entry.at.attempt, entry.failures) = (0, 0);
+        }
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
         let wait = Wait {
-            question: items.as_ref().map(|_| serde_json::json!({ "items": total })),
+            question: items.as_ref().filter(|_| !afterwards).map(|_| serde_json::json!({ "items": total })),
             ..for_children()
         };
         entry.status = Status::Waiting;

@@ -190,12 +190,15 @@ pub enum Settlement<'a, O> {
 }
 
 /// What is to be done about a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct OnFailure {
     /// It may be tried again, as far as the budget goes.
     pub retry: bool,
     /// Once the budget is used up, the workflow goes on all the same.
     pub tolerate: bool,
+    /// What a step whose branches come [afterwards](crate::shape::Children::afterwards) opens once the budget is used up; as
+    /// the join it fails with the same failure.
+    pub opens: Vec<Item>,
 }
 
 /// How a try ended.

@@ -515,6 +515,7 @@ impl<S: State> Assembly<S> {
                 on_failure,
                 by_work: false,
                 limits: FailureLimits::default(),
+                afterwards: false,
             };
             let opens = match draft.fan {
                 None => None,

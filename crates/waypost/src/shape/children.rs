@@ -22,6 +22,9 @@ pub struct Children {
     pub by_work: bool,
     /// How many failures are too many, where they are collected.
     pub limits: FailureLimits,
+    /// They come after the step's own work, whatever became of that: what it came to counts once they have ended. Of a step
+    /// that is done again, so are they.
+    pub afterwards: bool,
 }
 
 /// How many failed branches are so many that the step which opened them fails. Counted from when a session began: who

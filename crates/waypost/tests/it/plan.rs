@@ -67,6 +67,7 @@ fn shape_of(text: &str) -> Shape {
             on_failure: OnChildFailure::Stop,
             by_work: false,
             limits: FailureLimits::default(),
+            afterwards: false,
         });
         steps.push(step);
     }

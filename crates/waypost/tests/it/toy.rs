@@ -216,7 +216,11 @@ impl Program for Toy {
     }
 
     fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
-        OnFailure { retry: true, tolerate: self.tolerated.contains(&spot.step.id.to_string()) }
+        OnFailure {
+            retry: true,
+            tolerate: self.tolerated.contains(&spot.step.id.to_string()),
+            ..OnFailure::default()
+        }
     }
 
     fn apply(

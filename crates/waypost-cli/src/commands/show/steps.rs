@@ -93,6 +93,9 @@ impl Branch {
                 state,
                 live,
                 doubtful: is_doubtful(id),
+                has_items: shape.and_then(|shape| shape.step(id)).is_none_or(|step| {
+                    step.children.as_ref().is_some_and(|children| children.by_work && !children.afterwards)
+                }),
             };
             facts.view(step, &self.name)
         };
@@ -195,6 +198,8 @@ struct StepFacts<'a> {
     live: bool,
     /// It must not be repeated blindly.
     doubtful: bool,
+    /// It may be over items.
+    has_items: bool,
 }
 
 impl StepFacts<'_> {
@@ -257,7 +262,7 @@ impl StepFacts<'_> {
             let (succeeded, failed) = (count(items, "succeeded"), count(items, "failed"));
             return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
         }
-        let fan = self.entry.and_then(|entry| entry.fan.as_ref())?;
+        let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref())?;
         Some(ItemsView { total: fan.total, succeeded: None, failed: None })
     }
 

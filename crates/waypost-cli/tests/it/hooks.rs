@@ -1,0 +1,146 @@
+//! Steps that are done after another, depending on what became of it.
+
+use crate::rig::{Rig, check};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+const FLOW: &str = r#"
+on_failure:
+  - {run: 'echo "run failed at $S" >> trace', env: {S: "${{ run.failed_step }}"}}
+steps:
+  - id: good
+    run: 'echo "n=1" >> "$WAYPOST_OUTPUT"'
+    on_success: [{run: 'echo "good gave $N" >> trace', env: {N: "${{ steps.good.outputs.n }}"}}]
+    on_failure: [{run: 'echo never >> trace'}]
+  - id: bad
+    run: 'echo "try $WAYPOST_ATTEMPT" >> trace; [ -e ok ] || exit 3'
+    retry: {max: 1, delay: 10ms}
+    on_exit_code: {3: [{run: 'echo "three is $C" >> trace', env: {C: "${{ steps.bad.exit_code }}"}}], 4: [{run: 'echo never >> trace'}]}
+    on_failure:
+      - {run: 'echo "clean $WAYPOST_BRANCH" >> trace; while [ -e hold ]; do sleep 0.02; done'}
+      - {run: 'echo cleaner >> trace'}
+  - {id: end, run: 'echo end >> trace'}
+"#;
+
+const FAILED: &str =
+    "good gave 1\ntry 1\ntry 2\nthree is 3\nclean bad:on_failure\ncleaner\nrun failed at bad\n";
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+#[test]
+fn hooks_are_done_once_and_the_step_again_by_a_resume() {
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{store}");
+
+        assert_eq!(rig.read("trace"), FAILED, "{store}");
+        let show = rig.json(&["show", "r", "--json"]);
+        assert_eq!((&show["failed_step"], &show["error"]["exit_code"]), (&"bad".into(), &3.into()));
+        assert_eq!(show["steps"][1]["attempts"], 2, "what came after it is no try");
+        // It fails once more, and its hooks are done once more.
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+        let again = "try 3\ntry 4\nthree is 3\nclean bad:on_failure\ncleaner\nrun failed at bad\n";
+        assert_eq!(rig.read("trace"), format!("{FAILED}{again}"), "{store}");
+        rig.write("ok", "");
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), format!("{FAILED}{again}try 5\nend\n"), "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert!(
+            rig.waypost(&["events", "r"]).contains("bad:on_failure@"),
+            "recorded steps of their own branch"
+        );
+    }
+}
+
+#[test]
+fn a_crash_amid_hooks_costs_the_hook_that_was_cut() {
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+        rig.write("hold", "");
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("clean"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        std::fs::remove_file(rig.path("hold")).unwrap();
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1), "the step has failed, {store}");
+
+        let expected =
+            FAILED.replace("clean bad:on_failure\n", "clean bad:on_failure\nclean bad:on_failure\n");
+        assert_eq!(rig.read("trace"), expected, "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "failed");
+    }
+}
+
+#[test]
+fn ctrl_c_does_no_hooks() {
+    let rig = Rig::with(
+        "on_failure: [{run: 'echo hook >> trace'}]\nsteps:\n  - {id: a, run: 'echo a >> trace; sleep 60', on_failure: [{run: 'echo hook >> trace'}]}\n",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.contains('a'));
+    running.signal(libc::SIGINT);
+    assert_eq!(running.end().status.code(), Some(130));
+    assert_eq!(rig.read("trace"), "a\n");
+}
+
+#[test]
+fn a_hook_that_fails_hides_nothing() {
+    let flow = "steps:\n  - id: a\n    run: exit 7\n    continue_on_error: true\n    on_failure: [{run: 'exit 9'}]\n  - {id: b, run: 'echo \"b after $C\" >> trace', env: {C: '${{ steps.a.exit_code }}'}}\n  - {id: c, run: 'true', on_success: [{run: 'exit 5'}, {run: 'echo never >> trace'}]}\n";
+    let rig = Rig::with(flow);
+
+    let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
+
+    assert_eq!(ended.status.code(), Some(3), "{}", rig.told(&ended));
+    assert_eq!(rig.read("trace"), "b after 7\n");
+    let told = rig.told(&ended);
+    assert!(told.contains("its `on_failure` failed: exit code 9"), "{told}");
+    assert!(told.contains("its `on_success` failed: exit code 5"), "{told}");
+}
+
+#[test]
+fn the_hook_of_a_run_is_for_what_fails_the_run() {
+    let rig = Rig::with(
+        r#"
+on_failure: [{run: 'echo "failed: $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+steps:
+  - {id: fine, run: 'exit 1', continue_on_error: true}
+  - id: letters
+    foreach: {items: [a], steps: [{id: dead, run: 'exit 1'}]}
+  - id: strict
+    foreach: {items: [a], on_item_failure: stop, steps: [{id: inner, run: 'exit 1'}]}
+"#,
+    );
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    assert_eq!(rig.read("trace"), "failed: inner\n");
+}
+
+#[test]
+fn hooks_that_cannot_be_are_refused() {
+    for (name, flow) in [
+        ("needs", "steps:\n  - {id: a, run: x, on_failure: [{id: b, run: y}, {run: z, needs: [b]}]}\n"),
+        ("code", "steps:\n  - {id: a, run: x, on_exit_code: {many: [{run: y}]}}\n"),
+        ("list", "steps:\n  - {id: a, run: x, on_failure: ./notify.sh}\n"),
+        (
+            "foreach",
+            "steps:\n  - {id: a, foreach: {items: [x], steps: [{run: y}]}, on_failure: [{run: z}]}\n",
+        ),
+        (
+            "later",
+            "steps:\n  - {id: a, run: x, on_success: [{run: 'true', env: {B: '${{ steps.b.status }}', F: '${{ run.failed_step }}'}}]}\n  - {id: b, run: y}\n",
+        ),
+        (
+            "run",
+            "on_failure: [{run: 'true', env: {A: '${{ steps.a.status }}'}}]\non_success: [{run: y}]\nsteps:\n  - {id: a, run: x}\n",
+        ),
+        ("double", "on_failure: [{id: a, run: y}]\nsteps:\n  - {id: a, run: x}\n"),
+    ] {
+        let rig = Rig::with(flow);
+        check(&format!("hooks_wrong_{name}"), &rig.waypost(&["check", "flow.yaml"]));
+    }
+}

@@ -1,0 +1,97 @@
+//! Hooks: steps that are done after another, depending on what became of it.
+
+use super::body::{self, BodyDraft};
+use super::checker::Checker;
+use super::fields::Fields;
+use super::node::{Kind, Node};
+use super::step::Defaults;
+use super::workflow::{Body, Mode};
+
+/// What expressions of hooks read that follow a failure: the step that failed.
+pub(crate) const FAILED_STEP: &str = "run.failed_step";
+/// The keys of a step that have hooks.
+pub(super) const KEYS: [&str; 3] = ["on_failure", "on_success", "on_exit_code"];
+
+/// When hooks are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookOn {
+    /// The step failed for good.
+    Failure,
+    /// It completed.
+    Success,
+    /// It ended with this exit code, after its last try.
+    ExitCode(u8),
+}
+
+/// Steps that are done after another.
+#[derive(Debug, Clone)]
+pub struct Hook {
+    /// When.
+    pub on: HookOn,
+    /// What.
+    pub body: Body,
+}
+
+impl HookOn {
+    /// Names their branch.
+    #[must_use]
+    pub fn key(self) -> String {
+        match self {
+            Self::Failure => "on_failure".to_owned(),
+            Self::Success => "on_success".to_owned(),
+            Self::ExitCode(code) => format!("on_exit_code.{code}"),
+        }
+    }
+}
+
+/// Reads the hooks of the step `id`.
+pub(super) fn hooks<'n>(
+    checker: &mut Checker<'_>,
+    fields: &Fields<'n>,
+    id: &str,
+    defaults: &Defaults,
+) -> Vec<(HookOn, BodyDraft<'n>)> {
+    let mut hooks = Vec::new();
+    for (key, on) in [("on_failure", HookOn::Failure), ("on_success", HookOn::Success)] {
+        let read = fields.get(key).and_then(|node| list(checker, node, (on, key), id, defaults));
+        hooks.extend(read);
+    }
+    let Some(node) = fields.get("on_exit_code") else { return hooks };
+    let help = "write `on_exit_code: { 3: [{ run: ./repair.sh }] }`";
+    let Kind::Map(entries) = &node.kind else {
+        checker.mismatch(node, "on_exit_code", "a map of exit codes", help);
+        return hooks;
+    };
+    for (code, node) in entries {
+        let Ok(number) = code.key_text().parse::<u8>() else {
+            checker.wrong(code, format!("`{}` is no exit code", crate::expr::shown(code.key_text())), help);
+            continue;
+        };
+        let on = HookOn::ExitCode(number);
+        hooks.extend(list(checker, node, (on, "on_exit_code"), id, defaults));
+    }
+    hooks
+}
+
+/// Reads the steps of one, which run one after the other.
+pub(super) fn list<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    (on, key): (HookOn, &str),
+    id: &str,
+    defaults: &Defaults,
+) -> Option<(HookOn, BodyDraft<'n>)> {
+    let help = format!("write `{key}:` and below it `- run: a command`");
+    let nodes = body::nodes(checker, node, (&format!("`{key}`"), key), &help)?;
+    let outer = checker.locals.len();
+    if on == HookOn::Failure {
+        checker.locals.push(FAILED_STEP.to_owned());
+    }
+    let stem = if id.is_empty() { on.key() } else { format!("{id}-{}", on.key().replace('.', "-")) };
+    let body = body::body(checker, nodes, &stem, defaults);
+    checker.locals.truncate(outer);
+    if body.order.as_ref().is_some_and(|order| order.mode == Mode::Graph) {
+        checker.wrong(node, format!("the steps of `{key}` run one after the other"), "remove `needs`");
+    }
+    Some((on, body))
+}
