@@ -92,3 +92,57 @@ fn the_audit_survives_a_kill_and_reports_on_this_project() {
     assert!(report.contains("serde") && report.contains("tokio"), "{report}");
     assert_eq!(rig.call(&["verify", "audit"]).status.code(), Some(0));
 }
+
+#[test]
+fn the_research_survives_kills_and_reads_no_document_twice() {
+    let repository = repository();
+    let rig = Rig::new();
+    copy(&repository.join("examples/research"), &rig.path("."));
+    // What a run made is left out of a copy, and the configuration stands beside it.
+    fs::create_dir_all(rig.path(".waypost")).unwrap();
+    fs::copy(repository.join("examples/research/.waypost/config.yaml"), rig.path(".waypost/config.yaml"))
+        .unwrap();
+    let folder = format!("folder={}", repository.join("docs").display());
+    let read = |events: &str| events.lines().filter(|line| line.contains("\"item_completed\"")).count();
+
+    let mut command = vec!["run", "--id", "q", "-q", "-p", &folder];
+    for documents in [1, 4] {
+        let running = rig.start(&command);
+        rig.wait_for(".waypost/runs/q/events.jsonl", |events| read(events) >= documents);
+        running.signal(libc::SIGKILL);
+        running.end();
+        command = vec!["resume", "q", "-q"];
+    }
+    let resumed = rig.call(&command);
+
+    assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+    let answer = rig.read("out/answer.md");
+    assert_eq!(answer.matches("\n- `").count(), 8, "{answer}");
+    assert!(answer.split("## Sources").next().unwrap().len() > 200, "{answer}");
+    let events = rig.waypost(&["events", "q", "--json"]);
+    assert_eq!(read(&events), 8, "each document is finished once");
+    assert!(rig.read(".waypost/runs/q/report.md").contains(" hits): "));
+    assert_eq!(rig.call(&["verify", "q"]).status.code(), Some(0));
+}
+
+#[test]
+fn the_release_asks_before_it_publishes_and_can_go_back() {
+    let rig = Rig::new();
+    copy(&repository().join("examples/release"), &rig.path("."));
+    let code = |args: &[&str]| rig.call(args).status.code();
+
+    assert_eq!(code(&["run", "--id", "rel", "-p", "version=1.2.0", "-q"]), Some(75));
+    assert!(!rig.path("registry").exists(), "nothing is out before somebody says so");
+    assert_eq!(code(&["answer", "rel", "yes"]), Some(0));
+    assert_eq!(code(&["resume", "rel", "-q"]), Some(0));
+    assert!(rig.path("registry/stable/release-1.2.0.tar.gz").exists());
+    assert_eq!(rig.read("registry/news"), "release 1.2.0 is out\n");
+
+    // Back to where somebody was about to be asked, who now says no: that is a failure, and told.
+    assert_eq!(code(&["resume", "rel", "--from", "ask", "-q"]), Some(75));
+    assert_eq!(code(&["answer", "rel", "no"]), Some(0));
+    assert_eq!(code(&["resume", "rel", "-q"]), Some(1));
+    assert_eq!(rig.read("registry/log"), "published 1.2.0\n", "it was published once");
+    assert!(rig.read("registry/news").ends_with("release 1.2.0 failed at ask\n"));
+    assert_eq!(code(&["run", "-p", "version=1.2", "-q"]), Some(2), "no version");
+}

@@ -160,7 +160,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
         for (what, (template, node)) in
             others.into_iter().filter_map(|(what, found)| Some((what, found.as_ref()?)))
         {
-            self.template(template, node, site(what, 3));
+            // A report is written when the step has ended.
+            self.template(template, node, Site { is_after: what == "report", ..site(what, 3) });
         }
         if let Some((template, Some(node))) = &draft.dir {
             self.template(template, node, site("dir", 3));

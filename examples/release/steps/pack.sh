@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Packs a folder, the same bytes for the same content, and writes what it is called and its SHA-256 to `out`.
+set -euo pipefail
+mkdir -p out
+pack=out/release-$VERSION.tar.gz
+files=$(cd "$1" && find . -type f ! -path './out/*' ! -path './registry/*' ! -path './.waypost/*' | LC_ALL=C sort)
+printf 'version %s\n%s\n' "$VERSION" "$files" >out/CONTENTS
+tar -C "$1" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -T <(printf '%s\n' "$files") | gzip -n >"$pack.new"
+mv "$pack.new" "$pack"
+printf '%s' "$pack" >out/file
+sha256sum "$pack" | cut -d ' ' -f 1 | tr -d '\n' >out/sha256
