@@ -27,6 +27,7 @@ mod resuming;
 mod rig;
 mod running;
 mod screens;
+mod services;
 mod signals;
 mod travel;
 mod waiting;

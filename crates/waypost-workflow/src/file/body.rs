@@ -93,6 +93,17 @@ impl<'n> BodyDraft<'n> {
         }
     }
 
+    /// Reports services that would live beside no later step: within others, and in the workflow's own hook.
+    pub(super) fn refuse_inner_services(&self, checker: &mut Checker<'_>, hook: Option<&Self>) {
+        let inner = self.all().into_iter().filter(|(list, _)| !std::ptr::eq(*list, self));
+        for (_, draft) in inner.chain(hook.into_iter().flat_map(Self::all)) {
+            if let Some((Work::Service(_), node)) = &draft.work {
+                let help = "start it by a step of the workflow's own list: it lives on beside all that comes after it";
+                checker.wrong(node, "a service cannot be started here", help);
+            }
+        }
+    }
+
     /// The steps checked; called only when nothing is wrong.
     ///
     /// `shared` is the `env` of the workflow and of `defaults`, `kept` names the steps whose standard output is read.

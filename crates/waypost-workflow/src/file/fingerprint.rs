@@ -48,6 +48,7 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
     };
     let work = draft.work.as_ref().map(|(work, _)| match work {
         Work::Run(command) => json!(text(command)),
+        Work::Service(command) => json!({ "service": text(command) }),
         Work::Agent(agent) => json!({ "agent": agent.name, "prompt": text(&agent.prompt) }),
         Work::Approve(Approval { question, answer }) => {
             json!({ "approve": text(question), "answer": answer.told() })

@@ -173,7 +173,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         if let Some(text) = work.template() {
             self.template(text, node, site(work.key(), 3));
         }
-        if let Work::Run(run) = work {
+        if let Work::Run(run) | Work::Service(run) = work {
             self.warn_pasted(run, node);
         }
     }

@@ -112,6 +112,7 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
         hook.and_then(|node| hooks::list(checker, node, (HookOn::Failure, "on_failure"), "", &top.defaults));
     let hook = hook.map(|(_, body)| body);
     body.refuse_doubles(checker, hook.as_ref());
+    body.refuse_inner_services(checker, hook.as_ref());
     let names = Names {
         params: &top.params,
         secrets: &top.secrets,

@@ -31,6 +31,7 @@ static STEP: KeySet = KeySet {
         "run",
         "agent",
         "prompt",
+        "service",
         "approve",
         "sleep",
         "wait",
@@ -131,6 +132,7 @@ impl<'n> Draft<'n> {
         let (work, _) = self.work.as_ref()?;
         let run = match work {
             Work::Agent(_) => return None,
+            Work::Service(_) => return Some(Vec::new()),
             work => match work.command() {
                 Some(run) => run,
                 None => return Some(work.outputs().to_vec()),

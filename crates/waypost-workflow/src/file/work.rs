@@ -12,9 +12,10 @@ use crate::expr::Template;
 use crate::suggest::listed;
 
 /// The keys that say what a step does; each step has one.
-pub(super) const KINDS: [&str; 7] = ["run", "agent", "approve", "sleep", "wait", "foreach", "steps"];
+pub(super) const KINDS: [&str; 8] =
+    ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps"];
 /// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 2] = ["service", "workflow"];
+const KINDS_LATER: [&str; 1] = ["workflow"];
 /// Keys that mean something only for a step that starts a process.
 const FOR_PROCESSES: [&str; 9] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
@@ -23,6 +24,10 @@ const FOR_PROCESSES: [&str; 9] =
 /// its items come from.
 const NOT_FOR_ITEMS: [&str; 6] = ["outputs", "capture", "stdin", "idempotent", "continue_on_error", "report"];
 const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace", "env"];
+
+/// Those that a service has no use for: it hands nothing over, and does not end by itself.
+const NOT_FOR_SERVICES: [&str; 8] =
+    ["timeout", "outputs", "capture", "stdin", "idempotent", "report", "repeat", "prompt"];
 
 static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };
@@ -35,6 +40,8 @@ pub enum Work {
     Run(Template),
     /// Has an agent answer a prompt.
     Agent(Agent),
+    /// Starts this command, which lives on beside the steps after it.
+    Service(Template),
     /// Asks a person, and waits for the answer.
     Approve(Approval),
     /// Waits for so long.
@@ -52,7 +59,9 @@ impl Work {
     #[must_use]
     pub fn command(&self) -> Option<&Template> {
         match self {
-            Self::Run(command) | Self::Agent(Agent { prompt: command, .. }) => Some(command),
+            Self::Run(command) | Self::Service(command) | Self::Agent(Agent { prompt: command, .. }) => {
+                Some(command)
+            }
             Self::Foreach(foreach) => match &foreach.items {
                 ItemSource::Command(command, _) => Some(command),
                 _ => None,
@@ -86,6 +95,7 @@ impl Work {
         match self {
             Self::Run(_) => "run",
             Self::Agent(_) => "prompt",
+            Self::Service(_) => "service",
             Self::Approve(_) => "approve",
             Self::Sleep(_) => "sleep",
             Self::Wait(_) => "wait",
@@ -100,7 +110,7 @@ impl Work {
             Self::Approve(_) => &["answer"],
             Self::Wait(_) => &["value"],
             Self::Agent(_) => &["result"],
-            Self::Run(_) | Self::Sleep(_) | Self::Foreach(_) | Self::Group(_) => &[],
+            Self::Run(_) | Self::Service(_) | Self::Sleep(_) | Self::Foreach(_) | Self::Group(_) => &[],
         }
     }
 
@@ -108,6 +118,7 @@ impl Work {
     pub(super) fn template(&self) -> Option<&Template> {
         match self {
             Self::Run(text)
+            | Self::Service(text)
             | Self::Agent(Agent { prompt: text, .. })
             | Self::Wait(text)
             | Self::Approve(Approval { question: text, .. }) => Some(text),
@@ -174,8 +185,7 @@ pub(super) fn work<'n>(
     let Some((kind, value)) = found.next() else {
         // A kind that is not built yet was reported at its key.
         if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
-            let help =
-                "add `run:` with a command, or `agent`, `foreach`, `steps`, `approve`, `sleep` or `wait`";
+            let help = "add `run:` with a command, or `agent`, `service`, `foreach`, `steps`, `approve`, `sleep` or `wait`";
             checker.wrong(node, "the step has nothing to do", help);
         }
         return None;
@@ -212,6 +222,14 @@ pub(super) fn work<'n>(
     if let Some(place) = fields.get("prompt") {
         checker.wrong(place, format!("`prompt` is for an agent, and this step has `{kind}`"), "remove it");
     }
+    if kind == "service" {
+        for (key, place) in NOT_FOR_SERVICES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
+            let message =
+                format!("`{key}` means nothing for a service, which lives on beside the steps after it");
+            checker.wrong(place, message, "remove it");
+        }
+        return Some((Work::Service(command(checker, value, "service")?), value));
+    }
     if kind != "run" {
         for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
             let message = format!("`{key}` is for steps that start a process, and `{kind}` starts none");
@@ -219,7 +237,7 @@ pub(super) fn work<'n>(
         }
     }
     match kind {
-        "run" => Some((Work::Run(command(checker, value)?), value)),
+        "run" => Some((Work::Run(command(checker, value, "run")?), value)),
         "sleep" => Some((Work::Sleep(checker.duration(value, "sleep")?), value)),
         "wait" => Some((Work::Wait(filled(checker, value, "wait", "the name of a signal")?), value)),
         _ => approval(checker, value).map(|(approval, place)| (Work::Approve(approval), place)),
@@ -268,14 +286,14 @@ fn agent<'n>(
     Some((Agent { name: name?, prompt }, place))
 }
 
-fn command(checker: &mut Checker<'_>, node: &Node) -> Option<Template> {
+fn command(checker: &mut Checker<'_>, node: &Node, key: &str) -> Option<Template> {
     if let Kind::List(_) = node.kind {
-        checker.mismatch(node, "run", "text", "write several commands as lines under `run: |`");
+        checker.mismatch(node, key, "text", &format!("write several commands as lines under `{key}: |`"));
         return None;
     }
-    let template = filled(checker, node, "run", "a command; `true` does nothing")?;
+    let template = filled(checker, node, key, "a command; `true` does nothing")?;
     if template.as_str().contains('\0') {
-        checker.wrong(node, "`run` holds a NUL, which no command can", "remove it");
+        checker.wrong(node, format!("`{key}` holds a NUL, which no command can"), "remove it");
         return None;
     }
     Some(template)

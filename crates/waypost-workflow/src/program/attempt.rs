@@ -16,20 +16,18 @@ use waypost::engine::{Attempt, Ended, Performed, Told};
 use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
-use crate::expr::{ExprError, Scope, StepView, Template};
-use crate::file::{OutputSource, Step, Tolerance, Work};
-use crate::log::{CAPTURE_BYTES_MAX, Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
+use crate::expr::StepView;
+use crate::log::{Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
-use crate::output::Capture;
 use crate::supervisor::{
     Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
-use super::agent;
+use super::command::Command;
 use super::handover::{Handover, Taken, Wanted};
 use super::scratch::ScratchFolder;
 use super::state::{StepOutput, json_bytes, largest};
-use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
+use super::{Echo, MARK, WorkflowProgram, failure, log_name};
 
 /// How much of the end of a log a failure carries: what fits a screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
@@ -38,100 +36,12 @@ const SUCCESS_TAIL: (usize, usize) = (1, 200);
 /// Longest command kept in a record.
 const COMMAND_BYTES_MAX: usize = 4 * 1024;
 
-/// A command with everything filled in, ready to run without the state.
-#[derive(Debug)]
-pub(super) struct Command {
-    argv: Vec<OsString>,
-    command: String,
-    /// The command was made from a template: the record keeps it.
-    rendered: bool,
-    env: BTreeMap<String, String>,
-    dir: PathBuf,
-    stdin: Option<String>,
-    outputs: Vec<(String, PathBuf, OutputSource)>,
-    capture: Option<Capture>,
-    /// What it prints is what an agent says.
-    is_agent: bool,
-    /// How much of what it prints is taken.
-    capture_max: usize,
-    keeps_stdout: bool,
-    grace: Duration,
-    /// Whether a failure without an exit code, or with this one, lets the run go on.
-    tolerance: Tolerance,
-    /// Whether the run may go on after a try that was cut midway, although nobody knows how far it came.
-    may_be_cut: bool,
-    report: Option<(Template, Scope)>,
-    /// The size of the state before it.
-    state_bytes: usize,
-}
-
-impl Command {
-    /// Makes it of a step that runs `command`.
-    pub(super) fn render(
-        step: &Step,
-        command: &Template,
-        scope: &Scope,
-        around: &Surroundings,
-    ) -> Result<Self, ExprError> {
-        let env = step.resolve_env(scope)?;
-        let scope = scope.for_step(&step.id, &env);
-        let is_plain = command.is_plain();
-        let command = command.render(&scope)?;
-        let agent = match &step.work {
-            Work::Agent(agent) => around.agents.get(&agent.name),
-            _ => None,
-        };
-        let dir = step.dir.as_ref().map(|dir| dir.render(&scope)).transpose()?;
-        let output = |(name, source): &(String, OutputSource)| {
-            Ok((name.clone(), around.base.join(source.from.render(&scope)?), source.clone()))
-        };
-        let shell = step.shell.command(around.has_bash);
-        let (argv, prompt) = match agent {
-            Some(agent) => agent::filled(agent, command.clone(), shell),
-            None => (shell.into_iter().chain([command.clone()]).collect(), None),
-        };
-        let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
-        Ok(Self {
-            argv,
-            // Of an agent it is the prompt, which is nowhere else.
-            rendered: !is_plain || agent.is_some(),
-            command,
-            dir: dir.map_or_else(|| around.base.clone(), |dir| around.base.join(dir)),
-            stdin: prompt.map_or_else(
-                || step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose(),
-                |prompt| Ok(Some(prompt)),
-            )?,
-            outputs: step.outputs.iter().map(output).collect::<Result<_, ExprError>>()?,
-            capture: step.capture.or(agent.map(|_| Capture::Text)),
-            is_agent: agent.is_some(),
-            capture_max: CAPTURE_BYTES_MAX,
-            keeps_stdout: step.keeps_stdout,
-            grace: step.grace,
-            tolerance: step.continue_on_error.clone(),
-            may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),
-            report: step.report.clone().map(|report| (report, scope)),
-            env,
-            state_bytes: 0,
-        })
-    }
-
-    /// Takes what it prints, up to so much, to make items of.
-    pub(super) fn for_items(self, capture_max: usize) -> Self {
-        Self { keeps_stdout: true, capture_max, ..self }
-    }
-
-    /// Tells it the size of the state that it adds to.
-    pub(super) fn after(self, state_bytes: usize) -> Self {
-        Self { state_bytes, ..self }
-    }
-}
-
 /// Puts a log into the run's blobs, and on the screen where wanted.
-struct BlobSink {
-    store: Arc<dyn Store>,
-    attempt: Attempt,
-    name: String,
-    echo: Option<Arc<dyn Echo>>,
+pub(super) struct BlobSink {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) attempt: Attempt,
+    pub(super) name: String,
+    pub(super) echo: Option<Arc<dyn Echo>>,
 }
 
 #[async_trait]
@@ -186,11 +96,7 @@ enum Life {
 
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
-        let (supervisor, folder, mark) = {
-            let session = self.session.lock().expect("no code panics while it holds the session");
-            let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
-            (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
-        };
+        let (supervisor, folder, mark) = self.tools();
         let may_be_cut = job.may_be_cut;
         let performed = self.run_in(&folder, supervisor, job, attempt, &mark).await;
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
@@ -199,6 +105,32 @@ impl WorkflowProgram {
             return Performed::Cut { why: format!("{NO_ROOM} at `{}`", folder.path().display()) };
         }
         performed
+    }
+
+    /// What a session has for every process.
+    pub(super) fn tools(&self) -> (Arc<Supervisor>, Arc<ScratchFolder>, String) {
+        let session = self.session.lock().expect("no code panics while it holds the session");
+        let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
+        (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
+    }
+
+    /// Makes the process of a service, which hands nothing over.
+    pub(super) fn process(
+        &self,
+        job: &Command,
+        attempt: &Attempt,
+        folder: &ScratchFolder,
+        mark: &str,
+    ) -> Result<StepProcess, Performed<StepOutput>> {
+        let scratch = Scratch::make(folder.path(), attempt)
+            .map_err(|error| Performed::Failed { failure: no_scratch(&error), told: Told::default() })?;
+        Ok(StepProcess {
+            argv: job.argv.clone(),
+            env: self.environment(job, attempt, &scratch, mark),
+            dir: job.dir.clone(),
+            stdin: Stdin::Empty,
+            output: Output::Merged,
+        })
     }
 
     async fn run_in(
@@ -484,7 +416,7 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
 }
 
 /// Says what became of a step whose start was not answered well.
-fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
+pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
     if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = &error {
         // What was to start it is gone, and nobody can say that it had not begun.
         return cut(lost);

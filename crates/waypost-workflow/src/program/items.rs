@@ -20,7 +20,7 @@ use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, Step};
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError};
 
-use super::attempt::Command;
+use super::command::Command;
 use super::handover::read_items_file;
 use super::state::{StepItems, StepOutput, WorkflowState};
 use super::{Surroundings, WorkflowProgram, contains_secret, expression, failure};

@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
     StateError,
 };
-use waypost::record::{Ending, Failure, FailureKind, Flaw, SkipCause, Try};
+use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -28,6 +28,7 @@ use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
 mod attempt;
+mod command;
 mod handover;
 mod hooks;
 mod items;
@@ -35,14 +36,16 @@ mod leftovers;
 mod levels;
 mod repeat;
 mod scratch;
+mod service;
 mod state;
 mod waiting;
 
 use scratch::ScratchFolder;
 
-use attempt::Command;
+use command::Command;
 use items::{Joining, Listing};
 use levels::Level;
+use service::{Service, Services};
 use waiting::Waiting;
 
 pub use levels::shape_of;
@@ -126,6 +129,8 @@ pub struct Job {
     doing: Doing,
     /// What is done after it.
     hooks: Arc<[hooks::Plan]>,
+    /// What must run beside it.
+    services: Arc<[Service]>,
 }
 
 #[derive(Debug)]
@@ -137,12 +142,13 @@ enum Doing {
     Gathering(Joined),
     /// Its hooks have ended.
     Hooked(Joined),
+    Service(Box<Service>),
 }
 
 impl Job {
     /// A job after which nothing else is done.
     fn of(doing: Doing) -> Self {
-        Self { doing, hooks: Arc::from([]) }
+        Self { doing, hooks: Arc::from([]), services: Arc::from([]) }
     }
 }
 
@@ -165,6 +171,7 @@ struct Session {
     /// Files that steps write outputs and report text to.
     scratch: Arc<ScratchFolder>,
     mark: String,
+    services: Services,
 }
 
 impl WorkflowProgram {
@@ -331,6 +338,17 @@ fn failure(kind: FailureKind, error: impl std::error::Error) -> Failure {
     Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
 }
 
+/// Adds what was said before the work began.
+fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
+    if let Performed::Completed { told, .. }
+    | Performed::Failed { told, .. }
+    | Performed::Opened { told, .. } = &mut performed
+    {
+        told.notes.splice(0..0, notes);
+    }
+    performed
+}
+
 /// The failure of a step that is asked for branches: those that have some find them by their own work.
 fn no_children(spot: Spot<'_>) -> Failure {
     let text = format!("step `{}` opens no branches", spot.step.id);
@@ -397,13 +415,15 @@ impl Program for WorkflowProgram {
 
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
+        // One that cannot be made is told by the next step that needs it.
+        let services = self.services_of(state).unwrap_or_default();
         match self.foreach(spot) {
-            Some(foreach) => child.attach(self.scope_of(step, state), Some(&foreach.name)),
+            Some(foreach) => child.attach(self.scope_of(step, state), Some(&foreach.name), services),
             None if child.is_failed(&step.id) => {
                 let failed = Value::from(step.id.as_str());
-                child.attach(self.scope_of(step, state).with_local(FAILED_STEP, &failed), None);
+                child.attach(self.scope_of(step, state).with_local(FAILED_STEP, &failed), None, services);
             }
-            None => child.attach(self.scope_of_group(step, state), None),
+            None => child.attach(self.scope_of_group(step, state), None, services),
         }
     }
 
@@ -448,15 +468,24 @@ impl Program for WorkflowProgram {
         }
         let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
-            return Ok(Job { doing: Doing::Waiting(waiting), hooks });
+            return Ok(Job { hooks, ..Job::of(Doing::Waiting(waiting)) });
+        }
+        let services = self.services_of(state)?;
+        if matches!(step.work, Work::Service(_)) {
+            let service = Box::new(self.service(step, state)?);
+            return Ok(Job { doing: Doing::Service(service), hooks, services });
         }
         let command = step.work.command().expect("what does not wait is a command");
         let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
         let command = Box::new(command.after(state.bytes()));
-        Ok(Job { doing: Doing::Command(command), hooks })
+        Ok(Job { doing: Doing::Command(command), hooks, services })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
+        let notes = match self.ensure(&job.services, &attempt).await {
+            Ok(notes) => notes,
+            Err(performed) => return performed,
+        };
         let performed = match job.doing {
             Doing::Command(command) => self.run(*command, attempt).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
@@ -464,8 +493,9 @@ impl Program for WorkflowProgram {
             Doing::Joining(joining) => joining.run().await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
             Doing::Hooked(joined) => hooks::join(joined).await,
+            Doing::Service(service) => self.serve(*service, &attempt).await,
         };
-        hooks::after(&job.hooks, performed)
+        hooks::after(&job.hooks, with_notes(performed, notes))
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
@@ -536,14 +566,20 @@ impl Program for WorkflowProgram {
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
         let folder = self.surroundings.store.folder(lease.run());
         let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;
-        let session = Session { supervisor: Arc::new(supervisor), scratch: Arc::new(scratch), mark };
+        let session = Session {
+            supervisor: Arc::new(supervisor),
+            scratch: Arc::new(scratch),
+            mark,
+            services: Services::default(),
+        };
         *self.session.lock().expect("no code panics while it holds the session") = Some(session);
         Ok(())
     }
 
     async fn end(&self) {
         let session = self.session.lock().expect("no code panics while it holds the session").take();
-        let Some(Session { supervisor, .. }) = session else { return };
+        let Some(Session { supervisor, services, .. }) = session else { return };
+        service::end_all(&services).await;
         if let Ok(supervisor) = Arc::try_unwrap(supervisor) {
             // An error means that it is gone already, and then its processes are, too.
             let _ = supervisor.shutdown().await;

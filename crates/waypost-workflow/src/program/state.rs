@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -12,6 +12,8 @@ use waypost::record::{Failure, FailureKind, STATE_BYTES_MAX};
 
 use crate::expr::{ItemsView, Scope, StepView};
 use crate::file::ITEM_INDEX;
+
+use super::service::Service;
 
 /// The folder of a run in which files of many outcomes stand.
 pub(super) const OUTCOMES_FOLDER: &str = "outcomes";
@@ -49,6 +51,8 @@ struct Outer {
     scope: Scope,
     /// The name of the item, on a branch over one.
     name: Option<String>,
+    /// The services that have been started there.
+    services: Arc<[Service]>,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -198,8 +202,8 @@ impl WorkflowState {
 
     /// Has its expressions read what is known where the step stands that opened its branch; the item, if it is over one, is
     /// called `name`.
-    pub(super) fn attach(&mut self, scope: Scope, name: Option<&str>) {
-        self.outer = Some(Outer { scope, name: name.map(str::to_owned) });
+    pub(super) fn attach(&mut self, scope: Scope, name: Option<&str>, services: Arc<[Service]>) {
+        self.outer = Some(Outer { scope, name: name.map(str::to_owned), services });
         self.scope = OnceLock::new();
     }
 
@@ -235,6 +239,16 @@ impl WorkflowState {
     /// Returns what became of a step, if it is finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)
+    }
+
+    /// Returns the services that have been started outside of the branch; none of the main one.
+    pub(super) fn services(&self) -> Option<Arc<[Service]>> {
+        self.outer.as_ref().map(|outer| Arc::clone(&outer.services))
+    }
+
+    /// Says whether a step completed.
+    pub(super) fn is_completed(&self, id: &str) -> bool {
+        self.steps.get(id).is_some_and(|step| step.status.is_none())
     }
 
     /// Says whether a step failed.
@@ -350,7 +364,7 @@ impl WorkflowState {
     pub(super) fn scope(&self, run: &RunId, folder: Option<&Path>) -> Scope {
         let made = || {
             let mut scope = match (&self.outer, &self.item) {
-                (Some(Outer { scope, name: Some(name) }), Some(OfItem { index, value })) => {
+                (Some(Outer { scope, name: Some(name), .. }), Some(OfItem { index, value })) => {
                     scope.with_local(name, value).with_local(ITEM_INDEX, &Value::from(*index))
                 }
                 (Some(Outer { scope, .. }), _) => scope.clone(),

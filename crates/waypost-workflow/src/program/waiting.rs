@@ -46,7 +46,9 @@ impl Waiting {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
         let on = match &step.work {
-            Work::Run(_) | Work::Agent(_) | Work::Foreach(_) | Work::Group(_) => return Ok(None),
+            Work::Run(_) | Work::Agent(_) | Work::Service(_) | Work::Foreach(_) | Work::Group(_) => {
+                return Ok(None);
+            }
             Work::Approve(approval) => {
                 let question = mask.mask_str(approval.question.render(&scope)?.trim()).into_owned();
                 On::Answer { question, answer: approval.answer.clone() }

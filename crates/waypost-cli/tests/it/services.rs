@@ -1,0 +1,110 @@
+//! Services: processes that live beside the steps after them.
+
+use crate::rig::{Rig, check, lives, wait_until};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+const FLOW: &str = r#"
+steps:
+  - id: api
+    service: 'echo "$$" >> pids; echo "serving for $WAYPOST_STEP"; trap "echo bye >> ends; exit 0" TERM; while :; do touch alive; sleep 0.05; done'
+    grace: 5s
+  - id: use
+    run: 'rm -f alive; while [ ! -e alive ]; do sleep 0.02; done; echo used >> trace; while [ -e hold ]; do sleep 0.02; done'
+  - id: each
+    foreach:
+      items: [1, 2]
+      steps: [{run: 'rm -f alive; while [ ! -e alive ]; do sleep 0.02; done; echo item >> trace'}]
+"#;
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+fn pids(rig: &Rig) -> Vec<String> {
+    rig.read("pids").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_service_lives_beside_later_steps_and_no_longer_than_its_run() {
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "used\nitem\nitem\n");
+        assert_eq!(pids(&rig).len(), 1, "it was started once");
+        assert_eq!(rig.read("ends"), "bye\n", "it was asked to end");
+        assert!(!lives(&pids(&rig)[0]));
+        assert!(rig.waypost(&["logs", "r", "api"]).contains("serving for api"));
+        assert!(rig.waypost(&["events", "r"]).contains("service_started"));
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn a_resume_starts_it_again_for_what_is_left() {
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+        rig.write("hold", "");
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("used"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        wait_until("it to die with its run", || !lives(&pids(&rig)[0]));
+        std::fs::remove_file(rig.path("hold")).unwrap();
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "used\nused\nitem\nitem\n", "{store}");
+        assert_eq!(pids(&rig).len(), 2);
+        assert!(pids(&rig).iter().all(|pid| !lives(pid)));
+        let shown = rig.json(&["show", "r", "--json"]);
+        assert_eq!(shown["steps"][0]["attempts"], 1, "its step was not done again");
+    }
+}
+
+#[test]
+fn one_that_ends_is_started_again_and_one_that_cannot_serve_fails() {
+    let flow = "steps:\n  - {id: api, service: 'echo x >> pids; sleep 0.5'}\n  - {id: a, run: 'sleep 0.5'}\n  - {id: b, run: 'true'}\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(pids(&rig).len(), 2, "the last step found it ended");
+
+    let rig = Rig::with(
+        "steps:\n  - {id: api, service: 'echo no port >&2; exit 4'}\n  - {id: a, run: 'touch ran'}\n",
+    );
+    let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(rig.told(&ended).contains("the service ended as soon as it was started: exit code 4"));
+    assert!(!rig.path("ran").exists());
+    assert!(rig.waypost(&["logs", "r", "api"]).contains("no port"));
+}
+
+#[test]
+fn ctrl_c_ends_it_too() {
+    let rig = Rig::with(FLOW);
+    rig.write("hold", "");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.contains("used"));
+    running.signal(libc::SIGINT);
+    assert_eq!(running.end().status.code(), Some(130));
+    assert!(!lives(&pids(&rig)[0]));
+}
+
+#[test]
+fn services_that_cannot_be_are_refused() {
+    for (name, flow) in [
+        (
+            "keys",
+            "steps:\n  - {id: a, service: x, timeout: 5s, capture: text, repeat: {until: 'true', max: 2}}\n",
+        ),
+        ("inner", "steps:\n  - {id: a, foreach: {items: [1], steps: [{service: x}]}}\n"),
+        (
+            "read",
+            "steps:\n  - {id: a, service: x}\n  - {id: b, run: y, env: {A: '${{ steps.a.outputs.port }}'}}\n",
+        ),
+    ] {
+        check(&format!("service_wrong_{name}"), &Rig::with(flow).waypost(&["check", "flow.yaml"]));
+    }
+}

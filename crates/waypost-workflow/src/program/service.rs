@@ -1,0 +1,187 @@
+//! Services: processes that live beside the steps after them, for as long as the session does.
+//!
+//! A step that starts one is done once the process has lived for a moment. A resume starts it again before the first command
+//! that comes after it, as does its end while others are at work.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::{Mutex, oneshot};
+use tokio::task::JoinHandle;
+use waypost::engine::{Attempt, Performed, Told};
+use waypost::record::{Ending, Failure, FailureKind, Note, Try};
+use waypost::{BranchPath, StepId};
+
+use crate::file::{Step, Work};
+use crate::log::{Log, LogLimits, Streams, record};
+use crate::supervisor::{Exit, SupervisorError};
+
+use super::attempt::{BlobSink, not_started};
+use super::command::Command;
+use super::log_name;
+use super::state::{StepOutput, WorkflowState};
+use super::{WorkflowProgram, expression};
+
+/// How long a process must live to count as started: one that cannot serve mostly says so at once.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// A service with everything filled in, to be started wherever it does not run.
+#[derive(Debug, Clone)]
+pub(super) struct Service {
+    step: StepId,
+    command: Command,
+}
+
+/// A service under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    stop: oneshot::Sender<()>,
+    life: JoinHandle<Result<Exit, SupervisorError>>,
+}
+
+/// Those of a session, by step.
+pub(super) type Services = Arc<Mutex<HashMap<StepId, Running>>>;
+
+impl WorkflowProgram {
+    /// Makes the service of a step.
+    pub(super) fn service(&self, step: &Step, state: &WorkflowState) -> Result<Service, Failure> {
+        let Work::Service(command) = &step.work else { unreachable!("only a service is asked for one") };
+        let scope = self.scope_of(step, state);
+        let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
+        let name = StepId::new(&step.id).map_err(|error| super::failure(FailureKind::Error, error))?;
+        Ok(Service { step: name, command })
+    }
+
+    /// Returns the services that have been started where a step begins.
+    pub(super) fn services_of(&self, state: &WorkflowState) -> Result<Arc<[Service]>, Failure> {
+        if let Some(services) = state.services() {
+            return Ok(services);
+        }
+        let services = self.workflow.steps().iter().filter(|step| matches!(step.work, Work::Service(_)));
+        let started = services.filter(|step| state.is_completed(&step.id));
+        started.map(|step| self.service(step, state)).collect()
+    }
+
+    /// Starts those that do not run; says which had to be started again.
+    pub(super) async fn ensure(
+        &self,
+        services: &[Service],
+        attempt: &Attempt,
+    ) -> Result<Vec<Note>, Performed<StepOutput>> {
+        let mut notes = Vec::new();
+        for service in services {
+            let running = self.running();
+            let mut running = running.lock().await;
+            if running.get(&service.step).is_some_and(|running| !running.life.is_finished()) {
+                continue;
+            }
+            let had_ended = running.remove(&service.step).is_some();
+            let at = Try { attempt: 1, ..Try::default() };
+            let mut own = attempt.clone();
+            (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), at);
+            running.insert(service.step.clone(), self.spawn_service(service, &own).await?);
+            let data = json!({ "step": service.step, "had_ended": had_ended });
+            notes.push(Note::Event { name: "service_started".to_owned(), data });
+        }
+        Ok(notes)
+    }
+
+    /// Does the step of a service: it is done when the process has lived for a moment.
+    pub(super) async fn serve(&self, service: Service, attempt: &Attempt) -> Performed<StepOutput> {
+        let mut running = match self.spawn_service(&service, attempt).await {
+            Ok(running) => running,
+            Err(performed) => return performed,
+        };
+        tokio::select! {
+            ended = &mut running.life => return ended_at_once(ended),
+            _ = attempt.stopped() => {
+                end(running).await;
+                return Performed::Stopped { in_progress: true };
+            }
+            () = tokio::time::sleep(SETTLE) => {}
+        }
+        let services = self.running();
+        if let Some(before) = services.lock().await.insert(service.step.clone(), running) {
+            end(before).await;
+        }
+        let data = json!({ "step": service.step, "had_ended": false });
+        let notes = vec![Note::Event { name: "service_started".to_owned(), data }];
+        let told = Told { notes, ..Told::default() };
+        Performed::Completed { output: StepOutput::default(), ending: Ending::default(), told }
+    }
+
+    fn running(&self) -> Services {
+        let session = self.session.lock().expect("no code panics while it holds the session");
+        let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
+        Arc::clone(&session.services)
+    }
+
+    async fn spawn_service(
+        &self,
+        service: &Service,
+        attempt: &Attempt,
+    ) -> Result<Running, Performed<StepOutput>> {
+        let (supervisor, scratch, mark) = self.tools();
+        let process = self.process(&service.command, attempt, &scratch, &mark)?;
+        let spawned = supervisor.spawn(process).await;
+        drop(supervisor);
+        let mut child = spawned.map_err(|error| not_started(error, self.mask()))?;
+        let sink = BlobSink {
+            store: Arc::clone(&self.surroundings.store),
+            name: log_name(&attempt.branch, &attempt.step, &attempt.at),
+            attempt: attempt.clone(),
+            echo: self.surroundings.echo.clone(),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (mask, grace) = (self.mask().clone(), service.command.grace());
+        let life = tokio::spawn(async move {
+            let mut log = Log::new(sink, LogLimits::default());
+            let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
+            let life = async {
+                tokio::select! {
+                    exit = child.wait() => return exit,
+                    // Also when nobody holds the other end any more.
+                    _ = stopped => {}
+                }
+                child.cancel(grace).await
+            };
+            let recorded = record(streams, &mask, &mut log, None, life).await;
+            log.finish().await;
+            recorded.life
+        });
+        Ok(Running { stop, life })
+    }
+}
+
+/// Ends a service, and waits until it is dead.
+pub(super) async fn end(running: Running) {
+    let Running { stop, life } = running;
+    // It may have ended by itself.
+    let _ = stop.send(());
+    let _ = life.await;
+}
+
+/// Ends all services of a session.
+pub(super) async fn end_all(services: &Services) {
+    let all: Vec<Running> = services.lock().await.drain().map(|(_, running)| running).collect();
+    for running in all {
+        end(running).await;
+    }
+}
+
+fn ended_at_once(
+    ended: Result<Result<Exit, SupervisorError>, tokio::task::JoinError>,
+) -> Performed<StepOutput> {
+    let (code, how) = match ended {
+        Ok(Ok(Exit::Code(code))) => (Some(code), format!("exit code {code}")),
+        Ok(Ok(exit)) => (None, exit.to_string()),
+        Ok(Err(error)) => (None, error.to_string()),
+        Err(error) => (None, error.to_string()),
+    };
+    let text = format!("the service ended as soon as it was started: {how}");
+    let mut failure = Failure::new(FailureKind::Exit, vec![text]);
+    failure.ending.exit_code = code;
+    Performed::Failed { failure, told: Told::default() }
+}
