@@ -15,7 +15,7 @@ use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
@@ -262,6 +262,7 @@ impl Prepared {
                     refuse_behind(store.as_ref(), &snapshot).await?;
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
+                refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 if args.treat_as.is_some() {
                     refuse_without_doubt(context, store.as_ref(), &snapshot, &chosen).await?;
                 }
@@ -381,6 +382,20 @@ fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowS
                 WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step).map(|()| Treatment::Done)
             })))
         }
+    }
+}
+
+/// Refuses to go on with a run whose steps have used more than they may, before anything is written.
+async fn refuse_beyond_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<(), Error> {
+    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(()) };
+    let run = snapshot.entry.summary.run.clone();
+    match budget.passed_by(&spent(store, &run).await?) {
+        Some(passed) => Err(Error::Budget { run, passed }),
+        None => Ok(()),
     }
 }
 

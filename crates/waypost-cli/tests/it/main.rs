@@ -15,6 +15,7 @@ mod help;
 mod history;
 mod invariants;
 mod killed;
+mod limits;
 mod looking;
 mod lost;
 mod newer;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::budget::Budget;
 use super::params::Param;
 use super::problem::Problem;
 use super::repeat::Repeat;
@@ -26,6 +27,7 @@ pub struct Workflow {
     pub(super) text: Arc<str>,
     pub(super) max_parallel: Option<NonZeroUsize>,
     pub(super) timeout: Option<Duration>,
+    pub(super) budget: Option<Budget>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
@@ -115,6 +117,12 @@ impl Workflow {
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
+    }
+
+    /// What all its steps may use together.
+    #[must_use]
+    pub fn budget(&self) -> Option<Budget> {
+        self.budget
     }
 
     /// The declared params, in the order of the file.
@@ -465,6 +473,8 @@ pub struct Checkpoints {
     pub durability: Durability,
     /// What a checkpoint that could not be written does to the run.
     pub on_failure: OnCheckpointFailure,
+    /// How often a step that runs long writes a checkpoint meanwhile; `None`: never.
+    pub interval: Option<Duration>,
 }
 
 /// When a checkpoint counts as written.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,9 +27,9 @@ use crate::supervisor::{
 
 use super::agent;
 use super::handover::{Handover, Taken, Wanted};
-use super::scratch::ScratchFolder;
+use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
-use super::{Echo, MARK, Surroundings, WorkflowProgram, failure, log_name};
+use super::{Echo, MARK, Session, Surroundings, WorkflowProgram, failure, log_name};
 
 /// How much of the end of a log a failure carries: what fits a screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
@@ -132,6 +132,8 @@ struct BlobSink {
     attempt: Attempt,
     name: String,
     echo: Option<Arc<dyn Echo>>,
+    /// How much it has taken.
+    bytes: Arc<AtomicU64>,
 }
 
 #[async_trait]
@@ -143,37 +145,9 @@ impl LogSink for BlobSink {
         for chunk in bytes.chunks(waypost::store::BLOB_CHUNK_BYTES) {
             let written = self.store.blobs().append(&self.attempt.lease, &self.name, chunk).await;
             written.map_err(io::Error::other)?;
+            self.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
         Ok(())
-    }
-}
-
-/// Files that a step writes to, one pair a try.
-struct Scratch {
-    output: PathBuf,
-    summary: PathBuf,
-}
-
-impl Scratch {
-    /// Makes them, empty and for their owner only: a step may read, count or append to them at once.
-    fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
-        let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
-        let scratch = Self {
-            output: folder.join(format!("{name}.output")),
-            summary: folder.join(format!("{name}.summary")),
-        };
-        for path in [&scratch.output, &scratch.summary] {
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        }
-        Ok(scratch)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // The step may have removed them; what is left goes with the folder.
-        let _ = std::fs::remove_file(&self.output);
-        let _ = std::fs::remove_file(&self.summary);
     }
 }
 
@@ -186,13 +160,20 @@ enum Life {
 
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
-        let (supervisor, folder, mark) = {
+        let (supervisor, folder, mark, purse) = {
             let session = self.session.lock().expect("no code panics while it holds the session");
             let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
-            (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
+            let Session { supervisor, scratch, mark, purse } = session;
+            (Arc::clone(supervisor), Arc::clone(scratch), mark.clone(), purse.clone())
         };
+        if purse.as_ref().is_some_and(|purse| purse.is_empty(&attempt)) {
+            return Performed::Stopped { in_progress: false };
+        }
         let may_be_cut = job.may_be_cut;
-        let performed = self.run_in(&folder, supervisor, job, attempt, &mark).await;
+        let performed = self.run_in(&folder, supervisor, job, &attempt, &mark).await;
+        if let Some(purse) = purse {
+            purse.pay(&performed, &attempt);
+        }
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
             // Its files, log and outputs have no room either, so its failure may be that of the disk: a failure would
             // use up its tries, and a fallback would take its place.
@@ -206,16 +187,16 @@ impl WorkflowProgram {
         folder: &ScratchFolder,
         supervisor: Arc<Supervisor>,
         job: Command,
-        attempt: Attempt,
+        attempt: &Attempt,
         mark: &str,
     ) -> Performed<StepOutput> {
-        let scratch = match Scratch::make(folder.path(), &attempt) {
+        let scratch = match Scratch::make(folder.path(), attempt) {
             Ok(scratch) => scratch,
             Err(error) => return Performed::Failed { failure: no_scratch(&error), told: Told::default() },
         };
         let process = StepProcess {
             argv: job.argv.clone(),
-            env: self.environment(&job, &attempt, &scratch, mark),
+            env: self.environment(&job, attempt, &scratch, mark),
             dir: job.dir.clone(),
             stdin: job.stdin.clone().map_or(Stdin::Empty, |text| Stdin::Bytes(text.into_bytes())),
             output: if job.captures() { Output::Separate } else { Output::Merged },
@@ -224,10 +205,10 @@ impl WorkflowProgram {
         // Not held while the step runs: `end` shuts the supervisor down once nobody has it.
         drop(supervisor);
         match spawned {
-            Ok(child) => self.follow(child, job, &attempt, &scratch, mark).await,
+            Ok(child) => self.follow(child, job, attempt, &scratch, mark).await,
             Err(error) => {
                 if let SpawnError::Supervisor(lost) = &error {
-                    self.end_leftovers(lost, &attempt, mark);
+                    self.end_leftovers(lost, attempt, mark);
                 }
                 not_started(error, self.mask())
             }
@@ -274,16 +255,24 @@ impl WorkflowProgram {
         scratch: &Scratch,
         mark: &str,
     ) -> Performed<StepOutput> {
+        let logged = Arc::new(AtomicU64::new(0));
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
             attempt: attempt.clone(),
             name: log_name(&attempt.branch, &attempt.step, &attempt.at),
             echo: self.surroundings.echo.clone(),
+            bytes: Arc::clone(&logged),
         };
         let mut log = Log::new(sink, LogLimits::default());
         let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
         let mut must_end = pin!(attempt.stopped());
-        let life = live(&mut child, attempt, must_end.as_mut(), job.grace);
+        let life = async {
+            tokio::select! {
+                biased;
+                life = live(&mut child, attempt, must_end.as_mut(), job.grace) => life,
+                never = attempt.told_meanwhile(|| how_far(&logged)) => match never {},
+            }
+        };
         let capture = job.captures().then_some(job.capture_max);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
@@ -466,6 +455,12 @@ impl Life {
             _ => None,
         }
     }
+}
+
+/// Says how far a step is that runs long: how much it has printed.
+fn how_far(logged: &AtomicU64) -> (Map<String, Value>, Told) {
+    let bytes = logged.load(Ordering::Relaxed);
+    (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), Told::default())
 }
 
 /// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".

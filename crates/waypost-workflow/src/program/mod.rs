@@ -34,6 +34,7 @@ mod leftovers;
 mod levels;
 mod repeat;
 mod scratch;
+mod spent;
 mod state;
 mod waiting;
 
@@ -42,6 +43,7 @@ use scratch::ScratchFolder;
 use attempt::Command;
 use items::{Joining, Listing};
 use levels::Level;
+use spent::Purse;
 use waiting::Waiting;
 
 pub use levels::shape_of;
@@ -50,6 +52,7 @@ pub use agent::Agents;
 pub use attempt::{LOSS, NO_ROOM};
 pub use leftovers::{kill_processes_of, processes_of};
 pub use scratch::ScratchError;
+pub use spent::{BUDGET, spent};
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].
@@ -151,6 +154,8 @@ struct Session {
     /// Files that steps write outputs and report text to.
     scratch: Arc<ScratchFolder>,
     mark: String,
+    /// What the run may use, where that is limited.
+    purse: Option<Arc<Purse>>,
 }
 
 impl WorkflowProgram {
@@ -499,7 +504,15 @@ impl Program for WorkflowProgram {
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
         let folder = self.surroundings.store.folder(lease.run());
         let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;
-        let session = Session { supervisor: Arc::new(supervisor), scratch: Arc::new(scratch), mark };
+        let purse = match self.workflow.budget() {
+            Some(budget) => {
+                let spent = spent(self.surroundings.store.as_ref(), lease.run()).await;
+                let spent = spent.map_err(|error| begin_error(error.into()))?;
+                Some(Arc::new(Purse::new(budget, spent)))
+            }
+            None => None,
+        };
+        let session = Session { supervisor: Arc::new(supervisor), scratch: Arc::new(scratch), mark, purse };
         *self.session.lock().expect("no code panics while it holds the session") = Some(session);
         Ok(())
     }
