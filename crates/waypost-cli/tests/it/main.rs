@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod agents;
+mod announcing;
 mod bad_input;
 mod cancelling;
 mod checkup;

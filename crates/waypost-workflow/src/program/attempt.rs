@@ -26,6 +26,7 @@ use crate::supervisor::{
 };
 
 use super::agent;
+use super::announced::EVENTS;
 use super::handover::{Handover, Taken, Wanted};
 use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
@@ -243,6 +244,7 @@ impl WorkflowProgram {
         set("WAYPOST_IDEMPOTENCY_KEY", attempt.idempotency_key().into());
         set("WAYPOST_OUTPUT", scratch.output.clone().into());
         set("WAYPOST_SUMMARY", scratch.summary.clone().into());
+        set(EVENTS, scratch.events.clone().into());
         set(MARK, mark.into());
         env.into_iter().collect()
     }
@@ -334,6 +336,7 @@ impl WorkflowProgram {
     ) -> Performed<StepOutput> {
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
         told.usage = taken.usage;
+        told.notes.extend(taken.events);
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
@@ -413,6 +416,7 @@ impl Command {
         Handover {
             output: scratch.output.clone(),
             summary: scratch.summary.clone(),
+            events: scratch.events.clone(),
             sources: self.outputs.clone(),
             captured,
             capture: self.capture,

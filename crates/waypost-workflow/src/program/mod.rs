@@ -27,6 +27,7 @@ use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
+mod announced;
 mod attempt;
 mod handover;
 mod items;
@@ -49,6 +50,7 @@ use waiting::Waiting;
 pub use levels::shape_of;
 
 pub use agent::Agents;
+pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 pub use attempt::{LOSS, NO_ROOM};
 pub use leftovers::{kill_processes_of, processes_of};
 pub use scratch::ScratchError;

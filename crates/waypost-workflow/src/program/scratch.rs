@@ -104,10 +104,11 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Files that a step writes to, one pair a try.
+/// Files that a step writes to, its own for each try.
 pub(super) struct Scratch {
     pub(super) output: PathBuf,
     pub(super) summary: PathBuf,
+    pub(super) events: PathBuf,
 }
 
 impl Scratch {
@@ -117,8 +118,9 @@ impl Scratch {
         let scratch = Self {
             output: folder.join(format!("{name}.output")),
             summary: folder.join(format!("{name}.summary")),
+            events: folder.join(format!("{name}.events")),
         };
-        for path in [&scratch.output, &scratch.summary] {
+        for path in [&scratch.output, &scratch.summary, &scratch.events] {
             std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         }
         Ok(scratch)
@@ -128,8 +130,9 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // The step may have removed them; what is left goes with the folder.
-        let _ = std::fs::remove_file(&self.output);
-        let _ = std::fs::remove_file(&self.summary);
+        for path in [&self.output, &self.summary, &self.events] {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
