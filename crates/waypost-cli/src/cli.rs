@@ -186,9 +186,15 @@ pub(crate) struct ResumeArgs {
     /// Go back to where this step was about to run, and do it and all that comes after it again
     #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
     pub(crate) from: Option<String>,
+    /// Do the step of `--from` again, and stop
+    #[arg(long, requires = "from", conflicts_with = "until")]
+    pub(crate) only: bool,
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
+    /// Set a parameter to something else, for the steps that are still to come; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = key_value, conflicts_with = "all")]
+    pub(crate) set: Vec<(String, String)>,
     /// Try items again that failed for good, all of them
     #[arg(long, conflicts_with_all = ["all", "restart", "from", "treat_as"])]
     pub(crate) retry_failed: bool,

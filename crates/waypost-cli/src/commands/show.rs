@@ -17,6 +17,7 @@ use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{Output, shown, shown_lines};
+use crate::params;
 use crate::place;
 use crate::reference::{Default, Reference, find};
 use crate::standing;
@@ -124,6 +125,13 @@ impl Shown {
         Ok(Self { snapshot, branches, at: asked, lost })
     }
 
+    /// Returns the params that steps read there.
+    fn params(&self) -> Map<String, Value> {
+        let at =
+            self.at.as_ref().filter(|record| record.header().branch.is_main()).and_then(params::of_record);
+        at.unwrap_or_else(|| params::current(&self.snapshot))
+    }
+
     /// Returns what is damaged of the history, but for what is newer than the records shown.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
         self.branches.iter().flat_map(|branch| &branch.history.damaged)
@@ -211,7 +219,7 @@ impl Shown {
             workflow: frozen.workflow.clone(),
             path: frozen.path.as_ref().map(|path| place::from_home(store.home(), path).display().to_string()),
             status: self.status(),
-            params: frozen.params.clone(),
+            params: self.params(),
             usage: sum(steps.iter().filter_map(|step| step.usage.as_ref())),
             failed_step: failed.map(|step| step.id.clone()),
             error: failed.and_then(|step| step.error.clone()),
@@ -295,7 +303,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     if frozen.durability == waypost::record::Durability::Async {
         fact("durability", "async: a power cut may lose the last moments");
     }
-    fact("params", &pairs(&frozen.params));
+    fact("params", &pairs(&view.params));
     fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());
     let labels = frozen.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     fact("labels", &labels.join(", "));

@@ -28,6 +28,7 @@ mod resuming;
 mod rig;
 mod running;
 mod screens;
+mod setting;
 mod signals;
 mod travel;
 mod waiting;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::budget::Budget;
+use super::foreach::Distinct;
 use super::params::Param;
 use super::problem::Problem;
 use super::repeat::Repeat;
@@ -296,9 +297,24 @@ impl Step {
         let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
         let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
         let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
+        let distinct = each.and_then(|each| match &each.distinct {
+            Some(Distinct::By(by)) => Some(by),
+            _ => None,
+        });
+        let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
+    }
+
+    /// Says whether one of its expressions reads this param; those of steps within it are theirs.
+    #[must_use]
+    pub fn reads_param(&self, name: &str) -> bool {
+        self.references().any(|reference| match reference.path.as_slice() {
+            [root] => root == "params",
+            [root, param, ..] => root == "params" && param == name,
+            [] => false,
+        })
     }
 
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
