@@ -9,6 +9,12 @@ use jiff::Timestamp;
 use crate::exit::Exit;
 use crate::time;
 
+mod letters;
+mod steps;
+
+pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
+pub(crate) use steps::EventArgs;
+
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 
@@ -97,6 +103,8 @@ pub(crate) enum Command {
     Answer(AnswerArgs),
     /// Send a signal to a run, for a step that waits for it
     Signal(SignalArgs),
+    /// Add an event to the run, from inside one of its steps
+    Event(EventArgs),
     /// Stop a run from afar, resumable
     Stop(StopArgs),
     /// End a run for good; what was recorded stays
@@ -178,9 +186,15 @@ pub(crate) struct ResumeArgs {
     /// Go back to where this step was about to run, and do it and all that comes after it again
     #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
     pub(crate) from: Option<String>,
+    /// Do the step of `--from` again, and stop
+    #[arg(long, requires = "from", conflicts_with = "until")]
+    pub(crate) only: bool,
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
+    /// Set a parameter to something else, for the steps that are still to come; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = key_value, conflicts_with = "all")]
+    pub(crate) set: Vec<(String, String)>,
     /// Try items again that failed for good, all of them
     #[arg(long, conflicts_with_all = ["all", "restart", "from", "treat_as"])]
     pub(crate) retry_failed: bool,
@@ -193,52 +207,6 @@ pub(crate) struct ResumeArgs {
     /// Show what would be done, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum DeadLetters {
-    /// List them
-    List(OneRun),
-    /// Show one: its item, why it failed, and the end of its log
-    Show(OneLetter),
-    /// Work on them again, and do again what comes after
-    Retry(RetryArgs),
-    /// Leave it at their failure: they are not listed any more
-    Drop(DropArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OneLetter {
-    /// Run, `@` for the newest, or the beginning of its name
-    pub(crate) run: String,
-    /// Key of the item
-    pub(crate) key: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RetryArgs {
-    /// Run, `@` for the newest, or the beginning of its name
-    pub(crate) run: String,
-    /// Keys of the items [default: all]
-    pub(crate) keys: Vec<String>,
-    /// Work on this, as JSON, in the place of the one item that is named
-    #[arg(long, value_name = "JSON")]
-    pub(crate) item: Option<String>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
-    pub(crate) wait: Duration,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DropArgs {
-    /// Run, `@` for the newest, or the beginning of its name
-    pub(crate) run: String,
-    /// Keys of the items
-    #[arg(conflicts_with = "all")]
-    pub(crate) keys: Vec<String>,
-    /// All of them
-    #[arg(long)]
-    pub(crate) all: bool,
 }
 
 /// What a person says about a step in doubt.
@@ -564,7 +532,7 @@ pub(crate) struct ManArgs {
 impl Command {
     /// Says whether it works whatever is wrong with the configuration: since it uses none, or tells of it itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {
-        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor)
+        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_))
     }
 }
 

@@ -26,6 +26,7 @@ mod config;
 mod dead_letters;
 mod delete;
 mod doctor;
+mod event;
 mod events;
 mod export;
 mod list;
@@ -187,6 +188,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::List(args) => list::list(context, args).await,
         Command::Show(args) => show::show(context, args).await,
         Command::Checkpoints(args) => checkpoints::checkpoints(context, args).await,
+        Command::Event(args) => event::event(context, args).await,
         Command::Events(args) => events::events(context, args).await,
         Command::Logs(args) => logs::logs(context, args).await,
         Command::Verify(args) => verify::verify(context, args).await,

@@ -12,7 +12,7 @@ use waypost::engine::{
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost_workflow::program::{WorkflowProgram, WorkflowState};
+use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
 use crate::commands::{Context, now};
 use crate::error::Error;
@@ -322,6 +322,12 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
         }
         RunStatus::Failed => format!("Run {run} failed{failed}: {done}.{next}"),
         RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
+            (Some(by), _) if by.starts_with(BUDGET) => {
+                format!(
+                    "Run {run} was stopped by {by}: {done}.\nTo go on, {}.",
+                    raise_budget(line.as_deref())
+                )
+            }
             (Some(by), _) => format!("Run {run} was stopped by {by}: {done}.{next}"),
             (None, Some(step)) => format!("Run {run} stopped after step {step}, as asked: {done}.{next}"),
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
@@ -336,6 +342,14 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
         RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(outcome, told)),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
         RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
+    }
+}
+
+/// Says how a run goes on that has passed its budget.
+fn raise_budget(line: Option<&str>) -> String {
+    match line {
+        Some(line) => format!("raise `budget` in the workflow file, then: {line}"),
+        None => "raise `budget` in the workflow file and run it again".to_owned(),
     }
 }
 

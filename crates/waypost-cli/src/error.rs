@@ -138,6 +138,14 @@ pub(crate) enum Error {
         /// How each step differs.
         diff: Vec<String>,
     },
+    /// The steps of a run have used more than they may.
+    #[error("run {run} has passed its budget ({passed}), so that no step of it is started")]
+    Budget {
+        /// The run.
+        run: RunId,
+        /// What was used, of how much.
+        passed: String,
+    },
     /// The workflow cannot be run here.
     #[error(transparent)]
     Program(#[from] ProgramError),
@@ -282,12 +290,7 @@ impl Error {
         match self {
             Self::Usage { hint, .. } => ("usage", Exit::Usage, hint.clone()),
             Self::Ambiguous { .. } => ("ambiguous", Exit::Usage, hint("give more of the run's name")),
-            Self::NoStore { .. } => (
-                "no_store",
-                Exit::NotFound,
-                hint("name one with `--store`, or begin with `waypost run FILE`"),
-            ),
-            Self::NoRuns { .. } => (
+            Self::NoStore { .. } | Self::NoRuns { .. } => (
                 "no_store",
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
@@ -338,6 +341,13 @@ impl Error {
                 Some(format!(
                     "`waypost resume {run} --with {}` runs again what changed and everything after it; `--keep-definition` goes on with the run's own copy; `--restart` starts over with the file",
                     file.display()
+                )),
+            ),
+            Self::Budget { run, .. } => (
+                "budget",
+                Exit::Timeout,
+                Some(format!(
+                    "raise `budget` in the workflow file, then: `waypost resume {run}`; `--with FILE` takes another file"
                 )),
             ),
             Self::Program(ProgramError::MissingSecrets(_)) => {

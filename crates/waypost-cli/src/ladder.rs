@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
-use waypost_workflow::program::{LOSS, NO_ROOM};
+use waypost_workflow::program::{BUDGET, LOSS, NO_ROOM};
 
 use crate::exit::Exit;
 use crate::output::progress::Progress;
@@ -81,7 +81,7 @@ async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
     std::process::exit(i32::from(exit_of(signals.next().await).code()));
 }
 
-/// Returns the exit code of a run that was stopped by this: a signal, its timeout, somebody from afar, or what nobody
+/// Returns the exit code of a run that was stopped by this: a signal, its timeout or budget, somebody from afar, or what nobody
 /// asked for: the loss of what ran a step, or a full disk.
 pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
@@ -90,6 +90,7 @@ pub(crate) fn exit_of(by: &str) -> Exit {
         "SIGTERM" => Exit::Terminate,
         "SIGHUP" => Exit::Hangup,
         TIMEOUT => Exit::Timeout,
+        by if by.starts_with(BUDGET) => Exit::Timeout,
         _ => Exit::Interrupt,
     }
 }

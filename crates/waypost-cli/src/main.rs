@@ -24,6 +24,7 @@ mod error;
 mod exit;
 mod ladder;
 mod output;
+mod params;
 mod place;
 mod reference;
 mod size;

@@ -142,6 +142,7 @@ pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
             OnCheckpointFailure::Tolerate => OnLostCheckpoint::Tolerate,
         },
         retention: workflow.checkpoints().retention,
+        interval: workflow.checkpoints().interval,
         ..SessionOptions::default()
     }
 }

@@ -14,9 +14,9 @@ use waypost::store::Progress;
 mod upkeep;
 
 pub(crate) use upkeep::{
-    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ExportedView, ManFilesView,
-    ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,
-    WorkflowStatsView,
+    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,
+    ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView,
+    StoreUpgradedView, WorkflowStatsView,
 };
 
 /// Version of the documents.

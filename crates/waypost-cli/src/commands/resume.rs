@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use waypost::engine::{
-    EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot,
+    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot,
     StopHandle, Then, TreatAs as Treatment,
 };
 use waypost::folder::REPORT;
@@ -15,7 +15,7 @@ use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
@@ -24,6 +24,7 @@ use crate::definition::{Choice, Chosen, choose};
 use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::params::Setting;
 use crate::place::{self, Access};
 use crate::reference::{Default as Meant, find};
 use crate::standing;
@@ -45,10 +46,13 @@ pub(crate) async fn resume_in(
         return resume_all(context, store, &args).await;
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
+    let mut args = args;
+    if args.only {
+        args.until = args.from.clone();
+    }
     if args.dry_run {
         return dry_run(context, store.as_ref(), &run, &args).await;
     }
-    let mut args = args;
     if args.retry_failed {
         let letters = super::dead_letters::letters(store.as_ref(), &run).await?;
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
@@ -207,6 +211,18 @@ async fn dry_run(
     let chosen = choose(store, &snapshot, &Choice::of(args))?;
     chosen.tell(context);
     let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
+    if !args.set.is_empty() {
+        let setting = Setting { set: &args.set, from: args.from.as_deref() };
+        let params = match args.restart {
+            true => setting.over(&chosen.workflow, snapshot.entry.record.record().params.clone())?,
+            false => setting.apply(&chosen.workflow, &snapshot, &plan)?,
+        };
+        let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        context.output.note(&match params {
+            Some(_) => format!("The steps to come would read other values of {names}."),
+            None => "The params are as asked for already.".to_owned(),
+        });
+    }
     let stops = if args.restart { Vec::new() } else { super::plan::stops(store, &snapshot).await };
     for stop in &stops {
         context.output.warn(stop);
@@ -241,6 +257,8 @@ pub(super) struct Prepared {
     chosen: Chosen,
     local: Local,
     timeout: Option<std::time::Duration>,
+    /// What the params become, if a person says so.
+    params: Option<Map<String, Value>>,
 }
 
 impl Prepared {
@@ -256,14 +274,22 @@ impl Prepared {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
         }
         let frozen = entry.record.record().clone();
+        let setting = Setting { set: &args.set, from: args.from.as_deref() };
+        let mut params = None;
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
                 if !args.restart {
                     refuse_behind(store.as_ref(), &snapshot).await?;
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
+                refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 if args.treat_as.is_some() {
                     refuse_without_doubt(context, store.as_ref(), &snapshot, &chosen).await?;
+                }
+                if !args.set.is_empty() && !args.restart {
+                    let plan =
+                        chosen.plan(store.as_ref(), &snapshot, &Verdicts::new(), context.now()).await?;
+                    params = setting.apply(&chosen.workflow, &snapshot, &plan)?;
                 }
                 chosen
             }
@@ -279,7 +305,13 @@ impl Prepared {
             frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
         tell_of_environment(context, &frozen, &chosen.workflow, &local);
         let timeout = chosen.workflow.timeout();
-        Ok(Self { run: run.clone(), frozen, chosen, local, timeout })
+        if args.restart {
+            params = setting.over(&chosen.workflow, frozen.params.clone())?;
+        }
+        if params.is_none() && !args.set.is_empty() {
+            context.output.note("The params are as asked for already.");
+        }
+        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params })
     }
 
     async fn go_on(
@@ -335,7 +367,7 @@ impl Prepared {
         args: &ResumeArgs,
         going: Going,
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
-        let Self { run, frozen, chosen, local, .. } = self;
+        let Self { run, frozen, chosen, local, params, .. } = self;
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
         let on_doubt = on_doubt(args.treat_as, &chosen.workflow);
         let options = SessionOptions {
@@ -345,11 +377,21 @@ impl Prepared {
             ..surroundings::session_options(&chosen.workflow)
         };
         let program = WorkflowProgram::new(chosen.workflow, local.of_run(run, base, Arc::clone(store)))?;
-        let restart = args.restart.then(|| program.initial_state(frozen.params)).transpose()?;
+        if let Some(params) = &params {
+            // Refuses secrets among them, as for a new run.
+            program.initial_state(params.clone())?;
+        }
+        let (mut restart, mut edit) = (None, None);
+        if args.restart {
+            restart = Some(program.initial_state(params.unwrap_or(frozen.params))?);
+        } else if let Some(params) = params {
+            edit = Some(Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
+        }
         let options = ResumeOptions {
             session: options,
             adopt: chosen.adoption,
             restart,
+            edit,
             on_doubt,
             edit_branches: going.again.into_iter().map(|(branch, item)| (branch, with_item(item))).collect(),
             from: going.from,
@@ -381,6 +423,20 @@ fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowS
                 WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step).map(|()| Treatment::Done)
             })))
         }
+    }
+}
+
+/// Refuses to go on with a run whose steps have used more than they may, before anything is written.
+async fn refuse_beyond_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<(), Error> {
+    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(()) };
+    let run = snapshot.entry.summary.run.clone();
+    match budget.passed_by(&spent(store, &run).await?) {
+        Some(passed) => Err(Error::Budget { run, passed }),
+        None => Ok(()),
     }
 }
 

@@ -10,13 +10,14 @@ use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::shape_of;
+use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{Output, shown, shown_lines};
+use crate::params;
 use crate::place;
 use crate::reference::{Default, Reference, find};
 use crate::standing;
@@ -124,6 +125,13 @@ impl Shown {
         Ok(Self { snapshot, branches, at: asked, lost })
     }
 
+    /// Returns the params that steps read there.
+    fn params(&self) -> Map<String, Value> {
+        let at =
+            self.at.as_ref().filter(|record| record.header().branch.is_main()).and_then(params::of_record);
+        at.unwrap_or_else(|| params::current(&self.snapshot))
+    }
+
     /// Returns what is damaged of the history, but for what is newer than the records shown.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
         self.branches.iter().flat_map(|branch| &branch.history.damaged)
@@ -199,6 +207,14 @@ impl Shown {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
         };
+        let opens = |shape: &Shape| shape.steps().iter().any(|step| step.children.is_some());
+        let usage = match &shape {
+            // What branches that have ended used is not among the steps shown.
+            Some(shape) if self.at.is_none() && opens(shape) => {
+                Some(spent(store, &frozen.run).await?).filter(|usage| *usage != Usage::default())
+            }
+            _ => sum(steps.iter().filter_map(|step| step.usage.as_ref())),
+        };
         let failed = self.failed(&steps);
         let parent = frozen.parent.as_ref().map(|parent| {
             CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
@@ -211,8 +227,8 @@ impl Shown {
             workflow: frozen.workflow.clone(),
             path: frozen.path.as_ref().map(|path| place::from_home(store.home(), path).display().to_string()),
             status: self.status(),
-            params: frozen.params.clone(),
-            usage: sum(steps.iter().filter_map(|step| step.usage.as_ref())),
+            params: self.params(),
+            usage,
             failed_step: failed.map(|step| step.id.clone()),
             error: failed.and_then(|step| step.error.clone()),
             steps,
@@ -295,7 +311,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     if frozen.durability == waypost::record::Durability::Async {
         fact("durability", "async: a power cut may lose the last moments");
     }
-    fact("params", &pairs(&frozen.params));
+    fact("params", &pairs(&view.params));
     fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());
     let labels = frozen.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     fact("labels", &labels.join(", "));

@@ -19,6 +19,7 @@ use crate::definition::Chosen;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::params;
 use crate::place::{self, Access};
 use crate::reference::{self, Default as Meant, Reference, find};
 use crate::surroundings::{self, Local};
@@ -62,12 +63,15 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     // Whether it is there is asked before anything is said.
-    store.load(&from.run, &from.branch, from.seq).await?;
+    let begin = store.load(&from.run, &from.branch, from.seq).await?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     let Chosen { workflow, shape, .. } = Chosen::in_force(store.as_ref(), &snapshot)?;
-    let given = GivenParams { file: frozen.params.clone(), text: args.params.clone() };
+    let mut before = params::of_record(&begin).unwrap_or_else(|| frozen.params.clone());
+    // What nobody gave.
+    before.retain(|_, value| !value.is_null());
+    let given = GivenParams { file: before.clone(), text: args.params.clone() };
     let params = workflow.resolve_params(&given).map_err(Error::Params)?;
     surroundings::refuse_missing_secrets(&workflow)?;
     let run = match id {
@@ -111,7 +115,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     // Refuses secrets among them, as for a run.
     program.initial_state(params.clone())?;
     refuse_secrets(&program, &record)?;
-    let changed = params != frozen.params;
+    let changed = params.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
     let edit =
         changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
     let start = StartOptions {

@@ -177,3 +177,11 @@ pub(crate) struct ExportedView {
     pub(crate) file: String,
     pub(crate) bytes: u64,
 }
+
+/// The answer of `event`.
+#[derive(Debug, Serialize)]
+pub(crate) struct EventAddedView {
+    pub(crate) v: u32,
+    pub(crate) event: String,
+    pub(crate) data: BTreeMap<String, String>,
+}

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod agents;
+mod announcing;
 mod bad_input;
 mod cancelling;
 mod checkup;
@@ -16,6 +17,7 @@ mod history;
 mod hooks;
 mod invariants;
 mod killed;
+mod limits;
 mod looking;
 mod lost;
 mod newer;
@@ -28,6 +30,7 @@ mod rig;
 mod running;
 mod screens;
 mod services;
+mod setting;
 mod signals;
 mod travel;
 mod waiting;

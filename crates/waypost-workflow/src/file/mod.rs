@@ -11,6 +11,7 @@
 
 mod align;
 mod body;
+mod budget;
 mod checker;
 mod config;
 mod fields;
@@ -37,6 +38,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub use self::budget::Budget;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub(crate) use self::foreach::ITEM_INDEX;
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::body::{self, BodyDraft};
+use super::budget::{self, Budget};
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::hooks::{self, HookOn};
@@ -34,12 +35,13 @@ static WORKFLOW: KeySet = KeySet {
         "defaults",
         "max_parallel",
         "timeout",
+        "budget",
         "labels",
         "checkpoints",
         "on_failure",
         "steps",
     ],
-    later: &["budget", "allow_paths", "store"],
+    later: &["allow_paths", "store"],
     elsewhere: &[
         ("run", "a step"),
         ("needs", "a step"),
@@ -97,6 +99,7 @@ struct Top<'n> {
     defaults_dir: Option<(Template, &'n Node)>,
     max_parallel: Option<(NonZeroUsize, &'n Node)>,
     timeout: Option<Duration>,
+    budget: Option<Budget>,
     labels: BTreeMap<String, String>,
     checkpoints: Checkpoints,
     fields: Option<Fields<'n>>,
@@ -163,6 +166,7 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
             Some((count.expect("1 to PARALLEL_MAX"), node))
         }),
         timeout: get("timeout").and_then(|node| checker.duration(node, "timeout")),
+        budget: get("budget").and_then(|node| budget::budget(checker, node)),
         labels: get("labels").map(|node| settings::labels(checker, node)).unwrap_or_default(),
         checkpoints: settings::checkpoints(checker, get("checkpoints")),
         fields,
@@ -358,6 +362,7 @@ fn assemble(
         text: Arc::clone(&checker.source.text),
         max_parallel: top.max_parallel.map(|(count, _)| count),
         timeout: top.timeout,
+        budget: top.budget,
         params: top.params,
         secrets: top.secrets,
         labels: top.labels,

@@ -1,6 +1,7 @@
 //! The settings that steps, `defaults` and the run share: shell, retry, exit codes, checkpoints, `env`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
@@ -18,6 +19,8 @@ const SHELL_WORDS_MAX: usize = 64;
 const RETENTION_MAX: u64 = 1_000_000;
 /// Never fewer than two: when the newest is damaged, the one before is needed.
 const RETENTION_MIN: u64 = 2;
+/// Shortest interval of checkpoints within a step: what they tell, people read.
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// Names that waypost sets itself begin with this.
 const RESERVED_PREFIX: &str = "WAYPOST_";
 
@@ -30,8 +33,8 @@ static RETRY: KeySet = KeySet {
 
 static CHECKPOINTS: KeySet = KeySet {
     what: "`checkpoints`",
-    keys: &["retention", "durability", "on_failure"],
-    later: &["interval"],
+    keys: &["retention", "durability", "on_failure", "interval"],
+    later: &[],
     elsewhere: &[],
 };
 
@@ -198,8 +201,12 @@ pub(super) fn tolerance(checker: &mut Checker<'_>, node: &Node) -> Option<Tolera
 
 /// `checkpoints`.
 pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Checkpoints {
-    let mut checkpoints =
-        Checkpoints { retention: None, durability: Durability::Sync, on_failure: OnCheckpointFailure::Fail };
+    let mut checkpoints = Checkpoints {
+        retention: None,
+        durability: Durability::Sync,
+        on_failure: OnCheckpointFailure::Fail,
+        interval: None,
+    };
     let Some(fields) = node.and_then(|node| Fields::of(checker, node, &CHECKPOINTS)) else {
         return checkpoints;
     };
@@ -216,6 +223,13 @@ pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Che
         && checker.word(node, "on_failure", &["fail", "tolerate"]) == Some("tolerate")
     {
         checkpoints.on_failure = OnCheckpointFailure::Tolerate;
+    }
+    if let Some(node) = fields.get("interval") {
+        checkpoints.interval = checker.duration(node, "interval");
+        if checkpoints.interval.is_some_and(|interval| interval < INTERVAL_MIN) {
+            let message = format!("`interval` must be at least {INTERVAL_MIN:?}");
+            checker.wrong(node, message, "each is a checkpoint: write `60s`, or `5m`");
+        }
     }
     checkpoints
 }

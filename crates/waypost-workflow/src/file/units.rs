@@ -117,6 +117,34 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     Ok(bytes as u64)
 }
 
+/// Reads a count: `50000`, `200k`, `2M`, `1.5M`.
+///
+/// # Errors
+/// No number, an unknown unit, more than 64 bits hold.
+pub(super) fn parse_count(text: &str) -> Result<u64, UnitError> {
+    let help = "write a number: `50000`, `200k`, `2M`";
+    let text = text.trim();
+    let (number, unit) = split_number(text);
+    let factor = match unit.trim_start() {
+        "" => 1.0,
+        "k" | "K" => 1e3,
+        "M" => 1e6,
+        _ => return fail(format!("`{}` is not a count", shown(text)), help),
+    };
+    let Ok(count) = number.parse::<f64>() else {
+        return fail(format!("`{}` is not a count", shown(text)), help);
+    };
+    let count = count * factor;
+    // Whole numbers above are not told apart any more.
+    if count > 9_007_199_254_740_992.0 {
+        return fail(format!("`{}` is too large", shown(text)), help);
+    }
+    if count.fract() != 0.0 {
+        return fail(format!("`{}` is no whole number", shown(text)), help);
+    }
+    Ok(count as u64)
+}
+
 /// The digits at the start of `text`, with at most one point inside, and the rest.
 fn split_number(text: &str) -> (&str, &str) {
     let len = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());

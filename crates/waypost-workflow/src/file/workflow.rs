@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::budget::Budget;
+use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
 use super::problem::Problem;
@@ -27,6 +29,7 @@ pub struct Workflow {
     pub(super) text: Arc<str>,
     pub(super) max_parallel: Option<NonZeroUsize>,
     pub(super) timeout: Option<Duration>,
+    pub(super) budget: Option<Budget>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
     pub(super) labels: BTreeMap<String, String>,
@@ -117,6 +120,12 @@ impl Workflow {
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
+    }
+
+    /// What all its steps may use together.
+    #[must_use]
+    pub fn budget(&self) -> Option<Budget> {
+        self.budget
     }
 
     /// The declared params, in the order of the file.
@@ -303,9 +312,24 @@ impl Step {
         let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
         let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
         let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
+        let distinct = each.and_then(|each| match &each.distinct {
+            Some(Distinct::By(by)) => Some(by),
+            _ => None,
+        });
+        let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
+    }
+
+    /// Says whether one of its expressions reads this param; those of steps within it are theirs.
+    #[must_use]
+    pub fn reads_param(&self, name: &str) -> bool {
+        self.references().any(|reference| match reference.path.as_slice() {
+            [root] => root == "params",
+            [root, param, ..] => root == "params" && param == name,
+            [] => false,
+        })
     }
 
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
@@ -480,6 +504,8 @@ pub struct Checkpoints {
     pub durability: Durability,
     /// What a checkpoint that could not be written does to the run.
     pub on_failure: OnCheckpointFailure,
+    /// How often a step that runs long writes a checkpoint meanwhile; `None`: never.
+    pub interval: Option<Duration>,
 }
 
 /// When a checkpoint counts as written.

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,9 +22,10 @@ use crate::supervisor::{
     Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
+use super::announced::EVENTS;
 use super::command::Command;
 use super::handover::{Handover, Taken, Wanted};
-use super::scratch::ScratchFolder;
+use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
 use super::{Echo, MARK, WorkflowProgram, failure, log_name};
 
@@ -42,6 +42,8 @@ pub(super) struct BlobSink {
     pub(super) attempt: Attempt,
     pub(super) name: String,
     pub(super) echo: Option<Arc<dyn Echo>>,
+    /// How much it has taken.
+    pub(super) bytes: Arc<AtomicU64>,
 }
 
 #[async_trait]
@@ -53,37 +55,9 @@ impl LogSink for BlobSink {
         for chunk in bytes.chunks(waypost::store::BLOB_CHUNK_BYTES) {
             let written = self.store.blobs().append(&self.attempt.lease, &self.name, chunk).await;
             written.map_err(io::Error::other)?;
+            self.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
         Ok(())
-    }
-}
-
-/// Files that a step writes to, one pair a try.
-struct Scratch {
-    output: PathBuf,
-    summary: PathBuf,
-}
-
-impl Scratch {
-    /// Makes them, empty and for their owner only: a step may read, count or append to them at once.
-    fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
-        let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
-        let scratch = Self {
-            output: folder.join(format!("{name}.output")),
-            summary: folder.join(format!("{name}.summary")),
-        };
-        for path in [&scratch.output, &scratch.summary] {
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        }
-        Ok(scratch)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // The step may have removed them; what is left goes with the folder.
-        let _ = std::fs::remove_file(&self.output);
-        let _ = std::fs::remove_file(&self.summary);
     }
 }
 
@@ -97,8 +71,18 @@ enum Life {
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
         let (supervisor, folder, mark) = self.tools();
+        let purse = {
+            let session = self.session.lock().expect("no code panics while it holds the session");
+            session.as_ref().and_then(|session| session.purse.clone())
+        };
+        if purse.as_ref().is_some_and(|purse| purse.is_empty(&attempt)) {
+            return Performed::Stopped { in_progress: false };
+        }
         let may_be_cut = job.may_be_cut;
-        let performed = self.run_in(&folder, supervisor, job, attempt, &mark).await;
+        let performed = self.run_in(&folder, supervisor, job, &attempt, &mark).await;
+        if let Some(purse) = purse {
+            purse.pay(&performed, &attempt);
+        }
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
             // Its files, log and outputs have no room either, so its failure may be that of the disk: a failure would
             // use up its tries, and a fallback would take its place.
@@ -121,9 +105,8 @@ impl WorkflowProgram {
         attempt: &Attempt,
         folder: &ScratchFolder,
         mark: &str,
-    ) -> Result<StepProcess, Performed<StepOutput>> {
-        let scratch = Scratch::make(folder.path(), attempt)
-            .map_err(|error| Performed::Failed { failure: no_scratch(&error), told: Told::default() })?;
+    ) -> Result<StepProcess, Failure> {
+        let scratch = Scratch::make(folder.path(), attempt).map_err(|error| no_scratch(&error))?;
         Ok(StepProcess {
             argv: job.argv.clone(),
             env: self.environment(job, attempt, &scratch, mark),
@@ -138,16 +121,16 @@ impl WorkflowProgram {
         folder: &ScratchFolder,
         supervisor: Arc<Supervisor>,
         job: Command,
-        attempt: Attempt,
+        attempt: &Attempt,
         mark: &str,
     ) -> Performed<StepOutput> {
-        let scratch = match Scratch::make(folder.path(), &attempt) {
+        let scratch = match Scratch::make(folder.path(), attempt) {
             Ok(scratch) => scratch,
             Err(error) => return Performed::Failed { failure: no_scratch(&error), told: Told::default() },
         };
         let process = StepProcess {
             argv: job.argv.clone(),
-            env: self.environment(&job, &attempt, &scratch, mark),
+            env: self.environment(&job, attempt, &scratch, mark),
             dir: job.dir.clone(),
             stdin: job.stdin.clone().map_or(Stdin::Empty, |text| Stdin::Bytes(text.into_bytes())),
             output: if job.captures() { Output::Separate } else { Output::Merged },
@@ -156,10 +139,10 @@ impl WorkflowProgram {
         // Not held while the step runs: `end` shuts the supervisor down once nobody has it.
         drop(supervisor);
         match spawned {
-            Ok(child) => self.follow(child, job, &attempt, &scratch, mark).await,
+            Ok(child) => self.follow(child, job, attempt, &scratch, mark).await,
             Err(error) => {
                 if let SpawnError::Supervisor(lost) = &error {
-                    self.end_leftovers(lost, &attempt, mark);
+                    self.end_leftovers(lost, attempt, mark);
                 }
                 not_started(error, self.mask())
             }
@@ -194,6 +177,7 @@ impl WorkflowProgram {
         set("WAYPOST_IDEMPOTENCY_KEY", attempt.idempotency_key().into());
         set("WAYPOST_OUTPUT", scratch.output.clone().into());
         set("WAYPOST_SUMMARY", scratch.summary.clone().into());
+        set(EVENTS, scratch.events.clone().into());
         set(MARK, mark.into());
         env.into_iter().collect()
     }
@@ -206,16 +190,24 @@ impl WorkflowProgram {
         scratch: &Scratch,
         mark: &str,
     ) -> Performed<StepOutput> {
+        let logged = Arc::new(AtomicU64::new(0));
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
             attempt: attempt.clone(),
             name: log_name(&attempt.branch, &attempt.step, &attempt.at),
             echo: self.surroundings.echo.clone(),
+            bytes: Arc::clone(&logged),
         };
         let mut log = Log::new(sink, LogLimits::default());
         let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
         let mut must_end = pin!(attempt.stopped());
-        let life = live(&mut child, attempt, must_end.as_mut(), job.grace);
+        let life = async {
+            tokio::select! {
+                biased;
+                life = live(&mut child, attempt, must_end.as_mut(), job.grace) => life,
+                never = attempt.told_meanwhile(|| how_far(&logged)) => match never {},
+            }
+        };
         let capture = job.captures().then_some(job.capture_max);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
@@ -277,6 +269,7 @@ impl WorkflowProgram {
     ) -> Performed<StepOutput> {
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
         told.usage = taken.usage;
+        told.notes.extend(taken.events);
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
@@ -356,6 +349,7 @@ impl Command {
         Handover {
             output: scratch.output.clone(),
             summary: scratch.summary.clone(),
+            events: scratch.events.clone(),
             sources: self.outputs.clone(),
             captured,
             capture: self.capture,
@@ -398,6 +392,12 @@ impl Life {
             _ => None,
         }
     }
+}
+
+/// Says how far a step is that runs long: how much it has printed.
+fn how_far(logged: &AtomicU64) -> (Map<String, Value>, Told) {
+    let bytes = logged.load(Ordering::Relaxed);
+    (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), Told::default())
 }
 
 /// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".

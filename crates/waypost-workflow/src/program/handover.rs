@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use waypost::engine::Ended;
-use waypost::record::{Ending, Failure, FailureKind, Usage};
+use waypost::record::{Ending, Failure, FailureKind, Note, Usage};
 
 use crate::file::OutputSource;
 use crate::log::Captured;
@@ -19,6 +19,7 @@ use crate::mask::Mask;
 use crate::output::{Capture, OUTPUT_BYTES_MAX, Written, parse_output_file};
 
 use super::agent::{self, Said};
+use super::announced::{self, EVENTS_BYTES_MAX};
 use super::state::StepOutput;
 use super::{contains_secret, failure};
 
@@ -48,6 +49,8 @@ pub(super) struct Handover {
     pub(super) output: PathBuf,
     /// The file in `$WAYPOST_SUMMARY`.
     pub(super) summary: PathBuf,
+    /// The file in `$WAYPOST_EVENTS`.
+    pub(super) events: PathBuf,
     /// Files that outputs are read from, by output.
     pub(super) sources: Vec<(String, PathBuf, OutputSource)>,
     /// What it printed, where that is wanted.
@@ -73,6 +76,8 @@ pub(super) struct Taken {
     pub(super) output: Result<StepOutput, Failure>,
     /// What it adds to the report, masked.
     pub(super) summary: io::Result<Option<String>>,
+    /// The events that it adds, without secrets, whatever became of it.
+    pub(super) events: Vec<Note>,
     /// Tokens and cost, as far as it says, whatever became of it.
     pub(super) usage: Option<Usage>,
 }
@@ -93,7 +98,7 @@ impl Handover {
         });
         if let Err(error) = spawned {
             let output = Err(not_read("its outputs", error));
-            return Ok(Taken { output, summary: Ok(None), usage: None });
+            return Ok(Taken { output, summary: Ok(None), events: Vec::new(), usage: None });
         }
         tokio::select! {
             taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
@@ -108,7 +113,9 @@ impl Handover {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
         let reads_files = self.wanted == Wanted::All && !self.sources.is_empty();
-        !reads_files && !self.is_agent && has_nothing(&self.output) && has_nothing(&self.summary)
+        !reads_files
+            && !self.is_agent
+            && [&self.output, &self.summary, &self.events].into_iter().all(|path| has_nothing(path))
     }
 
     fn read(self) -> Taken {
@@ -118,6 +125,7 @@ impl Handover {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
+        let events = announced::notes(read_own(&self.events, EVENTS_BYTES_MAX), &self.mask);
         let written = self.written();
         let mut usage = written.as_ref().ok().and_then(|written| written.usage.clone());
         let said = self.said();
@@ -139,7 +147,7 @@ impl Handover {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
             failure
         });
-        Taken { output, summary, usage }
+        Taken { output, summary, events, usage }
     }
 
     /// Reads its output file.
@@ -336,7 +344,8 @@ mod tests {
             let none = std::path::PathBuf::from("/nonexistent/file");
             let handover = Handover {
                 output: none.clone(),
-                summary: none,
+                summary: none.clone(),
+                events: none,
                 sources: Vec::new(),
                 captured: Some(captured),
                 capture: Some(Capture::ALL[kind]),

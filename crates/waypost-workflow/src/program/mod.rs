@@ -27,6 +27,7 @@ use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
+mod announced;
 mod attempt;
 mod command;
 mod handover;
@@ -37,6 +38,7 @@ mod levels;
 mod repeat;
 mod scratch;
 mod service;
+mod spent;
 mod state;
 mod waiting;
 
@@ -46,14 +48,17 @@ use command::Command;
 use items::{Joining, Listing};
 use levels::Level;
 use service::{Service, Services};
+use spent::Purse;
 use waiting::Waiting;
 
 pub use levels::shape_of;
 
 pub use agent::Agents;
+pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 pub use attempt::{LOSS, NO_ROOM};
 pub use leftovers::{kill_processes_of, processes_of};
 pub use scratch::ScratchError;
+pub use spent::{BUDGET, spent};
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].
@@ -172,6 +177,8 @@ struct Session {
     scratch: Arc<ScratchFolder>,
     mark: String,
     services: Services,
+    /// What the run may use, where that is limited.
+    purse: Option<Arc<Purse>>,
 }
 
 impl WorkflowProgram {
@@ -484,7 +491,7 @@ impl Program for WorkflowProgram {
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
         let notes = match self.ensure(&job.services, &attempt).await {
             Ok(notes) => notes,
-            Err(performed) => return performed,
+            Err(performed) => return *performed,
         };
         let performed = match job.doing {
             Doing::Command(command) => self.run(*command, attempt).await,
@@ -566,11 +573,20 @@ impl Program for WorkflowProgram {
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
         let folder = self.surroundings.store.folder(lease.run());
         let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;
+        let purse = match self.workflow.budget() {
+            Some(budget) => {
+                let spent = spent(self.surroundings.store.as_ref(), lease.run()).await;
+                let spent = spent.map_err(|error| begin_error(error.into()))?;
+                Some(Arc::new(Purse::new(budget, spent)))
+            }
+            None => None,
+        };
         let session = Session {
             supervisor: Arc::new(supervisor),
             scratch: Arc::new(scratch),
             mark,
             services: Services::default(),
+            purse,
         };
         *self.session.lock().expect("no code panics while it holds the session") = Some(session);
         Ok(())

@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use waypost::engine::Attempt;
 use waypost::folder::SCRATCH;
+
+use super::log_name;
 
 /// The folder for what steps hand over could not be made. No step was started; make room or mend the disk, and resume.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +101,38 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(error) => Err(error),
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
         Ok(_) => std::fs::remove_file(path),
+    }
+}
+
+/// Files that a step writes to, its own for each try.
+pub(super) struct Scratch {
+    pub(super) output: PathBuf,
+    pub(super) summary: PathBuf,
+    pub(super) events: PathBuf,
+}
+
+impl Scratch {
+    /// Makes them, empty and for their owner only: a step may read, count or append to them at once.
+    pub(super) fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
+        let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
+        let scratch = Self {
+            output: folder.join(format!("{name}.output")),
+            summary: folder.join(format!("{name}.summary")),
+            events: folder.join(format!("{name}.events")),
+        };
+        for path in [&scratch.output, &scratch.summary, &scratch.events] {
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        }
+        Ok(scratch)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // The step may have removed them; what is left goes with the folder.
+        for path in [&self.output, &self.summary, &self.events] {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

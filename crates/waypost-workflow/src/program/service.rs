@@ -69,7 +69,7 @@ impl WorkflowProgram {
         &self,
         services: &[Service],
         attempt: &Attempt,
-    ) -> Result<Vec<Note>, Performed<StepOutput>> {
+    ) -> Result<Vec<Note>, Box<Performed<StepOutput>>> {
         let mut notes = Vec::new();
         for service in services {
             let running = self.running();
@@ -92,7 +92,7 @@ impl WorkflowProgram {
     pub(super) async fn serve(&self, service: Service, attempt: &Attempt) -> Performed<StepOutput> {
         let mut running = match self.spawn_service(&service, attempt).await {
             Ok(running) => running,
-            Err(performed) => return performed,
+            Err(performed) => return *performed,
         };
         tokio::select! {
             ended = &mut running.life => return ended_at_once(ended),
@@ -122,17 +122,20 @@ impl WorkflowProgram {
         &self,
         service: &Service,
         attempt: &Attempt,
-    ) -> Result<Running, Performed<StepOutput>> {
+    ) -> Result<Running, Box<Performed<StepOutput>>> {
         let (supervisor, scratch, mark) = self.tools();
-        let process = self.process(&service.command, attempt, &scratch, &mark)?;
+        let process = self.process(&service.command, attempt, &scratch, &mark);
+        let process =
+            process.map_err(|failure| Box::new(Performed::Failed { failure, told: Told::default() }))?;
         let spawned = supervisor.spawn(process).await;
         drop(supervisor);
-        let mut child = spawned.map_err(|error| not_started(error, self.mask()))?;
+        let mut child = spawned.map_err(|error| Box::new(not_started(error, self.mask())))?;
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
             name: log_name(&attempt.branch, &attempt.step, &attempt.at),
             attempt: attempt.clone(),
             echo: self.surroundings.echo.clone(),
+            bytes: Arc::default(),
         };
         let (stop, stopped) = oneshot::channel();
         let (mask, grace) = (self.mask().clone(), service.command.grace());

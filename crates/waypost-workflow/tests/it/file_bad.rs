@@ -131,7 +131,7 @@ fn words_that_are_not_built_yet_are_said_to_be_so() {
         &answers(&[
             "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n  - workflow: x.yaml\n",
             "steps:\n  - run: a\n    evidence: [{file: x}]\n    undo: b\n    repeat: {max: 3}\n    on_failure: []\n    on_success: []\n    on_exit_code: {}\n",
-            "budget: {cost: 5.0}\nallow_paths: [/tmp]\non_failure: []\nstore: 'sqlite:x'\nsteps: [{run: a}]\n",
+            "allow_paths: [/tmp]\non_failure: []\nstore: 'sqlite:x'\nsteps: [{run: a}]\n",
             "steps: [{run: a, retry: {max: 2, when: [evidence]}}]\n",
             "steps: [{run: a, if: item_index > 3}]\n",
         ]),
@@ -169,6 +169,11 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
             "steps:\n  - run: a\n    stdin: [a]\n    report: {a: b}\n    dir:\n    name: [x]\n",
             "labels: {'a b': c, d: [e], f: '${{ x }}'}\nsteps: [{run: a}]\n",
             "checkpoints: {retention: 1, durability: never, on_failure: fial, interval: 60s}\nsteps: [{run: a}]\n",
+            "checkpoints: {interval: 10ms}\nbudget: 5\nsteps: [{run: a}]\n",
+            "budget: {}\nsteps: [{run: a}]\n",
+            "budget: {cost: $5, tokens: 5x}\nsteps: [{run: a}]\n",
+            "budget: {cost: 0, tokens: 1.5}\nsteps: [{run: a}]\n",
+            "budget: {cost: [1], tokens: 0k, tokns: 1}\nsteps: [{run: a}]\n",
             "defaults: 5\ncheckpoints: []\nsteps: [{run: a}]\n",
         ]),
     );

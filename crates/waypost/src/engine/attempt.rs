@@ -19,7 +19,7 @@ use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 use super::Told;
 use super::line::LineId;
 use super::request::{Asked, Request};
-use super::stop::{Stop, StopHandle};
+use super::stop::{Stop, StopHandle, StopLevel};
 
 /// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
 /// is a loop of steps.
@@ -180,6 +180,11 @@ impl Attempt {
             stop = self.stop.stopped() => stop,
             stop = self.cancel.stopped() => stop,
         }
+    }
+
+    /// Asks that the session stops with grace, this step included; `by` is remembered as what stopped it.
+    pub fn stop_session(&self, by: &str) {
+        self.stop.stop(StopLevel::Graceful, by);
     }
 
     /// Says whether a stop was asked for.

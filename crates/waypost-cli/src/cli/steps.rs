@@ -1,0 +1,14 @@
+//! What steps ask.
+
+use clap::Args;
+
+use super::key_value;
+
+#[derive(Debug, Args)]
+pub(crate) struct EventArgs {
+    /// Name of the event
+    pub(crate) name: String,
+    /// What is told of it, as texts
+    #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) data: Vec<(String, String)>,
+}

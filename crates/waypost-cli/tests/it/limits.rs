@@ -1,0 +1,146 @@
+//! What a run may use, and what it tells of itself meanwhile.
+
+use serde_json::{Value, json};
+
+use crate::rig::{Rig, check, wait_until};
+
+const PAID: &str = r#"
+name: paid
+budget: {cost: 1.00, tokens: 1k}
+steps:
+  - {id: a, run: 'echo usage.cost=0.6 >> "$WAYPOST_OUTPUT"'}
+  - {id: b, run: 'echo usage.cost=0.6 >> "$WAYPOST_OUTPUT"; echo usage.tokens_in=900 >> "$WAYPOST_OUTPUT"'}
+  - {id: c, run: 'touch c; echo usage.tokens_out=200 >> "$WAYPOST_OUTPUT"', idempotent: false}
+  - {id: d, run: touch d}
+"#;
+
+#[test]
+fn a_run_that_passes_its_budget_stops_and_goes_on_with_a_higher_one() {
+    let rig = Rig::with(PAID);
+
+    check("budget_passed", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));
+    assert!(!rig.path("c").exists());
+    check("budget_still_passed", &rig.waypost(&["resume", "r"]));
+    assert_eq!(rig.json(&["resume", "r", "--json"])["error"]["code"], "budget");
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "interrupted");
+
+    // By tokens now; what its steps did stays.
+    rig.write("flow.yaml", &PAID.replace("cost: 1.00", "cost: 1.20"));
+    let ended = rig.waypost(&["resume", "r", "-q"]);
+    assert!(ended.starts_with("exit 124\n"), "{ended}");
+    assert!(ended.contains("stopped by its budget (1100 of 1000 tokens): 3 of 4 steps"), "{ended}");
+    assert!(rig.path("c").exists() && !rig.path("d").exists());
+    rig.write("more.yaml", &PAID.replace("cost: 1.00, tokens: 1k", "cost: 1.20, tokens: 1.1k"));
+    assert_eq!(rig.call(&["resume", "r", "--with", "more.yaml", "-q"]).status.code(), Some(0));
+    assert!(rig.path("d").exists());
+    // What has ended needs no budget.
+    rig.write("flow.yaml", PAID);
+    assert_eq!(rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]).status.code(), Some(0));
+}
+
+#[test]
+fn what_is_under_way_is_stopped_and_tries_that_failed_count() {
+    let rig = Rig::with(
+        r#"
+budget: {tokens: 15}
+steps:
+  - {id: long, needs: [], run: 'echo $$ > pid; sleep 1000'}
+  - {id: dear, needs: [], run: 'until [ -s pid ]; do sleep 0.01; done; echo usage.tokens_in=10 >> "$WAYPOST_OUTPUT"; exit 1', retry: {max: 9, delay: 10ms}}
+"#,
+    );
+
+    let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
+
+    assert_eq!(ended.status.code(), Some(124), "{}", rig.told(&ended));
+    assert!(rig.told(&ended).contains("its budget (20 of 15 tokens): 0 of 2 steps are done"));
+    wait_until("the step to be gone", || !crate::rig::lives(&rig.read("pid")));
+    let why = rig.waypost(&["why", "r", "long"]);
+    assert!(why.contains("its budget"), "{why}");
+}
+
+#[test]
+fn what_a_killed_session_used_counts() {
+    let rig = Rig::with(
+        r#"
+budget: {cost: 1}
+steps:
+  - {id: a, run: 'echo usage.cost=0.9 >> "$WAYPOST_OUTPUT"'}
+  - {id: b, run: 'echo usage.cost=0.2 >> "$WAYPOST_OUTPUT"; [ -e go ] || { touch begun; sleep 1000; }'}
+  - {id: c, run: touch c}
+"#,
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("begun", |_| true);
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("go", "");
+
+    let ended = rig.call(&["resume", "r"]);
+
+    assert_eq!(ended.status.code(), Some(124), "{}", rig.told(&ended));
+    assert!(rig.told(&ended).contains("(cost 1.10 of 1.00): 2 of 3"), "{}", rig.told(&ended));
+    assert!(!rig.path("c").exists());
+}
+
+#[test]
+fn the_last_step_may_pass_the_budget() {
+    let rig =
+        Rig::with("budget: {cost: 1}\nsteps: [{id: a, run: 'echo usage.cost=1.5 >> \"$WAYPOST_OUTPUT\"'}]\n");
+
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    let resumed = rig.waypost(&["resume", "r"]);
+    assert!(resumed.starts_with("exit 0\n--- stdout\nNothing to do"), "{resumed}");
+}
+
+const SLOW: &str = r#"
+checkpoints: {interval: 1s}
+steps:
+  - id: a
+    run: |
+      echo begun
+      until [ -e go ]; do sleep 0.01; done
+"#;
+
+/// Returns what was told of step `a` while it ran.
+fn told(rig: &Rig) -> Vec<Value> {
+    let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event["event"] == "progress").collect()
+}
+
+#[test]
+fn a_step_that_runs_long_is_checkpointed_meanwhile() {
+    let rig = Rig::with(SLOW);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+
+    wait_until("two checkpoints within the step", || told(&rig).len() >= 2);
+    rig.write("go", "");
+    let ended = running.end();
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    let told = told(&rig);
+    assert_eq!((&told[0]["step"], &told[0]["key"]), (&json!("a"), &json!("running")));
+    assert_eq!(told[0]["value"]["log_bytes"], 6);
+    let elapsed = |at: usize| told[at]["value"]["elapsed_ms"].as_u64().unwrap();
+    assert!(elapsed(0) >= 1000 && elapsed(1) >= 2000, "{told:?}");
+    let listed = rig.json(&["checkpoints", "r", "--json"]);
+    assert_eq!(
+        (&listed["checkpoints"][1]["phase"], &listed["checkpoints"][1]["reason"]),
+        (&json!("progress"), &json!("interval"))
+    );
+}
+
+#[test]
+fn a_step_that_is_killed_behind_such_a_checkpoint_runs_again() {
+    let rig = Rig::with(SLOW);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    wait_until("a checkpoint within the step", || !told(&rig).is_empty());
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("go", "");
+
+    let ended = rig.call(&["resume", "r"]);
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert_eq!(rig.json(&["show", "r", "--json"])["steps"][0]["attempts"], 2);
+}

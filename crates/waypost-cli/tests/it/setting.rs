@@ -1,0 +1,133 @@
+//! Other params for a run under way, and one step done again.
+
+use crate::rig::{Rig, check};
+
+const FLOW: &str = r#"
+name: flow
+params:
+  who: { default: world }
+  n: { type: integer, default: 1 }
+secrets: [TOKEN]
+steps:
+  - {id: a, run: 'echo "a $WHO" >> out', env: {WHO: "${{ params.who }}"}}
+  - {id: b, run: 'echo "b $N" >> out; [ "$N" -gt 1 ]', env: {N: "${{ params.n }}"}}
+  - {id: c, run: 'echo "c $WHO $N" >> out', env: {WHO: "${{ params.who }}", N: "${{ params.n }}"}}
+"#;
+
+/// Calls it with the secret; gives what it answers and its exit code.
+fn call(rig: &Rig, args: &[&str]) -> String {
+    rig.told(&rig.command(args).env("TOKEN", "hunter2-hunter2").output().unwrap())
+}
+
+fn failed() -> Rig {
+    let rig = Rig::with(FLOW);
+    assert!(call(&rig, &["run", "flow.yaml", "--id", "r", "-q"]).starts_with("exit 1\n"));
+    rig
+}
+
+#[test]
+fn steps_that_are_still_to_come_read_other_params() {
+    let rig = failed();
+
+    let dry = call(&rig, &["resume", "r", "--set", "n=2", "--dry-run"]);
+    assert!(dry.contains("The steps to come would read other values of `n`."), "{dry}");
+    let resumed = call(&rig, &["resume", "r", "--set", "n=2"]);
+
+    assert!(resumed.starts_with("exit 0\n"), "{resumed}");
+    assert_eq!(rig.read("out"), "a world\nb 1\nb 2\nc world 2\n");
+    let show = |at: &str| rig.json(&["show", at, "--json"])["params"]["n"].clone();
+    assert_eq!((show("r"), show("r@1")), (2.into(), 1.into()));
+    assert!(rig.waypost(&["diff", "r@1", "r"]).contains("~ params.n: 1 -> 2"));
+    // A fork begins with what held there.
+    assert!(call(&rig, &["fork", "r@4", "--id", "f", "-p", "who=you", "-q"]).starts_with("exit 0\n"));
+    assert!(rig.read("out").ends_with("c you 2\n"), "{}", rig.read("out"));
+    // Whoever asks for the run as it was made, still means it.
+    assert!(call(&rig, &["run", "flow.yaml", "--id", "r", "--or-resume"]).starts_with("exit 0\n"));
+}
+
+#[test]
+fn what_a_finished_step_has_read_changes_only_if_it_is_done_again() {
+    let rig = failed();
+    let set = |args: &[&str]| call(&rig, &[&["resume", "r"], args].concat());
+
+    let refused = [
+        set(&["--set", "who=moon"]),
+        set(&["--set", "who=moon", "--from", "b"]),
+        set(&["--set", "n=x"]),
+        set(&["--set", "m=1"]),
+        set(&["--set", "n"]),
+        set(&["--set", "n=2", "--set", "who=hunter2-hunter2", "--from", "a"]),
+        set(&["--set", "n=2", "--all"]),
+        set(&["--only"]),
+    ];
+    check("set_refused", &refused.join("\n"));
+    assert_eq!(rig.read("out"), "a world\nb 1\n");
+    assert!(set(&["--set", "n=1", "--dry-run"]).contains("as asked for already"));
+
+    assert!(set(&["--set", "who=moon", "--set", "n=2", "--from", "a", "-q"]).starts_with("exit 0\n"));
+    assert_eq!(rig.read("out"), "a world\nb 1\na moon\nb 2\nc moon 2\n");
+    // All of it is over now, and starting over begins with what it was made with.
+    assert!(set(&["--set", "n=7"]).contains("param `n` was read by step b"));
+    assert!(set(&["--restart", "--set", "n=7", "-q"]).starts_with("exit 0\n"));
+    assert!(rig.read("out").ends_with("a world\nb 7\nc world 7\n"));
+}
+
+#[test]
+fn other_params_survive_a_kill() {
+    let rig = Rig::with(
+        "params: {n: {default: old}}\nsteps:\n  - {id: a, run: 'echo \"$N\" >> out; [ -e go ] || { [ \"$N\" = old ] && exit 1; sleep 1000; }', env: {N: '${{ params.n }}'}}\n",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    let running = rig.start(&["resume", "r", "--set", "n=new"]);
+    rig.wait_for("out", |text| text == "old\nnew\n");
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("go", "");
+
+    let ended = rig.call(&["resume", "r", "-q"]);
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert_eq!(rig.read("out"), "old\nnew\nnew\n");
+}
+
+#[test]
+fn items_under_way_have_read_what_their_steps_read() {
+    let rig = Rig::with(
+        r#"
+params: {n: {default: old}, last: {default: old}}
+steps:
+  - id: each
+    foreach:
+      items: [1, 2]
+      on_item_failure: stop
+      max_parallel: 1
+      steps:
+        - {id: one, run: 'echo "$N $I" >> out; [ "$I" = 1 ] || [ -e go ]', env: {N: '${{ params.n }}', I: '${{ item }}'}}
+  - {id: end, run: 'echo "$LAST" >> out', env: {LAST: '${{ params.last }}'}}
+"#,
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    rig.write("go", "");
+
+    let refused = rig.waypost(&["resume", "r", "--set", "n=new"]);
+    assert!(refused.contains("param `n` was read by step each"), "{refused}");
+    let ended = rig.waypost(&["resume", "r", "--retry-failed", "--set", "last=new"]);
+
+    assert!(ended.starts_with("exit 0\n"), "{ended}");
+    assert_eq!(rig.read("out"), "old 1\nold 2\nold 2\nnew\n");
+    assert!(rig.waypost(&["resume", "r", "--from", "each", "--set", "n=new"]).starts_with("exit 0\n"));
+    assert!(rig.read("out").ends_with("new 1\nnew 2\nnew\n"), "{}", rig.read("out"));
+}
+
+#[test]
+fn one_step_alone_is_done_again() {
+    let rig = failed();
+    assert!(call(&rig, &["resume", "r", "--set", "n=2", "-q"]).starts_with("exit 0\n"));
+
+    let only = call(&rig, &["resume", "r", "--from", "b", "--only"]);
+
+    assert!(only.starts_with("exit 0\n") && only.contains("stopped after step b, as asked"), "{only}");
+    assert_eq!(rig.read("out"), "a world\nb 1\nb 2\nc world 2\nb 2\n");
+    assert!(call(&rig, &["resume", "r", "-q"]).starts_with("exit 0\n"));
+    assert!(rig.read("out").ends_with("b 2\nc world 2\n"));
+}

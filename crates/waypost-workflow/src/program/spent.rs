@@ -1,0 +1,73 @@
+//! What a run has used so far, against its budget.
+//!
+//! All that was ever used counts, by whatever session and whether or not the run went back since: it is spent.
+
+use std::sync::Mutex;
+
+use waypost::RunId;
+use waypost::engine::{Attempt, Performed, Told};
+use waypost::record::{Record, Usage};
+use waypost::store::{Scan, Store, StoreError};
+
+use super::state::StepOutput;
+use crate::file::Budget;
+
+/// Begins what a run was stopped by when its steps have used more than they may.
+pub const BUDGET: &str = "its budget";
+
+/// Returns the sum of what the steps of a run have used, by its records.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn spent(store: &dyn Store, run: &RunId) -> Result<Usage, StoreError> {
+    let mut scan = Scan::of(run);
+    let mut sum = Usage::default();
+    loop {
+        let page = store.scan(&scan).await?;
+        page.records.iter().map(Record::header).filter_map(|header| header.usage.as_ref()).for_each(
+            |usage| {
+                add(&mut sum, usage);
+            },
+        );
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(sum),
+        }
+    }
+}
+
+fn add(sum: &mut Usage, usage: &Usage) {
+    sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
+    sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
+    sum.cost += usage.cost;
+}
+
+/// The budget of a session, and what was used of it.
+#[derive(Debug)]
+pub(super) struct Purse {
+    budget: Budget,
+    used: Mutex<Usage>,
+}
+
+impl Purse {
+    pub(super) fn new(budget: Budget, used: Usage) -> Self {
+        Self { budget, used: Mutex::new(used) }
+    }
+
+    /// Stops the session if the budget is passed; says whether it is.
+    pub(super) fn is_empty(&self, attempt: &Attempt) -> bool {
+        let passed = self.budget.passed_by(&self.used.lock().expect("no code panics while it holds this"));
+        if let Some(passed) = &passed {
+            attempt.stop_session(&format!("{BUDGET} ({passed})"));
+        }
+        passed.is_some()
+    }
+
+    /// Takes in what a try has used, before anything else is started.
+    pub(super) fn pay(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
+        let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
+        let Told { usage: Some(usage), .. } = told else { return };
+        add(&mut self.used.lock().expect("no code panics while it holds this"), usage);
+        self.is_empty(attempt);
+    }
+}
