@@ -9,6 +9,10 @@ use jiff::Timestamp;
 use crate::exit::Exit;
 use crate::time;
 
+mod scripts;
+
+pub(crate) use scripts::OnceArgs;
+
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 
@@ -114,6 +118,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page of waypost, or of a command
     Man(ManArgs),
+    /// Do a command of a shell script once, and give what it printed and its exit code after that
+    Once(OnceArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

@@ -29,6 +29,7 @@ mod doctor;
 mod events;
 mod list;
 mod logs;
+mod once;
 mod paper;
 mod plan;
 mod prune;
@@ -42,6 +43,7 @@ mod travel;
 mod verify;
 
 pub(crate) use events::line as event_line;
+pub(crate) use once::{OnceError, SCRIPT};
 pub(crate) use resume::near_here;
 
 /// Returns the time of day.
@@ -208,6 +210,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
         Command::Config => config::config(context).await,
+        Command::Once(args) => once::once(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

@@ -11,8 +11,10 @@ use waypost::plan::Decision;
 use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict, WaitKind};
 use waypost::store::Progress;
 
+mod scripts;
 mod upkeep;
 
+pub(crate) use scripts::{FinishedView, OnceView};
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
     ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,

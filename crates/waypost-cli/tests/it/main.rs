@@ -17,6 +17,7 @@ mod killed;
 mod looking;
 mod lost;
 mod newer;
+mod once;
 mod paper;
 mod pruning;
 mod reading;

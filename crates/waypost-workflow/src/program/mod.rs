@@ -46,7 +46,7 @@ use waiting::Waiting;
 pub use levels::shape_of;
 
 pub use attempt::{LOSS, NO_ROOM};
-pub use leftovers::{kill_processes_of, processes_of};
+pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use scratch::ScratchError;
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
