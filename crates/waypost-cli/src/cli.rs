@@ -11,7 +11,7 @@ use crate::time;
 
 mod scripts;
 
-pub(crate) use scripts::OnceArgs;
+pub(crate) use scripts::{NewArgs, OnceArgs};
 
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -118,8 +118,10 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page of waypost, or of a command
     Man(ManArgs),
-    /// Do a command of a shell script once, and give what it printed and its exit code after that
+    /// Do a command of a script once, and give what it came to after that
     Once(OnceArgs),
+    /// Make a workflow file to begin with, or of a shell script
+    New(NewArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

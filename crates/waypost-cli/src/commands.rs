@@ -29,6 +29,7 @@ mod doctor;
 mod events;
 mod list;
 mod logs;
+mod new;
 mod once;
 mod paper;
 mod plan;
@@ -211,6 +212,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Store(command) => store::store(context, command).await,
         Command::Config => config::config(context).await,
         Command::Once(args) => once::once(context, args).await,
+        Command::New(args) => new::new(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

@@ -26,6 +26,7 @@ mod ladder;
 mod output;
 mod place;
 mod reference;
+mod script;
 mod size;
 mod standing;
 mod surroundings;

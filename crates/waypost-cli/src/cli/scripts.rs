@@ -1,6 +1,7 @@
 //! Options of the commands that are about scripts.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -36,4 +37,17 @@ pub(crate) struct OnceArgs {
     /// End the run: what it remembers stays, and nothing is added
     #[arg(long, conflicts_with_all = ["key", "any_exit", "redo", "keep", "wait"])]
     pub(crate) finish: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NewArgs {
+    /// File to make; one that is there is not overwritten
+    #[arg(default_value = "waypost.yaml")]
+    pub(crate) file: PathBuf,
+    /// Make it of this shell script, a step for each of its commands
+    #[arg(long, value_name = "SCRIPT")]
+    pub(crate) from: Option<PathBuf>,
+    /// Name the workflow, and ask nothing [default: the folder's name, or the script's]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
 }

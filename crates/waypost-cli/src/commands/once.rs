@@ -206,7 +206,12 @@ impl Call<'_> {
 
     /// Takes the run, and does the command unless another did while this one waited.
     async fn work_on(&self, store: Arc<dyn Store>) -> Result<Exit, Error> {
-        let session = Session::begin(self.context, None)?;
+        // The screen is the command's: nothing moves on it.
+        let mut plain = self.context.clone();
+        plain.output.live = false;
+        plain.output.json = false;
+        plain.output.actions = false;
+        let session = Session::begin(&plain, None)?;
         let Some(recorder) = self.take(&store, &session).await? else {
             return Ok(self.stopped(&session));
         };

@@ -16,6 +16,7 @@ mod invariants;
 mod killed;
 mod looking;
 mod lost;
+mod new;
 mod newer;
 mod once;
 mod paper;
