@@ -11,7 +11,7 @@ use crate::time;
 
 mod scripts;
 
-pub(crate) use scripts::{NewArgs, OnceArgs};
+pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs};
 
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -122,6 +122,8 @@ pub(crate) enum Command {
     Once(OnceArgs),
     /// Make a workflow file to begin with, or of a shell script
     New(NewArgs),
+    /// Show a run that is killed and goes on, in a folder that is removed again
+    Demo(DemoArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

@@ -25,6 +25,7 @@ mod checkpoints;
 mod config;
 mod dead_letters;
 mod delete;
+mod demo;
 mod doctor;
 mod events;
 mod list;
@@ -213,6 +214,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Config => config::config(context).await,
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,
+        Command::Demo(args) => demo::demo(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

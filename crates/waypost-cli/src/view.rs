@@ -14,7 +14,9 @@ use waypost::store::Progress;
 mod scripts;
 mod upkeep;
 
-pub(crate) use scripts::{FinishedView, NewView, OnceView, RemarkView};
+pub(crate) use scripts::{
+    DemoCommandView, DemoStepView, DemoView, FinishedView, NewView, OnceView, RemarkView,
+};
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, ManFilesView, ManPageView,
     ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView,

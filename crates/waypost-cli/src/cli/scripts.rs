@@ -51,3 +51,13 @@ pub(crate) struct NewArgs {
     #[arg(long)]
     pub(crate) name: Option<String>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Keep the folder
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Let each step take 0.3 s only
+    #[arg(long)]
+    pub(crate) fast: bool,
+}

@@ -50,3 +50,30 @@ pub(crate) struct RemarkView {
     pub(crate) line: usize,
     pub(crate) message: String,
 }
+
+/// The answer of `demo`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DemoView {
+    pub(crate) v: u32,
+    /// What was finished was not done again.
+    pub(crate) ok: bool,
+    pub(crate) commands: Vec<DemoCommandView>,
+    pub(crate) steps: Vec<DemoStepView>,
+    /// The folder, where it was to be kept.
+    pub(crate) kept: Option<String>,
+}
+
+/// A command that the demo ran; none as the exit code of the one that it killed.
+#[derive(Debug, Serialize)]
+pub(crate) struct DemoCommandView {
+    pub(crate) command: String,
+    pub(crate) exit_code: Option<i32>,
+}
+
+/// How often a step of the demo began.
+#[derive(Debug, Serialize)]
+pub(crate) struct DemoStepView {
+    pub(crate) step: String,
+    pub(crate) begun: usize,
+    pub(crate) cut: bool,
+}

@@ -7,6 +7,7 @@ mod cancelling;
 mod checkup;
 mod config;
 mod database;
+mod demo;
 mod displaced;
 mod examples;
 mod foreach;
