@@ -10,9 +10,11 @@ use crate::exit::Exit;
 use crate::time;
 
 mod letters;
+mod scripts;
 mod steps;
 
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
+pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs};
 pub(crate) use steps::EventArgs;
 
 /// Most lines that one listing gives: what a store gives as one page.
@@ -124,6 +126,12 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page of waypost, or of a command
     Man(ManArgs),
+    /// Do a command of a script once, and give what it came to after that
+    Once(OnceArgs),
+    /// Make a workflow file to begin with, or of a shell script
+    New(NewArgs),
+    /// Show a run that is killed and goes on, in a folder that is removed again
+    Demo(DemoArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

@@ -25,12 +25,15 @@ mod checkpoints;
 mod config;
 mod dead_letters;
 mod delete;
+mod demo;
 mod doctor;
 mod event;
 mod events;
 mod export;
 mod list;
 mod logs;
+mod new;
+mod once;
 mod paper;
 mod plan;
 mod prune;
@@ -44,6 +47,7 @@ mod travel;
 mod verify;
 
 pub(crate) use events::line as event_line;
+pub(crate) use once::{OnceError, SCRIPT};
 pub(crate) use resume::near_here;
 
 /// Returns the time of day.
@@ -213,6 +217,9 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Store(command) => store::store(context, command).await,
         Command::Export(args) => export::export(context, args).await,
         Command::Config => config::config(context).await,
+        Command::Once(args) => once::once(context, args).await,
+        Command::New(args) => new::new(context, args).await,
+        Command::Demo(args) => demo::demo(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

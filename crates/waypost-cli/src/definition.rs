@@ -19,7 +19,7 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::{Context, near_here};
+use crate::commands::{Context, SCRIPT, near_here};
 use crate::error::Error;
 use crate::place;
 use crate::surroundings;
@@ -250,6 +250,12 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
         || PathBuf::from(format!("{}.yaml", record.workflow)),
         |path| place::from_home(store.home(), path),
     );
+    if record.settings.contains_key(SCRIPT) {
+        return Err(Error::usage(
+            format!("run {} is made by `waypost once` in a script", record.run),
+            "call the script again: it goes on where it stood",
+        ));
+    }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
             format!("run {} was not made from a workflow file", record.run),

@@ -14,6 +14,7 @@ use waypost_workflow::file::{FileError, ParamsError, ReadError};
 use waypost_workflow::program::{ProgramError, ScratchError};
 use waypost_workflow::supervisor::SupervisorError;
 
+use crate::commands::OnceError;
 use crate::exit::Exit;
 use crate::reference::log_that_tells;
 use crate::view::ProblemView;
@@ -173,6 +174,9 @@ pub(crate) enum Error {
     /// The engine.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A remembered command.
+    #[error(transparent)]
+    Once(Box<OnceError>),
 }
 
 /// What is told of an error.
@@ -369,6 +373,7 @@ impl Error {
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
             Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
+            Self::Once(error) => error.kind(),
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),
             Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {

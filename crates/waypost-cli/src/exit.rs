@@ -50,10 +50,12 @@ pub(crate) enum Exit {
     Interrupt,
     /// Stopped by SIGTERM, after the checkpoint.
     Terminate,
+    /// As the command that `once` was given, with this code.
+    Command(u8),
 }
 
 impl Exit {
-    /// All of them, by rising number.
+    /// All of them with a meaning of their own, by rising number.
     pub(crate) const ALL: [Self; 22] = [
         Self::Done,
         Self::StepFailed,
@@ -106,6 +108,7 @@ impl Exit {
             Self::Hangup => (129, "SIGHUP, after the checkpoint"),
             Self::Interrupt => (130, "SIGINT or `waypost stop`, after the checkpoint"),
             Self::Terminate => (143, "SIGTERM, after the checkpoint"),
+            Self::Command(code) => (code, "that of the command, from `once`"),
         }
     }
 

@@ -95,6 +95,25 @@ pub(crate) fn exit_of(by: &str) -> Exit {
     }
 }
 
+/// Ends this process by the signal of that name, if it is one that the ladder hears; else it returns.
+///
+/// # Source
+/// <https://www.cons.org/cracauer/sigint.html>: a shell goes on with a script whose command exits by itself after Ctrl-C.
+pub(crate) fn die_of(by: &str) {
+    let number = match by {
+        "SIGINT" => libc::SIGINT,
+        "SIGTERM" => libc::SIGTERM,
+        "SIGHUP" => libc::SIGHUP,
+        _ => return,
+    };
+    #[expect(unsafe_code, reason = "neither std nor rustix sets how a signal is taken")]
+    // SAFETY: it sets that the signal ends this process, and sends it; no handler of ours is called.
+    unsafe {
+        libc::signal(number, libc::SIG_DFL);
+        libc::raise(number);
+    }
+}
+
 fn is_ignored(number: libc::c_int) -> bool {
     #[expect(unsafe_code, reason = "neither std nor rustix tells what becomes of a signal")]
     // SAFETY: `sigaction` is plain integers and pointers, for which all zeros is a value; the call only fills it in.

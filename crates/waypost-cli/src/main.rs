@@ -27,6 +27,7 @@ mod output;
 mod params;
 mod place;
 mod reference;
+mod script;
 mod size;
 mod standing;
 mod surroundings;

@@ -158,6 +158,17 @@ impl Output {
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
+    /// Asks for a line; none at the end of input.
+    #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
+    pub(crate) fn ask(&self, question: &str) -> io::Result<Option<String>> {
+        let mut stderr = io::stderr().lock();
+        write!(stderr, "{question}")?;
+        stderr.flush()?;
+        let mut answer = String::new();
+        let count = io::stdin().lock().read_line(&mut answer)?;
+        Ok((count > 0).then(|| answer.trim().to_owned()))
+    }
+
     /// Says whether a person can be asked.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn can_ask(&self) -> bool {

@@ -59,6 +59,11 @@ impl Local {
         }
     }
 
+    /// Returns what is run as the supervisor.
+    pub(crate) fn supervisor(&self) -> SupervisorProgram {
+        self.supervisor.clone()
+    }
+
     /// Names user and host, for people.
     #[expect(clippy::unused_self, reason = "it is about this machine")]
     pub(crate) fn actor(&self) -> String {

@@ -11,8 +11,12 @@ use waypost::plan::Decision;
 use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict, WaitKind};
 use waypost::store::Progress;
 
+mod scripts;
 mod upkeep;
 
+pub(crate) use scripts::{
+    DemoCommandView, DemoStepView, DemoView, FinishedView, NewView, OnceView, RemarkView,
+};
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,
     ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView,

@@ -377,6 +377,15 @@ impl Recorder {
         }
     }
 
+    /// Returns the lease, for what is kept beside the records ([`Blobs`](crate::store::Blobs)), and for whoever is to hold the
+    /// run's lock until all processes of a step are dead. Others can take the run up once every clone of it is dropped.
+    ///
+    /// # Errors
+    /// As [`newest`](Self::newest).
+    pub async fn lease(&self) -> Result<Lease, Error> {
+        Ok(self.writing().await?.lease.clone())
+    }
+
     /// Gives the lease back; a run that has not ended can be opened again. Steps under way will be cut.
     ///
     /// # Errors

@@ -87,8 +87,15 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
 
 /// Goes on with every run that was interrupted, or whose time has come, oldest first.
 async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
-    let Due { mut runs, unreadable } = due(context, store.as_ref()).await?;
-    runs.reverse();
+    let Due { runs: found, unreadable } = due(context, store.as_ref()).await?;
+    let mut runs = Vec::with_capacity(found.len());
+    for run in found.into_iter().rev() {
+        if is_of_script(store.as_ref(), &run).await {
+            context.output.detail(&format!("Run {run} is left to its script, which goes on with it."));
+        } else {
+            runs.push(run);
+        }
+    }
     let doubtful = in_doubt(store.as_ref()).await?;
     if runs.is_empty() && doubtful.is_empty() && unreadable.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
@@ -128,6 +135,12 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         tell_of_doubt(context, run, args)?;
     }
     Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
+}
+
+/// Says whether a run is made by `once`: calling its script again is what goes on with it.
+async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
+    let entry = store.run(run).await;
+    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(super::SCRIPT))
 }
 
 /// Says of a run in doubt that it is left as it is, and who decides.

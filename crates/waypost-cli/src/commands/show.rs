@@ -12,7 +12,7 @@ use waypost::{BranchPath, CheckpointRef, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
-use super::{Context, checkpoints};
+use super::{Context, SCRIPT, checkpoints};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -324,6 +324,8 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     }
     if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
+    } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
+        text.push_str("\nTo go on, call the script again.\n");
     } else if facts.goes_on() {
         let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words());
     }

@@ -19,6 +19,12 @@ pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     Digest::of_parts(parts).to_string()[..32].to_owned()
 }
 
+/// Returns the variable, with its value, that marks a process as one of a run, for who starts processes of it by other
+/// means than a workflow: [`kill_processes_of`] finds them by it.
+pub fn run_mark(store: &dyn Store, run: &RunId) -> (&'static str, String) {
+    (MARK, mark_of(store, run))
+}
+
 /// Finds the processes that steps of these runs have started and that are still there, whoever watches over them.
 ///
 /// Every process of this machine is looked at once, however many runs are asked for. Processes of other users are not

@@ -16,12 +16,12 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
     StateError,
 };
-use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
+use waypost::record::{Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
-use crate::expr::{ExprError, Scope};
+use crate::expr::Scope;
 use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
 use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
@@ -30,6 +30,7 @@ mod agent;
 mod announced;
 mod attempt;
 mod command;
+mod faults;
 mod handover;
 mod hooks;
 mod items;
@@ -45,6 +46,7 @@ mod waiting;
 use scratch::ScratchFolder;
 
 use command::Command;
+use faults::{expression, failure, no_children};
 use items::{Joining, Listing};
 use levels::Level;
 use service::{Service, Services};
@@ -56,7 +58,7 @@ pub use levels::shape_of;
 pub use agent::Agents;
 pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 pub use attempt::{LOSS, NO_ROOM};
-pub use leftovers::{kill_processes_of, processes_of};
+pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use scratch::ScratchError;
 pub use spent::{BUDGET, spent};
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
@@ -334,17 +336,6 @@ fn contains_secret(mask: &Mask, value: &Value) -> bool {
     }
 }
 
-/// Makes a failure of a message and its causes.
-fn failure(kind: FailureKind, error: impl std::error::Error) -> Failure {
-    let mut chain = vec![error.to_string()];
-    let mut source = error.source();
-    while let Some(cause) = source {
-        chain.push(cause.to_string());
-        source = cause.source();
-    }
-    Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
-}
-
 /// Adds what was said before the work began.
 fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
     if let Performed::Completed { told, .. }
@@ -354,22 +345,6 @@ fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Perform
         told.notes.splice(0..0, notes);
     }
     performed
-}
-
-/// The failure of a step that is asked for branches: those that have some find them by their own work.
-fn no_children(spot: Spot<'_>) -> Failure {
-    let text = format!("step `{}` opens no branches", spot.step.id);
-    Failure::new(FailureKind::Error, vec![text])
-}
-
-fn expression(error: ExprError) -> Failure {
-    let hint = error.hint.clone();
-    let mut failure = failure(FailureKind::Expression, error);
-    // A hint is a name, or a sentence.
-    failure
-        .error
-        .extend(hint.map(|hint| if hint.contains(' ') { hint } else { format!("did you mean `{hint}`?") }));
-    failure
 }
 
 #[async_trait]

@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::id::{CheckpointRef, Digest, RunId, StepId};
-use crate::record::{Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Try, Usage, encode};
+use crate::record::{
+    Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Printed, Try, Usage, encode,
+};
 
 use super::Error;
 use super::label::{self, CONTENT_KEY, LABEL_KEY, Label};
@@ -155,6 +157,8 @@ pub struct Commit {
     pub(super) state: Option<Result<Given, Flaw>>,
     pub(super) outputs: BTreeMap<String, Value>,
     pub(super) exit_code: Option<i32>,
+    pub(super) command: Option<String>,
+    pub(super) printed: Option<Printed>,
     pub(super) external: Option<String>,
     pub(super) label: Option<Label>,
     pub(super) usage: Option<Usage>,
@@ -175,6 +179,8 @@ impl Commit {
             state: None,
             outputs: BTreeMap::new(),
             exit_code: None,
+            command: None,
+            printed: None,
             external: None,
             label: None,
             usage: None,
@@ -199,6 +205,19 @@ impl Commit {
     #[must_use]
     pub fn exit_code(self, exit_code: i32) -> Self {
         Self { exit_code: Some(exit_code), ..self }
+    }
+
+    /// Records the command that the step ran, for people; like [`printed`](Self::printed), it is no part of what a commit
+    /// under a caller's id is compared by.
+    #[must_use]
+    pub fn command(self, command: impl Into<String>) -> Self {
+        Self { command: Some(command.into()), ..self }
+    }
+
+    /// Records what the step printed; the log itself is a blob of the run.
+    #[must_use]
+    pub fn printed(self, printed: Option<Printed>) -> Self {
+        Self { printed, ..self }
     }
 
     /// Gives the commit an id of the caller's. The same commit under the same id is written once.
@@ -253,7 +272,13 @@ impl Commit {
     }
 
     pub(super) fn ending(&self) -> Ending {
-        Ending { exit_code: self.exit_code, outputs: self.outputs.clone(), ..Ending::default() }
+        Ending {
+            exit_code: self.exit_code,
+            outputs: self.outputs.clone(),
+            command: self.command.clone(),
+            log: self.printed.clone(),
+            ..Ending::default()
+        }
     }
 
     /// Returns the labels of the record: those of the start, with what the commit says otherwise.

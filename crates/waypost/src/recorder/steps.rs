@@ -157,6 +157,19 @@ impl Recorder {
             tolerated: false,
             ending: crate::record::Ending::default(),
         };
+        self.fail_step_with(begun, failure, notes).await
+    }
+
+    /// Ends a step that failed, with all that is known of how: the kind, the exit code, what it printed.
+    ///
+    /// # Errors
+    /// As [`fail_step`](Self::fail_step).
+    pub async fn fail_step_with(
+        &self,
+        begun: &Begun,
+        failure: Failure,
+        notes: Vec<Note>,
+    ) -> Result<Checkpoint, Error> {
         let mut writing = self.writing().await?;
         writing.tip.check_open(begun)?;
         let mut next = writing.tip.clone();

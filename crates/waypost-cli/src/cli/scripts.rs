@@ -1,0 +1,63 @@
+//! Options of the commands that are about scripts.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::time;
+
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "waypost once [OPTIONS] <KEY> -- <COMMAND>...\n       waypost once [OPTIONS] --finish"
+)]
+pub(crate) struct OnceArgs {
+    /// Name of the command within its script
+    #[arg(required_unless_present = "finish", requires = "command")]
+    pub(crate) key: Option<String>,
+    /// Command and its arguments
+    #[arg(last = true, requires = "key")]
+    pub(crate) command: Vec<OsString>,
+    /// Name the run of the script [default: what WAYPOST_SCRIPT_RUN says]
+    #[arg(long, value_name = "RUN")]
+    pub(crate) id: Option<String>,
+    /// Remember also a command that ends with another exit code than 0
+    #[arg(long)]
+    pub(crate) any_exit: bool,
+    /// Do the command although it is done, and remember that
+    #[arg(long, conflicts_with = "keep")]
+    pub(crate) redo: bool,
+    /// Give what is remembered although the command is another one now
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Wait so long while another command of the same run is under way [default: until it has ended]
+    #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
+    pub(crate) wait: Option<Duration>,
+    /// End the run: what it remembers stays, and nothing is added
+    #[arg(long, conflicts_with_all = ["key", "any_exit", "redo", "keep", "wait"])]
+    pub(crate) finish: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NewArgs {
+    /// File to make; one that is there is not overwritten
+    #[arg(default_value = "waypost.yaml")]
+    pub(crate) file: PathBuf,
+    /// Make it of this shell script, a step for each of its commands
+    #[arg(long, value_name = "SCRIPT")]
+    pub(crate) from: Option<PathBuf>,
+    /// Name the workflow, and ask nothing [default: the folder's name, or the script's]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Keep the folder
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Let each step take 0.3 s only
+    #[arg(long)]
+    pub(crate) fast: bool,
+}

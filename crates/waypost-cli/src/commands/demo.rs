@@ -1,0 +1,279 @@
+//! `waypost demo`: a small workflow in a folder of its own, killed in the middle and resumed, by the real program.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+use waypost::RunId;
+
+use super::Context;
+use crate::cli::DemoArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::ladder;
+use crate::view::{DemoCommandView, DemoStepView, DemoView, VERSION};
+
+/// The workflow file and its run.
+const FILE: &str = "demo.yaml";
+const RUN: &str = "demo";
+/// The steps; the second is cut.
+const STEPS: [&str; 4] = ["fetch", "load", "report", "publish"];
+const CUT: &str = "load";
+/// How long a step takes: so that a person can follow, and so that a test need not wait.
+const STEP_SECONDS: &str = "1.5";
+const STEP_SECONDS_FAST: &str = "0.3";
+/// How often is looked at what the run does.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a command of the demo may take: far more than it does.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a command may take to end after a signal, which a terminal gives to it, too.
+const END_MAX: Duration = Duration::from_secs(15);
+
+pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Error> {
+    let stop = Stop::listen().map_err(Error::Runtime)?;
+    let folder = make_folder()?;
+    let mut demo = Demo { context, folder: folder.clone(), told: Vec::new(), stop };
+    let shown = demo.show(&args).await;
+    if !args.keep {
+        // What is left of it is in the folder for such things, and the system's to remove.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    match shown {
+        Ok(exit) => Ok(exit),
+        Err(Ended::Stopped(by)) => {
+            context.output.note(&format!("Stopped by {by}; nothing of the demo is left."));
+            ladder::die_of(by);
+            Ok(ladder::exit_of(by))
+        }
+        Err(Ended::Error(error)) => Err(error),
+    }
+}
+
+/// Why it did not come to its end.
+enum Ended {
+    Stopped(&'static str),
+    Error(Error),
+}
+
+impl From<Error> for Ended {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<std::io::Error> for Ended {
+    fn from(error: std::io::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// The signals that end it.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+struct Demo<'a> {
+    context: &'a Context,
+    folder: PathBuf,
+    /// The commands so far.
+    told: Vec<DemoCommandView>,
+    stop: Stop,
+}
+
+impl Demo<'_> {
+    async fn show(&mut self, args: &DemoArgs) -> Result<Exit, Ended> {
+        let seconds = if args.fast { STEP_SECONDS_FAST } else { STEP_SECONDS };
+        let text = workflow(seconds);
+        let file = self.folder.join(FILE);
+        fs::write(&file, &text).map_err(|source| Error::Create { path: file, source })?;
+        self.say(&format!(
+            "A workflow of four steps, each of which takes {seconds} s, in {}:\n",
+            self.folder.display()
+        ))?;
+        self.say(&indented(&text))?;
+
+        self.say("It is run, and killed with `kill -9` while the second step is under way:\n")?;
+        let mut running = self.start(&["run", FILE, "--id", RUN])?;
+        self.wait_for(&mut running, |trace| trace.lines().any(|line| line == CUT)).await?;
+        self.kill(&mut running)?;
+
+        self.say("\nWhat is known of that step:\n")?;
+        self.call(&["why", RUN, CUT]).await?;
+        self.say("\nIt goes on where it stood:\n")?;
+        let resumed = self.call(&["resume", RUN]).await?;
+        self.say("\nAnd this is what became of it:\n")?;
+        self.call(&["show", RUN]).await?;
+
+        let trace = fs::read_to_string(self.folder.join("trace")).unwrap_or_default();
+        let begun = |step: &str| trace.lines().filter(|line| *line == step).count();
+        let is_right = STEPS.iter().all(|step| begun(step) == if *step == CUT { 2 } else { 1 });
+        let steps: Vec<DemoStepView> = STEPS
+            .iter()
+            .map(|step| DemoStepView { step: (*step).to_owned(), begun: begun(step), cut: *step == CUT })
+            .collect();
+        let kept = args.keep.then(|| self.folder.display().to_string());
+        if self.context.output.json {
+            let commands = std::mem::take(&mut self.told);
+            let view = DemoView { v: VERSION, ok: is_right && resumed.success(), commands, steps, kept };
+            self.context.output.document(&view)?;
+        } else {
+            self.tell(&steps, is_right, kept.as_deref())?;
+        }
+        Ok(if is_right && resumed.success() { Exit::Done } else { Exit::Internal })
+    }
+
+    fn tell(&self, steps: &[DemoStepView], is_right: bool, kept: Option<&str>) -> Result<(), Ended> {
+        let counts: Vec<String> = steps
+            .iter()
+            .map(|step| {
+                let times = if step.begun == 1 { "once".to_owned() } else { format!("{} times", step.begun) };
+                format!("{} {times}", step.step)
+            })
+            .collect();
+        self.say(&format!("\nHow often each step began: {}.", counts.join(", ")))?;
+        self.say(if is_right {
+            "What was finished was not done again; the step that was cut was begun anew."
+        } else {
+            "That is not as it should be: a finished step must begin once, and the one that was cut twice."
+        })?;
+        self.say(&match kept {
+            Some(folder) => format!("The folder is kept: {folder}"),
+            None => "The folder is gone again. To begin with a file of your own: waypost new".to_owned(),
+        })
+    }
+
+    /// Says something, unless the answer is a document.
+    fn say(&self, text: &str) -> Result<(), Ended> {
+        if !self.context.output.json {
+            self.context.output.answer(text)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the program as a user would, and says so.
+    fn start(&mut self, args: &[&str]) -> Result<Child, Ended> {
+        let line = format!("waypost {}", args.join(" "));
+        self.say(&self.context.output.paint.bold(&format!("$ {line}")))?;
+        self.told.push(DemoCommandView { command: line, exit_code: None });
+        let program =
+            if cfg!(target_os = "linux") { PathBuf::from("/proc/self/exe") } else { this_program()? };
+        let mut command = Command::new(program);
+        command.args(args).current_dir(&self.folder).stdin(Stdio::null());
+        // Its store is in the folder, whatever is used elsewhere: that of a folder above it, too.
+        command.env("WAYPOST_STORE", "sqlite:demo.db");
+        if self.context.output.json {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        Ok(command.spawn().map_err(Error::Runtime)?)
+    }
+
+    async fn call(&mut self, args: &[&str]) -> Result<ExitStatus, Ended> {
+        let mut child = self.start(args)?;
+        let status = self.wait_for(&mut child, |_| false).await?;
+        let status = status.ok_or_else(|| Error::Runtime(std::io::ErrorKind::TimedOut.into()))?;
+        if let Some(told) = self.told.last_mut() {
+            told.exit_code = status.code();
+        }
+        Ok(status)
+    }
+
+    fn kill(&mut self, running: &mut Child) -> Result<(), Ended> {
+        let line = format!("kill -9 {}", running.id());
+        self.say(&self.context.output.paint.bold(&format!("$ {line}")))?;
+        self.told.push(DemoCommandView { command: "kill -9".to_owned(), exit_code: Some(0) });
+        running.kill()?;
+        running.wait()?;
+        Ok(())
+    }
+
+    /// Waits until the trace of the steps is as wished, or the program has ended; then it gives how.
+    async fn wait_for(
+        &mut self,
+        child: &mut Child,
+        is: impl Fn(&str) -> bool,
+    ) -> Result<Option<ExitStatus>, Ended> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status));
+            }
+            let trace = fs::read_to_string(self.folder.join("trace")).unwrap_or_default();
+            if is(&trace) || Instant::now() >= end {
+                return Ok(None);
+            }
+            tokio::select! {
+                by = self.stop.next() => {
+                    let end = Instant::now() + END_MAX;
+                    while child.try_wait()?.is_none() && Instant::now() < end {
+                        // A terminal has told it already; from elsewhere, nobody has.
+                        let pid = rustix::process::Pid::from_child(child);
+                        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                        tokio::time::sleep(Duration::from_millis(500)).await;
+                    }
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(Ended::Stopped(by));
+                }
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+}
+
+fn this_program() -> Result<PathBuf, Error> {
+    std::env::current_exe().map_err(Error::Runtime)
+}
+
+/// Makes a folder that was not there.
+fn make_folder() -> Result<PathBuf, Error> {
+    let folder = std::env::temp_dir().join(RunId::random("waypost-demo").as_str());
+    let made = fs::DirBuilder::new().mode(0o700).create(&folder);
+    made.map_err(|source| Error::Create { path: folder.clone(), source })?;
+    Ok(folder)
+}
+
+/// Writes the workflow.
+fn workflow(seconds: &str) -> String {
+    let steps = STEPS.map(|step| format!("  - id: {step}\n    run: echo {step} >> trace; sleep {seconds}\n"));
+    format!("version: 1\nsteps:\n{}", steps.concat())
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost_workflow::file::Workflow;
+
+    #[test]
+    fn the_workflow_of_the_demo_is_one() {
+        let parsed = Workflow::parse(&super::workflow("1"), std::path::Path::new(super::FILE));
+
+        assert_eq!(parsed.unwrap().steps().len(), super::STEPS.len());
+    }
+}

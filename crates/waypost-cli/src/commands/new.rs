@@ -1,0 +1,201 @@
+//! `waypost new`: a workflow file to begin with, of a few answers or of a shell script.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use waypost_workflow::file::Workflow;
+
+use super::Context;
+use crate::cli::NewArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::{shown, shown_lines};
+use crate::place::quoted;
+use crate::script::{self, Remark};
+use crate::view::{NewView, RemarkView, VERSION};
+
+/// Largest script that is read: what a workflow file may have.
+const SCRIPT_BYTES_MAX: u64 = 4 << 20;
+/// Most commands that are asked for: who has more writes them into the file.
+const COMMANDS_MAX: usize = 20;
+
+#[expect(clippy::unused_async, reason = "every command is asked in the same way")]
+pub(crate) async fn new(context: &Context, args: NewArgs) -> Result<Exit, Error> {
+    if args.file.symlink_metadata().is_ok() {
+        return Err(is_there(&args.file));
+    }
+    let given = args.name.clone();
+    let (text, remarks) = match &args.from {
+        Some(script) => {
+            let name = given.unwrap_or_else(|| stem(script));
+            let made = script::make(&read_script(script)?, &script.display().to_string(), &name);
+            (made.text, made.remarks)
+        }
+        None => {
+            let folder = || {
+                let here = args.file.canonicalize().ok().or_else(|| std::path::absolute(&args.file).ok());
+                here.and_then(|file| Some(file.parent()?.file_name()?.to_string_lossy().into_owned()))
+            };
+            let name = given.or_else(folder).unwrap_or_else(|| "workflow".to_owned());
+            let asks = context.output.can_ask() && !context.output.json && !context.output.quiet;
+            let (name, commands) =
+                if asks && args.name.is_none() { ask(context, &name)? } else { (name, Vec::new()) };
+            (begun(&args.file, &name, &commands), Vec::new())
+        }
+    };
+    // What `check` says of it is said now, and before anything is written.
+    let workflow = Workflow::parse(&text, &args.file).map_err(|error| Error::File(Box::new(error)))?;
+    write_new(&args.file, &text)?;
+    tell(context, &args, &workflow, &remarks)?;
+    Ok(Exit::Done)
+}
+
+fn tell(context: &Context, args: &NewArgs, workflow: &Workflow, remarks: &[Remark]) -> Result<(), Error> {
+    let file = args.file.display().to_string();
+    let from = args.from.as_ref().map(|script| script.display().to_string());
+    for remark in remarks {
+        let place = from.as_deref().unwrap_or_default();
+        context.output.note(&format!("{}:{}: {}", shown(place), remark.line, shown_lines(&remark.text)));
+    }
+    if context.output.json {
+        let remarks =
+            remarks.iter().map(|remark| RemarkView { line: remark.line, message: remark.text.clone() });
+        return Ok(context.output.document(&NewView {
+            v: VERSION,
+            file,
+            workflow: workflow.name().to_owned(),
+            from,
+            steps: workflow.steps().iter().map(|step| step.id.clone()).collect(),
+            remarks: remarks.collect(),
+        })?);
+    }
+    let steps: Vec<&str> = workflow.steps().iter().map(|step| step.id.as_str()).collect();
+    let count = if steps.len() == 1 { "1 step".to_owned() } else { format!("{} steps", steps.len()) };
+    let text = format!(
+        "Made {}, with {count}: {}.\nRun it with: waypost run {}",
+        shown(&file),
+        steps.join(", "),
+        quoted(&shown(&file))
+    );
+    Ok(context.output.answer(&text)?)
+}
+
+fn is_there(file: &Path) -> Error {
+    Error::usage(
+        format!("{} is there already, and is not overwritten", file.display()),
+        "name another file: `waypost new FILE`",
+    )
+}
+
+fn write_new(file: &Path, text: &str) -> Result<(), Error> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(Error::not_found(format!("folder {}", folder.display()), "make it first"));
+    }
+    let made = fs::OpenOptions::new().write(true).create_new(true).open(file);
+    let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
+    match made {
+        Ok(mut made) => made.write_all(text.as_bytes()).map_err(|source| {
+            // Half of it is no workflow; if it cannot be removed either, that is no worse.
+            let _ = fs::remove_file(file);
+            failed(source)
+        }),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(is_there(file)),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn read_script(path: &Path) -> Result<String, Error> {
+    let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = crate::place::open_regular(path).map_err(unreadable)?;
+    io::Read::read_to_end(&mut io::Read::take(file, SCRIPT_BYTES_MAX + 1), &mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > SCRIPT_BYTES_MAX {
+        return Err(Error::usage(
+            format!("{} has more than {} MiB", path.display(), SCRIPT_BYTES_MAX >> 20),
+            "a workflow file cannot be that large",
+        ));
+    }
+    String::from_utf8(bytes).map_err(|_| {
+        Error::usage(format!("{} is no text in UTF-8", path.display()), "name a shell script with `--from`")
+    })
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// Asks for a name and for commands.
+fn ask(context: &Context, name: &str) -> Result<(String, Vec<String>), Error> {
+    let output = &context.output;
+    let answer = output.ask(&format!("Name of the workflow [{}]: ", shown(name)))?;
+    let name = answer.filter(|answer| !answer.is_empty()).unwrap_or_else(|| name.to_owned());
+    output.aside("Its commands, one a line; an empty line ends them, and none at all gives an example.");
+    let mut commands = Vec::new();
+    while commands.len() < COMMANDS_MAX {
+        match output.ask(&format!("{}: ", commands.len() + 1))? {
+            Some(command) if !command.is_empty() => commands.push(command),
+            _ => break,
+        }
+    }
+    Ok((name, commands))
+}
+
+/// Writes a file to begin with.
+fn begun(file: &Path, name: &str, commands: &[String]) -> String {
+    let file: PathBuf = file.file_name().map_or_else(|| file.to_owned(), PathBuf::from);
+    let file = quoted(&shown(&file.to_string_lossy()));
+    let head = format!(
+        "# A workflow: its steps are commands, and the end of each is written down before the next one begins.\n\
+         #\n\
+         #   waypost check {file}    says what is wrong with this file, and runs nothing\n\
+         #   waypost run {file}      runs it\n\
+         #   waypost resume          goes on after a failure, a kill or a power cut; what is finished is not done again\n\
+         #   waypost show            says how far it is\n\
+         version: 1\n\
+         name: {}\n",
+        script::scalar(name)
+    );
+    if commands.is_empty() {
+        return head + EXAMPLE;
+    }
+    let steps = commands.iter().enumerate().map(|(index, command)| {
+        let command = command.replace("${{", "${{ '${{' }}");
+        format!("\n  - id: step-{}\n    run: {}\n", index + 1, script::scalar(&command))
+    });
+    format!("{head}{STEPS}{}", steps.collect::<String>())
+}
+
+const STEPS: &str = r#"
+# Steps run one after another. A step may also have `timeout: 10m`, `retry: 3`, `env`, `dir`, `if`, `needs` and more.
+steps:
+"#;
+
+const EXAMPLE: &str = r#"
+# What the workflow wants to be told: waypost run -p who=you
+params:
+  who: { type: string, default: world }
+
+# Steps run one after another, until one says with `needs` which it needs.
+steps:
+  - id: prepare
+    run: |
+      mkdir -p out
+      # An output: later steps read it, and it is part of the checkpoint.
+      echo "greeting=Hello" >> "$WAYPOST_OUTPUT"
+
+  - id: greet
+    # Values come in as variables, so that a shell takes none of them for code.
+    env:
+      GREETING: "${{ steps.prepare.outputs.greeting }}"
+      WHO: "${{ params.who }}"
+    run: echo "$GREETING, $WHO" > out/greeting.txt
+    # Tried again twice if it fails, and ended if it takes too long.
+    retry: 2
+    timeout: 1m
+
+  - id: publish
+    if: params.who != "nobody"
+    run: cat out/greeting.txt
+"#;

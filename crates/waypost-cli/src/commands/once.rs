@@ -1,0 +1,447 @@
+//! `waypost once`: does a command of a shell script once, and gives what it printed and its exit code after that.
+//!
+//! Each is a step of a run that the recorder drives, and that run's state has what is remembered. The command begins
+//! after its start is durable, and what it came to is told after that is durable; so whatever is killed when, a command
+//! that was told as done is never done again, and one that was not is done from its beginning.
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use waypost::RunId;
+use waypost::engine::Snapshot;
+use waypost::record::{Ending, Failure, FailureKind, RunRecord};
+use waypost::recorder::{self, Begin, Begun, Commit, Label, Options, Recorder, run_record};
+use waypost::store::{Store, StoreError};
+use waypost_workflow::program::kill_processes_of;
+use waypost_workflow::supervisor::{Exit as Ended, Supervisor};
+
+use super::Context;
+use crate::cli::OnceArgs;
+use crate::drive::Session;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::ladder;
+use crate::place::{self, Access};
+use crate::reference;
+use crate::standing;
+use crate::surroundings::{self, Local};
+use crate::view::{FinishedView, OnceView, VERSION};
+
+mod error;
+mod memo;
+mod work;
+
+pub(crate) use error::OnceError;
+pub(crate) use memo::SETTING as SCRIPT;
+use memo::{Kept, Key, MEMOS_MAX, Memo, Memos, SCHEMA, SETTING};
+use work::{Came, Life, Work};
+
+/// What names the run of a script.
+const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
+/// What such runs are called where workflows are named.
+const WORKFLOW: &str = "script";
+/// How often is looked whether the run has become free.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How much of each stream the JSON document has; as much as a step may make its result.
+const DOCUMENT_BYTES_MAX: usize = waypost_workflow::log::CAPTURE_BYTES_MAX;
+/// Longest command kept in a record, as of a step.
+const COMMAND_BYTES_MAX: usize = 4 * 1024;
+
+impl From<OnceError> for Error {
+    fn from(error: OnceError) -> Self {
+        Self::Once(Box::new(error))
+    }
+}
+
+impl From<recorder::Error> for Error {
+    fn from(error: recorder::Error) -> Self {
+        match error {
+            recorder::Error::Store(error) => error.into(),
+            error => OnceError::Recorder(error).into(),
+        }
+    }
+}
+
+pub(crate) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Error> {
+    let run = run_named(&args)?;
+    let Some(key) = &args.key else { return finish(context, &run).await };
+    let key = Key::new(key)?;
+    let call = Call { context, args: &args, key, run };
+    // Nobody is disturbed by it, and it needs no lock: what is done is given also while another command is under way.
+    match context.store(None, Access::Read) {
+        Ok(store) => {
+            if let Some(told) = call.remembered(store.as_ref()).await? {
+                return Ok(told);
+            }
+        }
+        Err(Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    call.refuse_nested()?;
+    let store = context.store(None, Access::Create)?;
+    call.refuse_lost(store.as_ref()).await?;
+    call.work_on(store).await
+}
+
+/// Returns the run that the option or the variable names.
+fn run_named(args: &OnceArgs) -> Result<RunId, Error> {
+    let variable = || std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
+    let name = args.id.clone().or_else(variable).ok_or(OnceError::NoRun)?;
+    RunId::new(&name).map_err(Error::from_name)
+}
+
+/// One call.
+struct Call<'a> {
+    context: &'a Context,
+    args: &'a OnceArgs,
+    key: Key,
+    run: RunId,
+}
+
+impl Call<'_> {
+    /// Gives what is remembered, if something is.
+    async fn remembered(&self, store: &dyn Store) -> Result<Option<Exit>, Error> {
+        let Some(memos) = memo::read(store, &self.run).await? else { return Ok(None) };
+        match memos.memos.get(&self.key.text).filter(|_| !self.args.redo) {
+            Some(memo) if memo.command == memo::digest_of(&self.args.command) || self.args.keep => {
+                self.replay(store, memo).await.map(Some)
+            }
+            Some(_) => Err(OnceError::Changed { run: self.run.clone(), key: self.key.text.clone() }.into()),
+            None => Ok(None),
+        }
+    }
+
+    async fn replay(&self, store: &dyn Store, memo: &Memo) -> Result<Exit, Error> {
+        let output = &self.context.output;
+        output.detail(&format!("{} of run {} is done: this is what it printed.", self.key.text, self.run));
+        if output.json {
+            self.document(store, Some((&memo.stdout, &memo.stderr)), Some(memo.exit_code), true, true)
+                .await?;
+            return Ok(Exit::Command(memo.exit_code));
+        }
+        memo.stderr
+            .give(store, &self.run, |bytes| {
+                // Nobody reads it: then it is enough that it was there.
+                let _ = io::stderr().lock().write_all(bytes);
+                Ok(())
+            })
+            .await?;
+        let mut heard = true;
+        let give = |bytes: &[u8]| match heard.then(|| output.bytes(bytes)) {
+            Some(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                heard = false;
+                Ok(())
+            }
+            Some(told) => Ok(told?),
+            None => Ok(()),
+        };
+        memo.stdout.give(store, &self.run, give).await?;
+        Ok(Exit::Command(memo.exit_code))
+    }
+
+    async fn document(
+        &self,
+        store: &dyn Store,
+        streams: Option<(&Kept, &Kept)>,
+        exit_code: Option<u8>,
+        replayed: bool,
+        remembered: bool,
+    ) -> Result<(), Error> {
+        let mut texts = [String::new(), String::new()];
+        let mut sizes = [0, 0];
+        if let Some((stdout, stderr)) = streams {
+            for (place, kept) in [stdout, stderr].into_iter().enumerate() {
+                let mut text = Vec::new();
+                let take = |bytes: &[u8]| {
+                    let room = DOCUMENT_BYTES_MAX - text.len();
+                    text.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                    Ok(())
+                };
+                kept.give(store, &self.run, take).await?;
+                texts[place] = String::from_utf8_lossy(&text).into_owned();
+                sizes[place] = kept.bytes;
+            }
+        }
+        let [stdout, stderr] = texts;
+        let view = OnceView {
+            v: VERSION,
+            run: self.run.to_string(),
+            key: self.key.text.clone(),
+            step: self.key.step.to_string(),
+            replayed,
+            remembered,
+            exit_code,
+            stdout,
+            stderr,
+            stdout_bytes: sizes[0],
+            stderr_bytes: sizes[1],
+        };
+        Ok(self.context.output.document(&view)?)
+    }
+
+    /// A command within one of the same run would wait for that to end, which waits for it.
+    fn refuse_nested(&self) -> Result<(), Error> {
+        let is_within = std::env::var("WAYPOST_RUN_ID").is_ok_and(|outer| outer == self.run.as_str());
+        if !is_within {
+            return Ok(());
+        }
+        let outer = std::env::var("WAYPOST_STEP").unwrap_or_default();
+        Err(OnceError::Nested { run: self.run.clone(), outer }.into())
+    }
+
+    /// Refuses to do again what a lost store may remember.
+    async fn refuse_lost(&self, store: &dyn Store) -> Result<(), Error> {
+        if let Some(lost) = reference::lost(store, self.run.as_str()).await {
+            return Err(lost);
+        }
+        if !reference::is_there(store, &self.run).await? {
+            return Ok(());
+        }
+        let snapshot = Snapshot::read(store, &self.run).await?;
+        let Some(told) = standing::told_and_lost(store, &snapshot).await else { return Ok(()) };
+        let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
+        Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
+    }
+
+    /// Takes the run, and does the command unless another did while this one waited.
+    async fn work_on(&self, store: Arc<dyn Store>) -> Result<Exit, Error> {
+        // The screen is the command's: nothing moves on it.
+        let mut plain = self.context.clone();
+        plain.output.live = false;
+        plain.output.json = false;
+        plain.output.actions = false;
+        let session = Session::begin(&plain, None)?;
+        let Some(recorder) = self.take(&store, &session).await? else {
+            return Ok(self.stopped(&session));
+        };
+        let exit = self.work_with(&store, &recorder, &session).await;
+        // The error that matters is the one above.
+        let closed = recorder.close().await;
+        let exit = exit?;
+        closed?;
+        Ok(exit.unwrap_or_else(|| self.stopped(&session)))
+    }
+
+    /// Waits until nobody else has the run, and takes it; none if it was told to stop meanwhile.
+    async fn take(&self, store: &Arc<dyn Store>, session: &Session<'_>) -> Result<Option<Recorder>, Error> {
+        let waited_until = self.args.wait.map(|wait| tokio::time::Instant::now() + wait);
+        let mut told = false;
+        loop {
+            let options = Options::new().with_schema(SCHEMA);
+            let taken = match reference::is_there(store.as_ref(), &self.run).await? {
+                true => Recorder::open(Arc::clone(store), &self.run, options).await,
+                false => {
+                    let record = self.record(store.as_ref())?;
+                    Recorder::create(Arc::clone(store), record, &Memos::default(), options).await
+                }
+            };
+            match taken {
+                Ok(recorder) => return self.taken(recorder).map(Some),
+                // Another was first.
+                Err(recorder::Error::Store(StoreError::Exists { .. })) => {}
+                Err(recorder::Error::Ended(_)) => {
+                    // Perhaps it was done just now.
+                    let (run, key) = (self.run.clone(), self.key.text.clone());
+                    return Err(OnceError::Finished { run, key }.into());
+                }
+                Err(recorder::Error::Store(error @ StoreError::Held { .. })) => {
+                    if waited_until.is_some_and(|until| until <= tokio::time::Instant::now()) {
+                        return Err(error.into());
+                    }
+                    if !std::mem::replace(&mut told, true) {
+                        self.context.output.detail(&format!("{}: {error}; waiting for it.", self.key.text));
+                    }
+                    tokio::select! {
+                        _ = session.stop.stopped() => return Ok(None),
+                        () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn taken(&self, recorder: Recorder) -> Result<Recorder, Error> {
+        for damage in recorder.repaired() {
+            self.context.output.warn(&format!(
+                "checkpoint {}@{} was damaged ({}) and is in quarantine; what it alone remembered is done again",
+                self.run, damage.seq, damage.flaw
+            ));
+        }
+        Ok(recorder)
+    }
+
+    fn record(&self, store: &dyn Store) -> Result<RunRecord, Error> {
+        let here =
+            std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source })?;
+        Ok(RunRecord {
+            base: store.home().and_then(|home| place::relative_to(home, &here)),
+            settings: surroundings::settings(serde_json::json!({ SETTING: SCHEMA })),
+            actor: Local::look()?.actor(),
+            created_at: self.context.now(),
+            ..run_record(self.run.clone(), WORKFLOW)
+        })
+    }
+
+    /// Does the command under the lease of the run; none if it was stopped.
+    async fn work_with(
+        &self,
+        store: &Arc<dyn Store>,
+        recorder: &Recorder,
+        session: &Session<'_>,
+    ) -> Result<Option<Exit>, Error> {
+        if let Some(exit) = self.remembered(store.as_ref()).await? {
+            return Ok(Some(exit));
+        }
+        let mut memos = memo::read(store.as_ref(), &self.run).await?.unwrap_or_default();
+        if memos.memos.len() >= MEMOS_MAX {
+            return Err(OnceError::TooMany { run: self.run.clone(), count: memos.memos.len() }.into());
+        }
+        // What outlived its supervisor must not be beside what begins now.
+        kill_processes_of(store.as_ref(), &self.run)
+            .map_err(|source| OnceError::Leftovers { run: self.run.clone(), source })?;
+        let lease = recorder.lease().await?;
+        let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
+        let supervisor = Local::look()?.supervisor();
+        let supervisor = Supervisor::start(supervisor, lock.map_err(Error::Runtime)?).await;
+        let supervisor = supervisor.map_err(OnceError::from)?;
+        let begin = Begin::new(self.key.step.clone(), Label::ToolExecuted).label("key", &self.key.text);
+        let begun = recorder.begin_step(begin).await?;
+        let work = Work {
+            store,
+            lease,
+            supervisor: &supervisor,
+            stop: &session.stop,
+            begun: &begun,
+            command: &self.args.command,
+            silent: self.context.output.json,
+        };
+        let came = work::work(work).await?;
+        // An error means that it is gone already, and then its processes are, too.
+        let _ = supervisor.shutdown().await;
+        self.ended(store.as_ref(), recorder, &begun, &mut memos, came).await
+    }
+
+    /// Records what came of it, then tells.
+    async fn ended(
+        &self,
+        store: &dyn Store,
+        recorder: &Recorder,
+        begun: &Begun,
+        memos: &mut Memos,
+        came: Came,
+    ) -> Result<Option<Exit>, Error> {
+        let Came { life, streams, printed } = came;
+        let command = Some(clipped(&self.args.command));
+        let (code, kind, error) = match life {
+            Life::Ended(Ended::Code(code)) => {
+                (u8::try_from(code).unwrap_or(u8::MAX), FailureKind::Exit, format!("exit code {code}"))
+            }
+            // As a shell counts it.
+            Life::Ended(Ended::Signal(signal)) => {
+                let code = u8::try_from(128 + signal).unwrap_or(u8::MAX);
+                (code, FailureKind::Signal, format!("ended by signal {signal}"))
+            }
+            Life::Stopped(by) => {
+                let failure =
+                    failure(FailureKind::Signal, format!("stopped by {by}"), command, printed, None);
+                recorder.fail_step_with(begun, failure, Vec::new()).await?;
+                return Ok(None);
+            }
+            Life::TooLarge => {
+                let max_mib = memo::OUTPUT_BYTES_MAX >> 20;
+                let error = OnceError::TooLarge { key: self.key.text.clone(), max_mib };
+                let failure = failure(FailureKind::Limit, error.to_string(), command, printed, None);
+                recorder.fail_step_with(begun, failure, Vec::new()).await?;
+                return Err(error.into());
+            }
+            Life::NotKept(error) => return Err(error.into()),
+            Life::NotStarted(error) => {
+                let failure = failure(FailureKind::Spawn, error.to_string(), command, printed, None);
+                recorder.fail_step_with(begun, failure, Vec::new()).await?;
+                return Err(OnceError::from(error).into());
+            }
+        };
+        let remembered = kind == FailureKind::Exit && (code == 0 || self.args.any_exit);
+        let (stdout, stderr) = streams.expect("what ended by itself has streams");
+        if remembered {
+            let digest = memo::digest_of(&self.args.command);
+            let memo =
+                Memo { command: digest, exit_code: code, stdout: stdout.clone(), stderr: stderr.clone() };
+            memos.memos.insert(self.key.text.clone(), memo);
+            let commit = Commit::without_evidence().state(memos).exit_code(i32::from(code)).printed(printed);
+            let commit = command.into_iter().fold(commit, Commit::command);
+            recorder.commit_step(begun, commit).await?;
+        } else {
+            let exit_code = (kind == FailureKind::Exit).then_some(i32::from(code));
+            let failure = failure(kind, error, command, printed, exit_code);
+            recorder.fail_step_with(begun, failure, Vec::new()).await?;
+        }
+        if self.context.output.json {
+            self.document(store, Some((&stdout, &stderr)), Some(code), false, remembered).await?;
+        }
+        Ok(Some(Exit::Command(code)))
+    }
+
+    /// Ends this process by the signal that stopped it: only so does a shell know that its script is to end, too.
+    fn stopped(&self, session: &Session<'_>) -> Exit {
+        let by = session.stop.asked().map(|stop| stop.by).unwrap_or_default();
+        let said = format!("Stopped by {by}: {} is not done, and will be begun anew.", self.key.text);
+        self.context.output.note(&said);
+        ladder::die_of(&by);
+        ladder::exit_of(&by)
+    }
+}
+
+fn failure(
+    kind: FailureKind,
+    error: String,
+    command: Option<String>,
+    printed: Option<waypost::record::Printed>,
+    exit_code: Option<i32>,
+) -> Failure {
+    let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
+    Failure { ending, ..Failure::new(kind, vec![error]) }
+}
+
+/// Says a command as a shell would take it, as far as a person reads it.
+fn clipped(command: &[std::ffi::OsString]) -> String {
+    let words: Vec<String> = command.iter().map(|word| place::quoted(&word.to_string_lossy())).collect();
+    let mut text = words.join(" ");
+    if text.len() > COMMAND_BYTES_MAX {
+        let end = (0..=COMMAND_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str(" …");
+    }
+    text
+}
+
+/// Ends a run of a script: it takes no more commands.
+async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    if memo::read(store.as_ref(), run).await?.is_none() {
+        return Err(reference::lost(store.as_ref(), run.as_str())
+            .await
+            .unwrap_or_else(|| reference::no_run(run.as_str())));
+    }
+    let options = Options::new().with_schema(SCHEMA);
+    let finished = match Recorder::open(store, run, options).await {
+        Ok(recorder) => {
+            recorder.finish().await?;
+            true
+        }
+        Err(recorder::Error::Ended(_)) => false,
+        Err(error) => return Err(error.into()),
+    };
+    if context.output.json {
+        context.output.document(&FinishedView { v: VERSION, run: run.to_string(), finished })?;
+    } else if finished {
+        context
+            .output
+            .answer(&format!("Run {run} is finished: what it remembers stays, and nothing is added."))?;
+    } else {
+        context.output.answer(&format!("Nothing to do for run {run}, because it is finished."))?;
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,32 @@
+//! A shell script as a workflow: where its commands end, which of them may be steps of their own, and what those need.
+//!
+//! Steps are shells of their own, so what one command leaves to the next in the shell itself (folder, variables, functions,
+//! options) must be carried, or the two must stay together. Everything here errs towards staying together: what is not
+//! understood is one step, as it stood.
+
+mod scan;
+mod split;
+mod write;
+
+pub(crate) use write::{make, scalar};
+
+/// Something that is not as it was in the script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Remark {
+    /// The line of the script, from 1.
+    pub(crate) line: usize,
+    pub(crate) text: String,
+}
+
+/// Says whether `name` stands in a text as a word of its own.
+fn mentions(text: &str, name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices(name)
+        .any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + name.len()..].starts_with(is_part))
+}
+
+/// Says whether a text is the name of a variable.
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}

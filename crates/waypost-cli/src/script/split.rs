@@ -1,0 +1,439 @@
+//! Which commands of a script may be steps of their own, and what each needs of those before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::scan::Unit;
+use super::{Remark, is_name, mentions};
+
+/// A step that is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) line: usize,
+    pub(super) comments: Vec<String>,
+    /// The commands, as they stand.
+    pub(super) text: String,
+    /// What is said again before them, from the lines above.
+    pub(super) before: Vec<String>,
+    /// Variables that later steps read of it.
+    pub(super) gives: Vec<String>,
+    /// Variables that it reads of earlier steps: the place of the step, and the name.
+    pub(super) takes: BTreeMap<String, usize>,
+    /// By which it is named.
+    pub(super) word: String,
+}
+
+/// What became of a script.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    pub(super) parts: Vec<Part>,
+    pub(super) remarks: Vec<Remark>,
+}
+
+/// What a command is to those after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    /// It may be said again in every later step: it has no other effect, and the same one each time.
+    Again,
+    /// A function.
+    Function(String),
+    /// It sets these variables to what only it knows.
+    Sets(Vec<String>),
+    /// It leaves these variables behind, which cannot be handed over.
+    Work(BTreeSet<String>),
+    /// It changes the shell in a way that cannot be handed over: what follows stays with it.
+    Last(&'static str),
+    /// It means nothing to a workflow.
+    Dropped(&'static str),
+}
+
+/// Words after which the shell itself is another one, so that what follows cannot be a shell of its own.
+const ENDS: [(&str, &str); 8] = [
+    ("exec", "`exec` changes the shell or its streams"),
+    ("eval", "`eval` may do anything to the shell"),
+    ("exit", "`exit` ends the script, and of a workflow only its step"),
+    ("return", "`return` ends the script, and of a workflow only its step"),
+    ("pushd", "`pushd` changes the folder"),
+    ("popd", "`popd` changes the folder"),
+    ("shift", "`shift` changes the arguments"),
+    ("getopts", "`getopts` reads the arguments"),
+];
+
+/// Variables that are never the same twice.
+const FLEETING: [&str; 12] = [
+    "$RANDOM",
+    "$SECONDS",
+    "$EPOCHSECONDS",
+    "$EPOCHREALTIME",
+    "$SRANDOM",
+    "$LINENO",
+    "$BASHPID",
+    "$$",
+    "$?",
+    "$!",
+    "$_",
+    "$PIPESTATUS",
+];
+
+/// Decides about the commands of a script.
+pub(super) fn parts(units: &[Unit]) -> Parts {
+    let functions: BTreeMap<&str, &Unit> =
+        units.iter().filter_map(|unit| Some((unit.function.as_deref()?, unit))).collect();
+    let kinds: Vec<Kind> = units.iter().map(|unit| kind(unit, &functions)).collect();
+    let mut parts = Parts::default();
+    let kinds = one_setter_each(units, kinds);
+    let mut at = 0;
+    // What is said again: the place of the unit.
+    let mut again: Vec<usize> = Vec::new();
+    // Which part sets a variable.
+    let mut set: BTreeMap<String, usize> = BTreeMap::new();
+    while at < units.len() {
+        let unit = &units[at];
+        match &kinds[at] {
+            Kind::Again | Kind::Function(_) => again.push(at),
+            Kind::Dropped(why) => {
+                let first = unit.text.lines().next().unwrap_or_default();
+                let text = format!("`{first}` was left out: {why}");
+                parts.remarks.push(Remark { line: unit.line, text });
+            }
+            _ => {
+                let end = end_of_part(units, &kinds, at, &mut parts.remarks);
+                let text = joined(&units[at..end]);
+                let gives = match &kinds[at] {
+                    Kind::Sets(names) if end == at + 1 => names.clone(),
+                    _ => Vec::new(),
+                };
+                let (before, needed) = said_before(units, &kinds, &again, &text);
+                let takes = set
+                    .iter()
+                    .filter(|(name, _)| mentions(&needed, name) || is_exported(units, name))
+                    .map(|(name, place)| (name.clone(), *place))
+                    .collect();
+                for name in &gives {
+                    set.insert(name.clone(), parts.parts.len());
+                }
+                let word = word_of(unit, &gives);
+                let comments = unit.comments.clone();
+                parts.parts.push(Part { line: unit.line, comments, text, before, gives, takes, word });
+                // What stayed together may have said what is said again later.
+                again.extend(
+                    (at..end).filter(|place| matches!(kinds[*place], Kind::Again | Kind::Function(_))),
+                );
+                at = end;
+                continue;
+            }
+        }
+        at += 1;
+    }
+    parts
+}
+
+/// Says what a command is to those after it.
+fn kind(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Kind {
+    if let Some(name) = &unit.function {
+        // What it does counts where it is called.
+        return Kind::Function(name.clone());
+    }
+    if let [command] = unit.commands.as_slice()
+        && !unit.compound
+        && let Some(kind) = kind_of_simple(command, unit)
+    {
+        return kind;
+    }
+    if let Some(why) = ends(unit, functions) {
+        return Kind::Last(why);
+    }
+    let inner = called(unit, functions);
+    let mut commands = inner.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
+    if commands.any(|command| matches!(command[0].as_str(), "cd" | "umask" | "set" | "shopt" | "trap")) {
+        return Kind::Last("it changes the folder or an option of the shell amid other commands");
+    }
+    if unit.background {
+        return Kind::Last("it leaves something running, which a later command may wait for");
+    }
+    let mut left = assigned(unit);
+    for function in inner {
+        left.extend(assigned(function));
+    }
+    Kind::Work(left)
+}
+
+/// Says what one simple command is, if it is about the shell itself.
+fn kind_of_simple(command: &[String], unit: &Unit) -> Option<Kind> {
+    let word = command[0].as_str();
+    let arguments = &command[1..];
+    let pure = arguments.iter().all(|argument| is_pure(argument));
+    match word {
+        "cd" if arguments
+            .iter()
+            .any(|argument| mentions(argument, "BASH_SOURCE") || argument.contains("$0")) =>
+        {
+            Some(Kind::Dropped("steps run in the folder of the workflow file"))
+        }
+        "cd" if pure && arguments.len() == 1 && arguments[0] != "-" => Some(Kind::Again),
+        "cd" => Some(Kind::Last("the folder is known only when it runs")),
+        "trap" => Some(Kind::Dropped("a trap belongs to one shell, and each step has its own")),
+        "wait" if arguments.is_empty() => Some(Kind::Dropped("each step is waited for")),
+        ":" | "true" if arguments.is_empty() => Some(Kind::Dropped("it does nothing")),
+        "exit" => Some(match arguments {
+            [code] if code.parse::<u8>().is_ok_and(|code| code > 0) => Kind::Work(BTreeSet::new()),
+            _ => Kind::Last("`exit` ends the script, and of a workflow only its step"),
+        }),
+        "set" | "shopt" | "umask" | "unset" | "alias" | "unalias" | "ulimit" if pure => Some(Kind::Again),
+        "source" | "." if pure => Some(Kind::Again),
+        "export" | "readonly" | "declare" | "typeset" | _ if is_assignment(word) || is_declaration(word) => {
+            let words = if is_declaration(word) { arguments } else { command };
+            let assigning = words.iter().filter(|word| is_assignment(word)).collect::<Vec<_>>();
+            // A variable for one command only.
+            if !is_declaration(word) && assigning.len() < words.len() {
+                return None;
+            }
+            if words.iter().all(|word| is_pure(word)) && !unit.text.contains("<<") {
+                return Some(Kind::Again);
+            }
+            let names: Vec<String> = assigning.iter().filter_map(|word| name_set(word)).collect();
+            let is_list =
+                assigning.iter().any(|word| word.contains("=(") || word.contains("+=") || word.contains('['));
+            let flags = words.iter().any(|word| word.starts_with('-') && word.contains(['a', 'A', 'n']));
+            if is_list || flags {
+                return Some(Kind::Work(names.into_iter().collect()));
+            }
+            Some(Kind::Sets(names))
+        }
+        _ => None,
+    }
+}
+
+fn is_declaration(word: &str) -> bool {
+    matches!(word, "export" | "readonly" | "declare" | "typeset")
+}
+
+fn is_assignment(word: &str) -> bool {
+    name_set(word).is_some()
+}
+
+/// Returns the variable that a word sets, if it does.
+fn name_set(word: &str) -> Option<String> {
+    let (name, _) = word.split_once('=')?;
+    let name = name.strip_suffix('+').unwrap_or(name);
+    let name = name.split('[').next().unwrap_or(name);
+    is_name(name).then(|| name.to_owned())
+}
+
+/// Says whether a word is the same each time, as long as the variables in it are.
+fn is_pure(word: &str) -> bool {
+    let quoted = word.starts_with('\'') && word.ends_with('\'');
+    let fleeting =
+        FLEETING.iter().any(|name| word.contains(name) || word.contains(&name.replacen('$', "${", 1)));
+    quoted
+        || !(word.contains(['`', '*', '?'])
+            || word.contains("$(")
+            || word.contains("<(")
+            || word.contains(":=")
+            || fleeting)
+}
+
+/// Says why nothing may be apart from a command that comes after this one, if that is so.
+fn ends(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Option<&'static str> {
+    let units = called(unit, functions);
+    let mut commands = units.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
+    commands.find_map(|command| {
+        let (_, why) = ENDS.iter().find(|(word, _)| command[0] == *word)?;
+        // A step that fails ends the run, too.
+        let fails = matches!(command.as_slice(), [exit, code] if exit == "exit" && code.parse::<u8>().is_ok_and(|code| code > 0));
+        // That of a function is its own.
+        let own = command[0] == "return" && !unit.commands.contains(command);
+        (!fails && !own).then_some(*why)
+    })
+}
+
+/// Returns the functions that a command calls, and those that they call.
+fn called<'a>(unit: &Unit, functions: &BTreeMap<&str, &'a Unit>) -> Vec<&'a Unit> {
+    let mut found: BTreeMap<&str, &'a Unit> = BTreeMap::new();
+    let mut texts = vec![unit.text.as_str()];
+    while let Some(text) = texts.pop() {
+        for (name, function) in functions {
+            if !found.contains_key(*name) && mentions(text, name) {
+                found.insert(name, function);
+                texts.push(&function.text);
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Returns the variables that a command may set.
+fn assigned(unit: &Unit) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for command in &unit.commands {
+        let setting = command.iter().take_while(|word| is_assignment(word)).count();
+        if setting == command.len() {
+            names.extend(command.iter().filter_map(|word| name_set(word)));
+        }
+        let rest = &command[setting..];
+        let Some(word) = rest.first() else { continue };
+        match word.as_str() {
+            "export" | "readonly" | "declare" | "typeset" => {
+                names.extend(rest.iter().filter_map(|word| name_set(word)));
+            }
+            "read" | "mapfile" | "readarray" | "unset" | "for" | "select" | "printf" | "let" => {
+                let plain = rest[1..].iter().map(|word| word.split('=').next().unwrap_or(word));
+                names.extend(plain.filter(|word| is_name(word)).map(ToOwned::to_owned));
+            }
+            word if word.starts_with("((") => {
+                let parts = word.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                names.extend(parts.filter(|part| is_name(part)).map(ToOwned::to_owned));
+            }
+            _ => {}
+        }
+    }
+    names.remove("in");
+    names
+}
+
+/// What is set twice, and not to the same each time, cannot be handed over.
+fn one_setter_each(units: &[Unit], kinds: Vec<Kind>) -> Vec<Kind> {
+    let set_by = |place: usize| -> BTreeSet<String> {
+        match &kinds[place] {
+            Kind::Sets(names) => names.iter().cloned().collect(),
+            Kind::Work(names) => names.clone(),
+            Kind::Again => assigned(&units[place]),
+            _ => BTreeSet::new(),
+        }
+    };
+    let mut count: BTreeMap<String, (usize, bool)> = BTreeMap::new();
+    for place in 0..units.len() {
+        for name in set_by(place) {
+            let entry = count.entry(name).or_default();
+            entry.0 += 1;
+            entry.1 |= !matches!(kinds[place], Kind::Again);
+        }
+    }
+    let is_shared = |name: &String| count.get(name).is_some_and(|(count, fleeting)| *count > 1 && *fleeting);
+    let decide = |(place, kind): (usize, Kind)| {
+        let names = set_by(place);
+        match kind {
+            Kind::Sets(_) | Kind::Again if names.iter().any(is_shared) => Kind::Work(names),
+            kind => kind,
+        }
+    };
+    kinds.clone().into_iter().enumerate().map(decide).collect()
+}
+
+/// Returns where the step that begins with a command ends: behind the last command that must stay with it.
+fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<Remark>) -> usize {
+    let mut end = begin + 1;
+    let mut at = begin;
+    while at < end {
+        match &kinds[at] {
+            Kind::Last(why) if end < units.len() => {
+                let text = format!("what follows stays in one step, since {why}");
+                remarks.push(Remark { line: units[at].line, text });
+                end = units.len();
+            }
+            Kind::Work(names) => {
+                for name in names {
+                    let last = (at + 1..units.len()).rev().find(|place| mentions(&units[*place].text, name));
+                    if let Some(last) = last.filter(|last| *last >= end) {
+                        let text =
+                            format!("stays together up to line {}, which reads `{name}`", units[last].line);
+                        remarks.push(Remark { line: units[at].line, text });
+                        end = last + 1;
+                    }
+                }
+            }
+            // Within a step they are handed over by the shell; later ones read them, too.
+            Kind::Sets(names) if end > begin + 1 => {
+                for name in names {
+                    let last = (at + 1..units.len()).rev().find(|place| mentions(&units[*place].text, name));
+                    end = end.max(last.map_or(end, |last| last + 1));
+                }
+            }
+            _ => {}
+        }
+        // What depends on the end of the command before it stays with it.
+        let hangs_on =
+            |unit: &Unit| ["$?", "${?", "$!", "PIPESTATUS"].iter().any(|mark| unit.text.contains(mark));
+        if end < units.len() && at + 1 == end && hangs_on(&units[end]) && units[end].function.is_none() {
+            end += 1;
+        }
+        at += 1;
+    }
+    end
+}
+
+/// Returns the lines that are said again before a text, and all of what the step then says.
+fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (Vec<String>, String) {
+    let mut wanted = vec![false; again.len()];
+    let mut all = text.to_owned();
+    loop {
+        let mut grew = false;
+        for (index, place) in again.iter().enumerate().rev() {
+            let unit = &units[*place];
+            let is_wanted = match &kinds[*place] {
+                Kind::Function(name) => mentions(&all, name),
+                _ => {
+                    let names = assigned(unit);
+                    let exported = unit
+                        .commands
+                        .iter()
+                        .any(|command| matches!(command[0].as_str(), "export" | "declare"));
+                    names.is_empty() || exported || names.iter().any(|name| mentions(&all, name))
+                }
+            };
+            if is_wanted && !std::mem::replace(&mut wanted[index], true) {
+                all.push('\n');
+                all.push_str(&unit.text);
+                grew = true;
+            }
+        }
+        if !grew {
+            break;
+        }
+    }
+    let said = again.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+    (said.map(|(place, _)| units[*place].text.clone()).collect(), all)
+}
+
+/// Says whether some command exports a variable, so that other programs may read it.
+fn is_exported(units: &[Unit], name: &str) -> bool {
+    let exports = |command: &Vec<String>| {
+        command[0] == "export"
+            && command[1..].iter().any(|word| word == name || name_set(word).as_deref() == Some(name))
+    };
+    units.iter().flat_map(|unit| &unit.commands).any(exports)
+}
+
+fn joined(units: &[Unit]) -> String {
+    let mut text = String::new();
+    for (index, unit) in units.iter().enumerate() {
+        if index > 0 {
+            text.push('\n');
+            for comment in &unit.comments {
+                text.push_str(&format!("# {comment}\n"));
+            }
+        }
+        text.push_str(&unit.text);
+    }
+    text
+}
+
+/// Names a step by its first command.
+fn word_of(unit: &Unit, gives: &[String]) -> String {
+    if let [name, ..] = gives {
+        return name.to_lowercase();
+    }
+    let command = unit
+        .commands
+        .iter()
+        .find(|command| !matches!(command[0].as_str(), "set" | "cd" | "case" | "for" | "["));
+    let Some(command) = command else { return String::new() };
+    let mut words = command
+        .iter()
+        .skip_while(|word| is_assignment(word) || matches!(word.as_str(), "sudo" | "env" | "nice" | "time"));
+    let first =
+        words.next().map(|word| word.rsplit('/').next().unwrap_or(word).trim_end_matches(".sh").to_owned());
+    let second = words
+        .next()
+        .filter(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-'));
+    [first, second.cloned()].into_iter().flatten().collect::<Vec<_>>().join("-")
+}

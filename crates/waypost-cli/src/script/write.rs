@@ -1,0 +1,297 @@
+//! The workflow file of a script.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::scan::{Unit, units};
+use super::split::{Part, Parts, parts};
+use super::{Remark, mentions};
+
+/// Longest id that a step gets; there is room for a number behind it.
+const ID_CHARACTERS_MAX: usize = 40;
+/// What ends a value in the file of outputs.
+const END: &str = "WAYPOST_END_OF_VALUE";
+
+/// A workflow file that was made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) text: String,
+    /// What is not as it was.
+    pub(crate) remarks: Vec<Remark>,
+}
+
+/// Makes a workflow of a script; `file` is where it was read from.
+pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
+    let script = script.replace("\r\n", "\n");
+    let (shebang, shell) = shell_of(&script);
+    let body = match shebang {
+        true => script.split_once('\n').map_or("", |(_, rest)| rest),
+        false => script.as_str(),
+    };
+    let first = 1 + usize::from(shebang);
+    let mut remarks = Vec::new();
+    let found = match &shell {
+        Some(_) => units(body),
+        None => Err((1, "a script of another language")),
+    };
+    let (units, together) = match found {
+        Ok(units) => (units, None),
+        Err((line, what)) => (whole(body), Some((line, what))),
+    };
+    let Parts { mut parts, remarks: more } = match together {
+        None => parts(&units),
+        Some((line, what)) => {
+            let text = format!("all of it is one step, because of {what}");
+            remarks.push(Remark { line, text });
+            Parts { parts: vec![one(body)], remarks: Vec::new() }
+        }
+    };
+    remarks.extend(more);
+    if parts.is_empty() {
+        parts.push(Part { text: "true".to_owned(), word: "nothing".to_owned(), ..one("") });
+        remarks.push(Remark { line: 1, text: "it has no command that does something".to_owned() });
+    }
+    let arguments = arguments(&units, &mut remarks);
+    let options = common_options(&units, &mut parts);
+    let exits = script_exits(&units, shell.as_deref());
+    if !exits && parts.len() > 1 {
+        let text =
+            "the script goes on after a command that fails; the workflow stops there, and can be resumed";
+        remarks.push(Remark { line: 1, text: text.to_owned() });
+    }
+    remarks.iter_mut().for_each(|remark| remark.line += first - 1);
+    parts.iter_mut().for_each(|part| part.line += first - 1);
+    remarks.sort_by_key(|remark| remark.line);
+    remarks.dedup();
+    let shell = match shell.as_deref() {
+        Some(shell) => {
+            let options: String = options.iter().map(|option| format!(", {option}")).collect();
+            format!("[{shell}{options}, -c]")
+        }
+        None => interpreter(&script),
+    };
+    let text = Writer { parts: &parts, remarks: &remarks, arguments: &arguments, shell, file, name }.text();
+    Made { text, remarks }
+}
+
+/// Says whether a script names its interpreter, and which shell that is; none for other languages.
+fn shell_of(script: &str) -> (bool, Option<String>) {
+    let Some(line) = script.lines().next().and_then(|line| line.strip_prefix("#!")) else {
+        return (false, Some("bash".to_owned()));
+    };
+    let words = line.split_whitespace().filter(|word| !word.starts_with('-') && !word.ends_with("/env"));
+    let program = words.last().unwrap_or("sh");
+    let name = program.rsplit('/').next().unwrap_or(program);
+    (true, matches!(name, "sh" | "bash" | "dash" | "ksh").then(|| name.to_owned()))
+}
+
+/// Returns the interpreter of a script in another language, which is given the script as its last argument.
+fn interpreter(script: &str) -> String {
+    let line = script.lines().next().unwrap_or_default().trim_start_matches("#!");
+    let program = line.split_whitespace().next_back().unwrap_or("sh");
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let option = if matches!(name, "perl" | "ruby" | "node") { "-e" } else { "-c" };
+    format!("[{}, {option}]", scalar(name))
+}
+
+/// Says whether the script stops at the first command that fails.
+fn script_exits(units: &[Unit], shell: Option<&str>) -> bool {
+    let is_option = |word: &String| {
+        word == "errexit" || (word.starts_with('-') && !word.starts_with("--") && word.contains('e'))
+    };
+    let sets = |command: &Vec<String>| command[0] == "set" && command[1..].iter().any(is_option);
+    shell.is_none() || units.iter().flat_map(|unit| &unit.commands).any(sets)
+}
+
+fn whole(body: &str) -> Vec<Unit> {
+    vec![Unit { line: 1, text: body.trim_end().to_owned(), compound: true, ..Unit::default() }]
+}
+
+fn one(body: &str) -> Part {
+    Part {
+        line: 1,
+        comments: Vec::new(),
+        text: body.trim().to_owned(),
+        before: Vec::new(),
+        gives: Vec::new(),
+        takes: Default::default(),
+        word: "script".to_owned(),
+    }
+}
+
+/// Returns the names of the params that stand for the arguments of the script.
+fn arguments(units: &[Unit], remarks: &mut Vec<Remark>) -> Vec<String> {
+    let mut count = 0;
+    for unit in units.iter().filter(|unit| unit.function.is_none()) {
+        for number in 1..=9 {
+            if ["$", "${"].iter().any(|mark| unit.text.contains(&format!("{mark}{number}"))) {
+                count = count.max(number);
+            }
+        }
+        if reads_all_arguments(&unit.text) {
+            let text = "the number of arguments is that of the params here: add what is missing";
+            remarks.push(Remark { line: unit.line, text: text.to_owned() });
+            count = count.max(1);
+        }
+    }
+    (1..=count).map(|number| format!("arg{number}")).collect()
+}
+
+/// Says whether a text reads how many arguments there are, or all of them.
+fn reads_all_arguments(text: &str) -> bool {
+    ["$@", "$*", "$#", "${@", "${*", "${#}"].iter().any(|mark| text.contains(mark))
+}
+
+fn reads_arguments(text: &str) -> bool {
+    let reads = |number: u8| ["$", "${"].iter().any(|mark| text.contains(&format!("{mark}{number}")));
+    reads_all_arguments(text) || (1..=9).any(reads)
+}
+
+/// Takes the options that the script sets once, at its top, out of its steps: they are the shell's.
+fn common_options(units: &[Unit], parts: &mut [Part]) -> Vec<String> {
+    let mut sets = units.iter().flat_map(|unit| &unit.commands).filter(|command| command[0] == "set");
+    let (Some(set), None) = (sets.next(), sets.next()) else { return Vec::new() };
+    let is_option = |word: &String| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    let line = set.join(" ");
+    let is_everywhere = parts.iter().all(|part| part.before.first() == Some(&line));
+    if !is_everywhere || set.len() < 2 || !set[1].starts_with('-') || !set.iter().all(is_option) {
+        return Vec::new();
+    }
+    parts.iter_mut().for_each(|part| drop(part.before.remove(0)));
+    set[1..].to_vec()
+}
+
+struct Writer<'a> {
+    parts: &'a [Part],
+    remarks: &'a [Remark],
+    arguments: &'a [String],
+    shell: String,
+    file: &'a str,
+    name: &'a str,
+}
+
+impl Writer<'_> {
+    fn text(&self) -> String {
+        let ids = self.ids();
+        let mut text = format!(
+            "# Made of {} by `waypost new --from`: each step is a shell of its own.\n",
+            plain(self.file)
+        );
+        if !self.remarks.is_empty() {
+            text.push_str("#\n# What is not as it was there, by its lines:\n");
+        }
+        for remark in self.remarks {
+            let _ = writeln!(text, "#   {}: {}", remark.line, plain(&remark.text));
+        }
+        let _ = writeln!(text, "version: 1\nname: {}", scalar(self.name));
+        if !self.arguments.is_empty() {
+            text.push_str("\n# The arguments of the script, given by -p arg1=…\nparams:\n");
+            for name in self.arguments {
+                let _ = writeln!(text, "  {name}: {{ type: string, default: \"\" }}");
+            }
+        }
+        let _ = writeln!(text, "\ndefaults:\n  shell: {}", self.shell);
+        text.push_str("\nsteps:\n");
+        for (index, (part, id)) in self.parts.iter().zip(&ids).enumerate() {
+            if index > 0 {
+                text.push('\n');
+            }
+            self.step(&mut text, part, id, &ids);
+        }
+        text
+    }
+
+    fn ids(&self) -> Vec<String> {
+        let mut taken = BTreeSet::new();
+        let named = |part: &Part| {
+            let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
+            let slug: String = part.word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
+            let slug = slug.trim_matches('-').to_owned();
+            let is_word = matches!(slug.to_ascii_lowercase().as_str(), "true" | "false" | "null");
+            let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
+            let base = if is_sound { slug } else { format!("line-{}", part.line) };
+            let mut id = base.clone();
+            let mut count = 1;
+            while !taken.insert(id.clone()) {
+                count += 1;
+                id = format!("{base}-{count}");
+            }
+            id
+        };
+        self.parts.iter().map(named).collect()
+    }
+
+    fn step(&self, text: &mut String, part: &Part, id: &str, ids: &[String]) {
+        for comment in &part.comments {
+            let _ = writeln!(text, "  # {}", plain(comment));
+        }
+        let _ = writeln!(text, "  - id: {id}");
+        let mut command = String::new();
+        let with_arguments = !self.arguments.is_empty() && reads_arguments(&part.text);
+        let mut env: Vec<(String, String)> = Vec::new();
+        if with_arguments {
+            let words: Vec<String> =
+                self.arguments.iter().map(|name| format!("\"${}\"", name.to_uppercase())).collect();
+            let _ = writeln!(command, "set -- {}", words.join(" "));
+            env.extend(self.arguments.iter().map(|name| (name.to_uppercase(), format!("params.{name}"))));
+        }
+        for line in &part.before {
+            command.push_str(line);
+            command.push('\n');
+        }
+        command.push_str(&part.text);
+        for name in &part.gives {
+            let _ = write!(
+                command,
+                "\nprintf '%s<<{END}\\n%s\\n{END}\\n' {name} \"${name}\" >> \"$WAYPOST_OUTPUT\""
+            );
+        }
+        debug_assert!(part.takes.keys().all(|name| mentions(name, name)), "they are names");
+        env.extend(
+            part.takes
+                .iter()
+                .map(|(name, place)| (name.clone(), format!("steps.{}.outputs.{name}", ids[*place]))),
+        );
+        block(text, &command);
+        if !env.is_empty() {
+            text.push_str("    env:\n");
+            for (name, expression) in env {
+                let _ = writeln!(text, "      {name}: \"${{{{ {expression} }}}}\"");
+            }
+        }
+    }
+}
+
+/// Writes a command as a block of YAML that reads the same.
+fn block(text: &mut String, command: &str) {
+    let command = command.replace("${{", "${{ '${{' }}");
+    let odd = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
+    };
+    if command.contains(odd) || command.trim().is_empty() {
+        let _ = writeln!(text, "    run: {}", scalar(&command));
+        return;
+    }
+    // With its indentation said, since the first line may have one of its own.
+    let indicator = if command.starts_with([' ', '\t', '\n']) { "2" } else { "" };
+    let _ = writeln!(text, "    run: |{indicator}");
+    for line in command.trim_end_matches('\n').split('\n') {
+        if line.is_empty() {
+            text.push('\n');
+        } else {
+            let _ = writeln!(text, "      {line}");
+        }
+    }
+}
+
+/// Writes a text as one value of YAML.
+pub(crate) fn scalar(text: &str) -> String {
+    // A string of JSON is one of YAML, too.
+    serde_json::Value::from(text).to_string()
+}
+
+/// Shows a text within a comment.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
