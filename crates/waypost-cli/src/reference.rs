@@ -50,6 +50,40 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
+/// A step as the user named it: `STEP` on whatever branch, `BRANCH/STEP` on one, or `BRANCH`, all of one and below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StepRef {
+    pub(crate) branch: Option<BranchPath>,
+    pub(crate) step: Option<String>,
+}
+
+impl StepRef {
+    /// Reads it; what names no branch is taken for a step.
+    pub(crate) fn parse(text: &str) -> Self {
+        let branch = |text: &str| BranchPath::new(text).ok().filter(|_| text.contains(':') || text == "main");
+        if let Some((left, step)) = text.rsplit_once('/').filter(|(_, step)| !step.contains(':'))
+            && let Some(branch) = branch(left)
+        {
+            return Self { branch: Some(branch), step: Some(step.to_owned()) };
+        }
+        match branch(text).filter(|branch| !branch.is_main()) {
+            Some(branch) => Self { branch: Some(branch), step: None },
+            None => Self { branch: None, step: Some(text.to_owned()) },
+        }
+    }
+
+    /// Says whether a step on a branch is meant.
+    pub(crate) fn is(&self, branch: &BranchPath, step: &str) -> bool {
+        let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        let on = match (&self.branch, &self.step) {
+            (None, _) => true,
+            (Some(wanted), Some(_)) => branch == wanted,
+            (Some(wanted), None) => around.any(|above| above == *wanted),
+        };
+        on && self.step.as_ref().is_none_or(|wanted| wanted == step)
+    }
+}
+
 /// Which run is meant when none is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Default {

@@ -1,10 +1,12 @@
 //! `waypost logs`: what steps printed, read from the store chunk by chunk, so that its size does not matter.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use waypost::record::{RunStatus, Start};
-use waypost::store::{Scan, Store};
+use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
+use waypost_workflow::file::Workflow;
 use waypost_workflow::program::log_name;
 
 use super::Context;
@@ -12,6 +14,7 @@ use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::reference::StepRef;
 use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
 pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
@@ -49,7 +52,18 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
 /// Says why there is nothing: the step was not started, or there is no such step.
 async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str) -> Result<Exit, Error> {
     let entry = store.run(run).await?;
-    let known = entry.record.record().definition.steps.iter().any(|print| print.id.as_str() == step);
+    let definition = &entry.record.record().definition;
+    let workflow = definition.text.as_deref().and_then(|text| Workflow::parse(text, Path::new("")).ok());
+    let known = match StepRef::parse(step) {
+        StepRef { branch: Some(branch), step } => {
+            let of_workflow = |step: &String| workflow.as_ref().is_none_or(|all| all.step(step).is_some());
+            store.branches(run).await?.contains(&branch) && step.as_ref().is_none_or(of_workflow)
+        }
+        StepRef { branch: None, .. } => {
+            definition.steps.iter().any(|print| print.id.as_str() == step)
+                || workflow.is_some_and(|workflow| workflow.step(step).is_some())
+        }
+    };
     if !known {
         return Err(Error::not_found(
             format!("step `{step}` in run {run}"),
@@ -84,6 +98,7 @@ impl Attempt {
 
 /// Lists the tries whose start is recorded, in order.
 async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
+    let named = args.step.as_deref().map(StepRef::parse);
     let mut tries: Vec<Attempt> = Vec::new();
     let mut seen = HashSet::new();
     let mut scan = Scan::of(run);
@@ -96,7 +111,7 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             let ended = ended.map(|step| Start { step, at: header.at.clone() });
             for start in ended.iter().chain(&header.started) {
                 let attempt = Attempt { branch: header.branch.clone(), start: start.clone() };
-                let wanted = args.step.as_ref().is_none_or(|step| start.step.as_str() == step);
+                let wanted = named.as_ref().is_none_or(|named| named.is(&header.branch, start.step.as_str()));
                 if wanted && seen.insert((header.branch.clone(), start.step.clone(), start.at.clone())) {
                     tries.push(attempt);
                 }

@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan, Verdicts};
-use waypost::record::{End, Flaw, Record};
-use waypost::store::{Store, StoreExt as _};
+use waypost::record::{End, Flaw, Phase, Record};
+use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
 
 use super::{Context, checkpoints, show};
 use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::reference::StepRef;
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
@@ -29,21 +31,30 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
-    let decision = match &args.step {
-        Some(step) => {
-            plan.decisions.iter().find(|decision| decision.step.as_str() == step).ok_or_else(|| {
-                Error::not_found(
-                    format!("step `{step}` in run {run}"),
-                    format!("see its steps: `waypost show {run}`"),
-                )
-            })?
+    let named = args.step.as_deref().map(StepRef::parse);
+    let ended;
+    let decision = match &named {
+        Some(named) => {
+            let meant = |decision: &&Decision| named.is(&decision.branch, decision.step.as_str());
+            match plan.decisions.iter().find(meant) {
+                Some(decision) => decision,
+                None => {
+                    ended = on_ended(store.as_ref(), &run, named).await?;
+                    &ended
+                }
+            }
         }
         None => match plan.decisions.iter().find(open).or(plan.decisions.last()) {
             Some(decision) => decision,
             None => return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps")),
         },
     };
-    let newest = snapshot.newest().header();
+    let head = snapshot.heads.iter().find(|head| head.record.header().branch == decision.branch);
+    let newest = match head {
+        Some(head) => head.record.clone(),
+        None => store.newest(&run, &decision.branch).await?,
+    };
+    let newest = newest.header();
     let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
     history.damaged.iter().for_each(|damage| show::tell_of_gap(context, damage));
     let about = |record: &&Record| {
@@ -69,6 +80,42 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     }
     context.output.answer(&text)?;
     Ok(Exit::Done)
+}
+
+/// Says what became of a step on a branch that has ended, about which nothing is decided any more.
+async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Decision, Error> {
+    let none = || {
+        let what =
+            named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
+        Error::not_found(
+            format!("step `{what}` in run {run}"),
+            format!("see its steps: `waypost show {run}`"),
+        )
+    };
+    let branch = named.branch.clone().ok_or_else(none)?;
+    if !store.branches(run).await?.contains(&branch) {
+        return Err(none());
+    }
+    let newest = store.newest(run, &branch).await?;
+    let about = newest.header();
+    let step = match &named.step {
+        Some(step) => StepId::new(step).map_err(|_| none())?,
+        None => about.step.clone().ok_or_else(none)?,
+    };
+    let scan = Scan {
+        branch: Some(branch.clone()),
+        step: Some(step.to_string()),
+        order: ScanOrder::NewestFirst,
+        limit: 1,
+        ..Scan::of(run)
+    };
+    let page = store.scan(&scan).await?;
+    let last = page.records.first().ok_or_else(none)?.header();
+    let (action, cause) = match &last.phase {
+        Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
+        _ => (Action::Skip, Cause::BranchEnded),
+    };
+    Ok(Decision { step, branch, action, cause })
 }
 
 /// Warns of damage where it may be what a finished step has no record for.
@@ -100,7 +147,8 @@ fn sentence(decision: &Decision) -> String {
         Action::Ask => "a person must decide",
         Action::Skip => "it is passed over",
     };
-    format!("step {step}: {would}, because {cause}")
+    let on = if decision.branch.is_main() { String::new() } else { format!(" on {}", decision.branch) };
+    format!("step {step}{on}: {would}, because {cause}")
 }
 
 /// Says what stops a resume before it does anything: that the run was cancelled, and checkpoints that were there and are

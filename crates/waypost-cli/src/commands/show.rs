@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
 use crate::place;
-use crate::reference::{Default, Reference, find};
+use crate::reference::{Default, Reference, StepRef, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
@@ -38,10 +38,13 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     let name = reference.as_ref().and_then(|reference| reference.run.as_deref());
     let run = find(store.as_ref(), name, Default::Newest).await?;
     let at = reference.and_then(|reference| reference.checkpoint);
-    let shown = Shown::read(store.as_ref(), &run, at).await?;
+    let named = args.step.as_deref().map(StepRef::parse);
+    let also = named.as_ref().and_then(|named| named.branch.as_ref());
+    let shown = Shown::read(store.as_ref(), &run, at, also).await?;
     let mut view = shown.view(store.as_ref()).await?;
-    if let Some(step) = &args.step {
-        view.steps.retain(|view| view.id == *step);
+    if let (Some(step), Some(named)) = (&args.step, &named) {
+        view.steps
+            .retain(|view| BranchPath::new(&view.branch).is_ok_and(|branch| named.is(&branch, &view.id)));
         if view.steps.is_empty() {
             return Err(Error::not_found(
                 format!("step `{step}` in run {run}"),
@@ -101,7 +104,13 @@ struct Shown {
 }
 
 impl Shown {
-    async fn read(store: &dyn Store, run: &RunId, at: Option<(BranchPath, u64)>) -> Result<Self, Error> {
+    /// Reads it; `also` names a branch that is shown although it has ended.
+    async fn read(
+        store: &dyn Store,
+        run: &RunId,
+        at: Option<(BranchPath, u64)>,
+        also: Option<&BranchPath>,
+    ) -> Result<Self, Error> {
         let mut snapshot = Snapshot::read(store, run).await?;
         standing::correct_snapshot(store, &mut snapshot);
         let mut records = Vec::new();
@@ -114,6 +123,11 @@ impl Shown {
             }
             None => records
                 .extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
+        }
+        if let Some(branch) = also.filter(|branch| records.iter().all(|at| at.header().branch != **branch))
+            && store.branches(run).await?.contains(branch)
+        {
+            records.push(store.newest(run, branch).await?);
         }
         let mut branches = Vec::with_capacity(records.len());
         for record in records {

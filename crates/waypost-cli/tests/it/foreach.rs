@@ -334,6 +334,33 @@ fn an_item_is_no_place_for_a_secret() {
 }
 
 #[test]
+fn steps_of_one_item_are_named_with_their_branch() {
+    let rig = picky("sqlite:kept/waypost.db", "a\nb\n", &["a"]);
+    rig.write(
+        "flow.yaml",
+        &rig.read("flow.yaml").replace("echo \"work $I\"", "echo \"printed by $I\"; echo \"work $I\""),
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let printed = |step: &str| rig.waypost(&["logs", "r", step]);
+    assert!(printed("each:b/work").contains("printed by b"));
+    assert!(!printed("each:b/work").contains("printed by a"));
+    assert!(printed("each:a").contains("printed by a"));
+    assert!(printed("work").contains("printed by a") && printed("work").contains("printed by b"));
+    for wrong in ["each:z/work", "each:a/wrok", "each:z", "wrok"] {
+        assert_eq!(code(&rig, &["logs", "r", wrong]), Some(5), "{wrong}");
+        assert_eq!(code(&rig, &["why", "r", wrong]), Some(5), "{wrong}");
+        assert_eq!(code(&rig, &["show", "r", "--step", wrong]), Some(5), "{wrong}");
+    }
+    let why = |step: &str| rig.json(&["why", "r", step, "--json"]);
+    assert_eq!(
+        (&why("each:a/more")["action"], &why("each:b/work")["action"]),
+        (&json!("reuse"), &json!("skip"))
+    );
+    assert_eq!(rig.json(&["show", "r", "--step", "each:b/work", "--json"])["steps"][0]["status"], "failed");
+}
+
+#[test]
 fn screens_of_items() {
     let rig = picky("sqlite:kept/waypost.db", "a\nb\n", &["a"]);
     let running = rig.call(&["run", "flow.yaml", "--id", "r"]);

@@ -52,11 +52,14 @@ pub enum Cause {
     InLost(u64),
     /// It was cut, and its evidence says that it is done.
     EvidenceSettles,
+    /// Its branch has ended, and goes on only when somebody asks for that.
+    BranchEnded,
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::BranchEnded => write!(f, "its branch has ended"),
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),

@@ -43,6 +43,7 @@ impl Branch {
         shape: Option<&Shape>,
     ) -> Vec<StepView> {
         let position = self.position();
+        let own = shape.and_then(|shape| shape.of_branch(&self.name));
         let shape = shape.filter(|_| self.name.is_main());
         let unfinished =
             shape.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
@@ -93,7 +94,7 @@ impl Branch {
                 state,
                 live,
                 doubtful: is_doubtful(id),
-                has_items: shape.and_then(|shape| shape.step(id)).is_none_or(|step| {
+                has_items: own.and_then(|shape| shape.step(id)).is_some_and(|step| {
                     step.children.as_ref().is_some_and(|children| children.by_work && !children.afterwards)
                 }),
             };
