@@ -266,6 +266,9 @@ pub(crate) struct ListArgs {
     /// Go on after a page: the `next` of its JSON
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
+    /// List the runs of all stores that this user has worked with, the last begun first
+    #[arg(long, conflicts_with = "after")]
+    pub(crate) everywhere: bool,
 }
 
 /// A moment: given as such, or as an age.

@@ -12,6 +12,7 @@ use waypost::{Clock as _, RunId, SystemClock};
 use crate::cli::{Cli, Color, Command};
 use crate::config::{Config, Origin};
 use crate::error::Error;
+use crate::everywhere;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::{self, Access};
@@ -135,7 +136,11 @@ impl Context {
         {
             self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
         }
-        place::open(self.store.as_deref(), near, access)
+        let store = place::open(self.store.as_deref(), near, access)?;
+        if access != Access::Read {
+            everywhere::remember(store.as_ref());
+        }
+        Ok(store)
     }
 
     /// Returns the words by which a command given here finds the store that is used.

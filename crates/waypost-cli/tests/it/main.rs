@@ -11,6 +11,7 @@ mod config;
 mod database;
 mod demo;
 mod displaced;
+mod everywhere;
 mod examples;
 mod foreach;
 mod help;
