@@ -31,6 +31,7 @@ mod doctor;
 mod event;
 mod events;
 mod export;
+mod import;
 mod list;
 mod logs;
 mod new;
@@ -221,6 +222,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
         Command::Export(args) => export::export(context, args).await,
+        Command::Import(args) => import::import(context, args).await,
         Command::Config => config::config(context).await,
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,

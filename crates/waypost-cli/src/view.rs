@@ -19,8 +19,8 @@ pub(crate) use scripts::{
 };
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,
-    ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView,
-    StoreUpgradedView, WorkflowStatsView,
+    ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView,
+    StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
 /// Version of the documents.

@@ -17,6 +17,7 @@ mod foreach;
 mod help;
 mod history;
 mod hooks;
+mod importing;
 mod invariants;
 mod killed;
 mod limits;
