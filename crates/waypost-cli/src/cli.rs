@@ -9,10 +9,12 @@ use jiff::Timestamp;
 use crate::exit::Exit;
 use crate::time;
 
+mod exchange;
 mod letters;
 mod scripts;
 mod steps;
 
+pub(crate) use exchange::{ExportArgs, ImportArgs};
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs};
 pub(crate) use steps::EventArgs;
@@ -115,6 +117,8 @@ pub(crate) enum Command {
     Config,
     /// Write a checkpoint, with all that a run needs to go on from it, to a file
     Export(ExportArgs),
+    /// Make a new run that begins with an exported checkpoint
+    Import(ImportArgs),
     /// Make, upgrade or check the store itself
     #[command(subcommand)]
     Store(StoreCommand),
@@ -266,6 +270,9 @@ pub(crate) struct ListArgs {
     /// Go on after a page: the `next` of its JSON
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
+    /// List the runs of all stores that this user has worked with, the last begun first
+    #[arg(long, conflicts_with = "after")]
+    pub(crate) everywhere: bool,
 }
 
 /// A moment: given as such, or as an age.
@@ -485,17 +492,6 @@ pub(crate) struct StatsArgs {
     /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
-    /// Checkpoint: RUN@SEQ, or a run for its newest
-    pub(crate) checkpoint: String,
-    /// The file to write
-    pub(crate) file: PathBuf,
-    /// Take the place of a file of that name
-    #[arg(long)]
-    pub(crate) replace: bool,
 }
 
 /// What is done with a store.

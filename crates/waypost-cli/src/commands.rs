@@ -12,6 +12,7 @@ use waypost::{Clock as _, RunId, SystemClock};
 use crate::cli::{Cli, Color, Command};
 use crate::config::{Config, Origin};
 use crate::error::Error;
+use crate::everywhere;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::{self, Access};
@@ -30,6 +31,7 @@ mod doctor;
 mod event;
 mod events;
 mod export;
+mod import;
 mod list;
 mod logs;
 mod new;
@@ -135,7 +137,11 @@ impl Context {
         {
             self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
         }
-        place::open(self.store.as_deref(), near, access)
+        let store = place::open(self.store.as_deref(), near, access)?;
+        if access != Access::Read {
+            everywhere::remember(store.as_ref());
+        }
+        Ok(store)
     }
 
     /// Returns the words by which a command given here finds the store that is used.
@@ -216,6 +222,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
         Command::Export(args) => export::export(context, args).await,
+        Command::Import(args) => import::import(context, args).await,
         Command::Config => config::config(context).await,
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,

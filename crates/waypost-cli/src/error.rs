@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use waypost::engine::RunError;
 use waypost::lock::Holder;
+use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
@@ -18,6 +19,10 @@ use crate::commands::OnceError;
 use crate::exit::Exit;
 use crate::reference::log_that_tells;
 use crate::view::ProblemView;
+
+mod diagnosis;
+
+pub(crate) use diagnosis::{Diagnosis, Rendered};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +144,17 @@ pub(crate) enum Error {
         /// How each step differs.
         diff: Vec<String>,
     },
+    /// A portable checkpoint cannot be read.
+    #[error(transparent)]
+    Import(#[from] LoadError),
+    /// What comes from elsewhere would run commands, and nobody has said that it may.
+    #[error("{} holds a workflow of {steps} that runs commands, and nothing of it was run", file.display())]
+    NotTrusted {
+        /// The file.
+        file: PathBuf,
+        /// How many steps it has, in words.
+        steps: String,
+    },
     /// The steps of a run have used more than they may.
     #[error("run {run} has passed its budget ({passed}), so that no step of it is started")]
     Budget {
@@ -177,36 +193,6 @@ pub(crate) enum Error {
     /// A remembered command.
     #[error(transparent)]
     Once(Box<OnceError>),
-}
-
-/// What is told of an error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Diagnosis {
-    /// A word that programs can match on.
-    pub(crate) code: &'static str,
-    /// How the command ends.
-    pub(crate) exit: Exit,
-    /// What could not be done.
-    pub(crate) message: String,
-    /// What to do next.
-    pub(crate) hint: Option<String>,
-    /// Why, outermost first.
-    pub(crate) causes: Vec<String>,
-    /// The problems of a file with their places, shown instead of all of the above on a screen.
-    pub(crate) rendered: Option<Rendered>,
-}
-
-/// Problems of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rendered {
-    /// The file.
-    pub(crate) file: PathBuf,
-    /// With snippets.
-    pub(crate) plain: String,
-    /// With snippets and colour.
-    pub(crate) styled: String,
-    /// One by one.
-    pub(crate) problems: Vec<ProblemView>,
 }
 
 impl From<ReadError> for Error {
@@ -334,7 +320,7 @@ impl Error {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)
             }
-            Self::Unreadable { .. } => ("unreadable", Exit::Usage, None),
+            Self::Unreadable { .. } | Self::Import(LoadError::Io { .. }) => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => {
                 ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
             }
@@ -345,6 +331,21 @@ impl Error {
                 Some(format!(
                     "`waypost resume {run} --with {}` runs again what changed and everything after it; `--keep-definition` goes on with the run's own copy; `--restart` starts over with the file",
                     file.display()
+                )),
+            ),
+            Self::Import(LoadError::NotFound { .. }) => ("not_found", Exit::NotFound, None),
+            Self::Import(LoadError::Corrupt { .. }) => {
+                ("damaged", Exit::Damaged, hint("get another copy of it, or export it again"))
+            }
+            Self::Import(LoadError::Incompatible { .. }) => {
+                ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
+            }
+            Self::NotTrusted { file, .. } => (
+                "not_trusted",
+                Exit::NotTrusted,
+                Some(format!(
+                    "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
+                    crate::place::quoted(&file.display().to_string())
                 )),
             ),
             Self::Budget { run, .. } => (
@@ -367,11 +368,10 @@ impl Error {
             Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
                 ("secret", Exit::Usage, None)
             }
-            Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) => {
+            Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
+            Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
                 ("internal", Exit::Internal, None)
             }
-            Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
-            Self::Runtime(_) => ("internal", Exit::Internal, None),
             Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
             Self::Once(error) => error.kind(),
             Self::Store(error) => of_store(error),

@@ -21,6 +21,7 @@ mod dead;
 mod definition;
 mod drive;
 mod error;
+mod everywhere;
 mod exit;
 mod ladder;
 mod output;

@@ -87,6 +87,14 @@ impl StoreUrl {
         })
     }
 
+    /// Returns its path, of a store that has one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Memory => None,
+            Self::File(path) | Self::Sqlite(path) => Some(path),
+        }
+    }
+
     fn is_there(&self) -> Result<bool, Error> {
         match self {
             Self::Memory => Ok(true),

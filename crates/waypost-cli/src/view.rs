@@ -19,8 +19,8 @@ pub(crate) use scripts::{
 };
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,
-    ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView, StoreMadeView,
-    StoreUpgradedView, WorkflowStatsView,
+    ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView,
+    StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
 /// Version of the documents.
@@ -41,6 +41,9 @@ pub(crate) struct ListView {
 #[derive(Debug, Serialize)]
 pub(crate) struct UnreadableRunView {
     pub(crate) run: String,
+    /// Its store, where those of several are listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) store: Option<String>,
     pub(crate) error: String,
 }
 
@@ -48,6 +51,9 @@ pub(crate) struct UnreadableRunView {
 #[derive(Debug, Serialize)]
 pub(crate) struct RunView {
     pub(crate) run: String,
+    /// Its store, where those of several are listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) store: Option<String>,
     pub(crate) workflow: String,
     pub(crate) path: Option<String>,
     pub(crate) status: RunStatus,

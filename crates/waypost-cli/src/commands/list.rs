@@ -8,7 +8,9 @@ use waypost::store::{RunQuery, RunSummary, Store, StoreError, UnreadableRun};
 use super::Context;
 use crate::cli::{ListArgs, StatusName};
 use crate::error::Error;
+use crate::everywhere;
 use crate::exit::Exit;
+use crate::output::shown;
 use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
 use crate::size;
@@ -18,6 +20,9 @@ use crate::view::{ListView, RunView, UnreadableRunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
     refuse_two_values(&args)?;
+    if args.everywhere {
+        return list_everywhere(context, &args).await;
+    }
     let store = match context.store(None, Access::Read) {
         Ok(store) => store,
         Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. })) => {
@@ -26,40 +31,15 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
         Err(error) => return Err(error),
     };
     let query = query(context, store.as_ref(), &args);
-    let mut found = store.runs(&query).await?;
-    let mut listed = Vec::with_capacity(found.runs.len());
-    for mut run in found.runs {
-        match standing::correct(store.as_ref(), &mut run).await? {
-            Corrected::Right => {}
-            Corrected::Fallen => {
-                let text = format!(
-                    "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
-                    run.run
-                );
-                context.output.warn(&context.with_store(&text));
-            }
-            Corrected::Unreadable(error) => {
-                found.damaged.push(UnreadableRun { run: run.run, why: error.to_string() });
-                continue;
-            }
-        }
-        listed.push(run);
-    }
-    // One that is not as was asked for after all.
-    listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
-    let home = store.home();
-    let runs: Vec<RunView> = listed.into_iter().map(|run| view(home, run)).collect();
+    let Found { runs, unreadable, next } = found(context, store.as_ref(), &query, None).await?;
     // Where others could be listed, those that could not are told beside them.
-    let exit = match (&runs[..], &found.damaged[..]) {
-        ([], [_, ..]) => exit_of(store.as_ref(), &found.damaged).await,
+    let exit = match (&runs[..], &unreadable[..]) {
+        ([], [_, ..]) => exit_of(store.as_ref(), &unreadable).await,
         _ => Exit::Done,
     };
-    let damaged: Vec<UnreadableRunView> = found.damaged.into_iter().map(unreadable).collect();
-    for run in &damaged {
-        context.output.warn(&format!("run {} cannot be listed: {}", run.run, run.error));
-    }
+    let damaged = tell_of(context, unreadable, None);
     if context.output.json {
-        context.output.document(&ListView { v: VERSION, runs, damaged, next: found.next })?;
+        context.output.document(&ListView { v: VERSION, runs, damaged, next })?;
         return Ok(exit);
     }
     if exit != Exit::Done {
@@ -71,12 +51,110 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
         return nothing(context, why);
     }
     context.output.answer(&table(context, &runs))?;
-    if found.next.is_some() {
-        context
-            .output
-            .note(&format!("There are older runs; these are the newest {}: see --limit.", runs.len()));
+    if next.is_some() {
+        tell_of_more(context, runs.len());
     }
     Ok(Exit::Done)
+}
+
+/// Lists the runs of all stores that are known here; one that cannot be read is told, and the others are listed.
+async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Error> {
+    let mut addresses = everywhere::remembered();
+    // That of here may never have been written to by this user.
+    let here = context.store(None, Access::Read).ok().and_then(|store| everywhere::address(store.as_ref()));
+    addresses.extend(here.filter(|here| !addresses.contains(here)));
+    let (mut runs, mut damaged, mut more, mut asked) = (Vec::new(), Vec::new(), false, false);
+    for address in &addresses {
+        let listed = async {
+            let store = place::open(Some(address), None, Access::Read)?;
+            let query = query(context, store.as_ref(), args);
+            found(context, store.as_ref(), &query, Some(address)).await
+        };
+        match listed.await {
+            Ok(found) => {
+                more |= found.next.is_some();
+                asked = true;
+                runs.extend(found.runs);
+                damaged.extend(tell_of(context, found.unreadable, Some(address)));
+            }
+            Err(Error::NoRuns { .. }) => asked = true,
+            Err(error) => context.output.warn(&format!("store {} cannot be listed: {error}", shown(address))),
+        }
+    }
+    runs.sort_by(|one: &RunView, other| other.started_at.cmp(&one.started_at));
+    more |= runs.len() as u64 > args.limit;
+    runs.truncate(args.limit as usize);
+    let exit = if runs.is_empty() && !damaged.is_empty() { Exit::Damaged } else { Exit::Done };
+    if context.output.json {
+        context.output.document(&ListView { v: VERSION, runs, damaged, next: None })?;
+        return Ok(exit);
+    }
+    if runs.is_empty() {
+        let why =
+            if asked { "no run of any store is as asked for" } else { "no store is known that can be read" };
+        return nothing(context, why).map(|_| exit);
+    }
+    context.output.answer(&table(context, &runs))?;
+    if more {
+        tell_of_more(context, runs.len());
+    }
+    Ok(exit)
+}
+
+fn tell_of_more(context: &Context, count: usize) {
+    context.output.note(&format!("There are older runs; these are the newest {count}: see --limit."));
+}
+
+/// Warns of runs that cannot be listed.
+fn tell_of(context: &Context, unreadable: Vec<UnreadableRun>, of: Option<&str>) -> Vec<UnreadableRunView> {
+    let view = |found: UnreadableRun| {
+        let place = of.map(|store| format!(" of store {}", shown(store))).unwrap_or_default();
+        context.output.warn(&format!("run {}{place} cannot be listed: {}", found.run, found.why));
+        UnreadableRunView { run: found.run.to_string(), store: of.map(str::to_owned), error: found.why }
+    };
+    unreadable.into_iter().map(view).collect()
+}
+
+/// What a store has of what was asked for.
+struct Found {
+    runs: Vec<RunView>,
+    unreadable: Vec<UnreadableRun>,
+    next: Option<String>,
+}
+
+/// Asks a store; `of` names it where there are several.
+async fn found(
+    context: &Context,
+    store: &dyn Store,
+    query: &RunQuery,
+    of: Option<&str>,
+) -> Result<Found, Error> {
+    let mut found = store.runs(query).await?;
+    let mut listed = Vec::with_capacity(found.runs.len());
+    for mut run in found.runs {
+        match standing::correct(store, &mut run).await? {
+            Corrected::Right => {}
+            Corrected::Fallen => {
+                let text = format!(
+                    "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
+                    run.run
+                );
+                context.output.warn(&match of {
+                    Some(of) => place::with_words(&text, &format!(" --store {}", place::quoted(of))),
+                    None => context.with_store(&text),
+                });
+            }
+            Corrected::Unreadable(error) => {
+                found.damaged.push(UnreadableRun { run: run.run, why: error.to_string() });
+                continue;
+            }
+        }
+        listed.push(run);
+    }
+    // One that is not as was asked for after all.
+    listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
+    let runs = listed.into_iter().map(|run| view(store.home(), run, of)).collect();
+    Ok(Found { runs, unreadable: found.damaged, next: found.next })
 }
 
 /// Says what it means that no run can be listed: they are damaged, or all of a newer version.
@@ -140,9 +218,10 @@ fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {
     }
 }
 
-fn view(home: Option<&std::path::Path>, run: RunSummary) -> RunView {
+fn view(home: Option<&std::path::Path>, run: RunSummary, of: Option<&str>) -> RunView {
     RunView {
         run: run.run.to_string(),
+        store: of.map(str::to_owned),
         workflow: run.workflow,
         path: run.path.map(|path| place::from_home(home, &path).display().to_string()),
         status: run.status,
@@ -157,10 +236,6 @@ fn view(home: Option<&std::path::Path>, run: RunSummary) -> RunView {
     }
 }
 
-fn unreadable(found: UnreadableRun) -> UnreadableRunView {
-    UnreadableRunView { run: found.run.to_string(), error: found.why }
-}
-
 fn table(context: &Context, runs: &[RunView]) -> String {
     let now = context.now();
     let row = |run: &RunView| {
@@ -173,9 +248,14 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             size::shown(run.bytes),
             run.workflow.clone(),
         ]
+        .into_iter()
+        .chain(run.store.clone())
+        .collect()
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    context.output.table(&["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"], &rows)
+    let mut heads = vec!["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"];
+    heads.extend(runs.iter().any(|run| run.store.is_some()).then_some("STORE"));
+    context.output.table(&heads, &rows)
 }
 
 impl From<StatusName> for RunStatus {

@@ -310,7 +310,7 @@ fn differences(
 }
 
 /// Names a path as the records of a store do.
-fn relative(store: &dyn Store, path: &Path) -> Option<String> {
+pub(super) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
     match store.home() {
         Some(home) => place::relative_to(home, path),
         None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),

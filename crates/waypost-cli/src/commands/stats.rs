@@ -40,6 +40,7 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Er
             workflows.entry(run.workflow.clone()).or_default().count(&run);
         }
         let unreadable = |run: waypost::store::UnreadableRun| UnreadableRunView {
+            store: None,
             run: run.run.to_string(),
             error: run.why,
         };

@@ -92,7 +92,7 @@ fn unverified(context: &Context, run: &RunId, error: &StoreError) -> Result<Unre
     if !context.output.json {
         context.output.answer(&format!("{run}: not verified: {error}"))?;
     }
-    Ok(UnreadableRunView { run: run.to_string(), error: error.to_string() })
+    Ok(UnreadableRunView { run: run.to_string(), store: None, error: error.to_string() })
 }
 
 fn all_told(

@@ -185,3 +185,14 @@ pub(crate) struct EventAddedView {
     pub(crate) event: String,
     pub(crate) data: BTreeMap<String, String>,
 }
+
+/// The answer of `import --show`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ImportShownView {
+    pub(crate) v: u32,
+    pub(crate) checkpoint: String,
+    pub(crate) workflow: String,
+    pub(crate) steps: Vec<String>,
+    /// The workflow file.
+    pub(crate) text: String,
+}

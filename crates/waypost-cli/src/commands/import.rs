@@ -1,0 +1,154 @@
+//! `waypost import`: a new run that begins with an exported checkpoint.
+//!
+//! What is in such a file comes from elsewhere: its hash tells damage, not malice. So its commands run only on a person's word,
+//! and until then nothing is made of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+use waypost::RunId;
+use waypost::engine::{Edit, OnChange, StartOptions};
+use waypost::folder::REPORT;
+use waypost::portable::Portable;
+use waypost::record::RunRecord;
+use waypost_workflow::file::{GivenParams, Workflow};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, shape_of};
+
+use super::Context;
+use super::run::{free_id, refuse_secrets, relative};
+use crate::cli::ImportArgs;
+use crate::drive::{Session, Told};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::params;
+use crate::place::Access;
+use crate::reference;
+use crate::surroundings::{self, Local};
+use crate::view::{ImportShownView, VERSION};
+
+pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, Error> {
+    let portable = Portable::load(&args.file)?;
+    let workflow = workflow_of(&portable, &args)?;
+    if args.show {
+        return show(context, &portable, &workflow);
+    }
+    if !args.trust {
+        let steps = match workflow.body().steps().len() {
+            1 => "1 step".to_owned(),
+            count => format!("{count} steps"),
+        };
+        return Err(Error::NotTrusted { file: args.file, steps });
+    }
+    let frozen = portable.run().record().clone();
+    let mut before = params::of_record(portable.checkpoint()).unwrap_or_else(|| frozen.params.clone());
+    // What nobody gave.
+    before.retain(|_, value| !value.is_null());
+    let given = GivenParams { file: before.clone(), text: args.params.clone() };
+    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
+    surroundings::refuse_missing_secrets(&workflow)?;
+    let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
+    let base = base_folder(&args)?;
+    let store = context.store(None, Access::Create)?;
+    let run = match id {
+        Some(id) if reference::is_there(store.as_ref(), &id).await? => {
+            return Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"));
+        }
+        Some(id) => id,
+        None => free_id(store.as_ref(), workflow.name()).await?,
+    };
+    // Whether there is a bash is asked anew: it is another machine.
+    let local = Local::look()?;
+    let mut labels = frozen.labels.clone();
+    labels.extend(args.labels.iter().cloned());
+    let shape = shape_of(&workflow, local.cores)?;
+    let settings = serde_json::json!({ surroundings::BASH: local.has_bash });
+    let record = RunRecord {
+        run: run.clone(),
+        definition: shape.definition(Some(workflow.text().to_owned())),
+        // Where the file is that it once was is of another machine.
+        path: None,
+        base: relative(store.as_ref(), &base),
+        params: params.clone(),
+        env: declared_env(&workflow, &local.environment),
+        labels,
+        settings: surroundings::settings(settings),
+        parent: None,
+        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
+        actor: local.actor(),
+        created_at: context.now(),
+        ..frozen
+    };
+    let told = Told {
+        run: run.clone(),
+        file: None,
+        store_words: context.lasting_store_words(),
+        lines: surroundings::lines(&workflow),
+        until: None,
+        report: store.folder(&run).map(|folder| folder.join(REPORT)),
+    };
+    let timeout = workflow.timeout();
+    let mut options = surroundings::session_options(&workflow);
+    let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+    // Refuses secrets among them, as for a run.
+    program.initial_state(params.clone())?;
+    refuse_secrets(&program, &record)?;
+    let session = Session::begin(context, timeout)?;
+    options.stop = session.stop.clone();
+    let changed = params.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
+    let edit =
+        changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
+    let start = StartOptions {
+        session: options.clone(),
+        edit,
+        on_change: OnChange::Adopt,
+        ..StartOptions::default()
+    };
+    let from = portable.reference();
+    let name = crate::output::shown(&record.workflow);
+    context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));
+    let engine = session.engine(store);
+    let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await?;
+    let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
+    session.conclude(&outcome, &told)
+}
+
+fn workflow_of(portable: &Portable, args: &ImportArgs) -> Result<Workflow, Error> {
+    let record = portable.run().record();
+    let Some(text) = &portable.definition().text else {
+        return Err(Error::usage(
+            format!("run {} in {} was not made from a workflow file", record.run, args.file.display()),
+            "only the program that made it can go on with it",
+        ));
+    };
+    let path = PathBuf::from(format!("{}.yaml", record.workflow));
+    Workflow::parse(text, &path).map_err(|error| Error::File(Box::new(error)))
+}
+
+fn show(context: &Context, portable: &Portable, workflow: &Workflow) -> Result<Exit, Error> {
+    if context.output.json {
+        context.output.document(&ImportShownView {
+            v: VERSION,
+            checkpoint: portable.reference().to_string(),
+            workflow: workflow.name().to_owned(),
+            steps: workflow.steps().iter().map(|step| step.id.clone()).collect(),
+            text: workflow.text().to_owned(),
+        })?;
+        return Ok(Exit::Done);
+    }
+    // As it is, but for what could drive a terminal.
+    context.output.answer(&crate::output::shown_lines(workflow.text()))?;
+    context.output.note(&format!("This is the workflow at checkpoint {}.", portable.reference()));
+    Ok(Exit::Done)
+}
+
+fn base_folder(args: &ImportArgs) -> Result<PathBuf, Error> {
+    let folder = args.dir.clone().unwrap_or_else(|| PathBuf::from("."));
+    let base = folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.clone(), source })?;
+    match base.is_dir() {
+        true => Ok(base),
+        false => {
+            Err(Error::usage(format!("{} is not a folder", folder.display()), "name a folder with `--dir`"))
+        }
+    }
+}

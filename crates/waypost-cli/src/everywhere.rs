@@ -1,0 +1,91 @@
+//! The stores that this user has worked with, for `list --everywhere`: their addresses, one a line, newest last.
+//!
+//! Best effort: a store that could not be noted works like any other, and one that is gone is forgotten. Nothing but that
+//! one listing reads this. Stores in the temporary folder of the system are not noted: they are gone soon.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use waypost::store::Store;
+
+use crate::place::{StoreUrl, open_regular};
+
+/// Most stores that are remembered: a listing opens each of them.
+const STORES_MAX: usize = 200;
+/// Longest file that is taken for such a list: every address may be as long as a path.
+const FILE_BYTES_MAX: u64 = (STORES_MAX * 4200) as u64;
+
+/// Remembers a store that is written to.
+pub(crate) fn remember(store: &dyn Store) {
+    let Some((file, address)) = file().zip(lasting_address(store)) else { return };
+    let mut addresses = read(&file).unwrap_or_default();
+    if addresses.iter().any(|known| *known == address) {
+        return;
+    }
+    addresses.retain(|known| is_there(known));
+    addresses.push(address);
+    let older = addresses.len().saturating_sub(STORES_MAX);
+    // Whoever writes at the same moment may win; what is lost so is noted the next time.
+    let _ = write(&file, &addresses[older..]);
+}
+
+/// Returns the addresses of the stores that are remembered and there, newest first.
+pub(crate) fn remembered() -> Vec<String> {
+    let mut addresses = file().and_then(|file| read(&file).ok()).unwrap_or_default();
+    addresses.retain(|address| is_there(address));
+    addresses.reverse();
+    addresses
+}
+
+/// Returns the address by which a store is found from anywhere; none if it does not last.
+pub(crate) fn address(store: &dyn Store) -> Option<String> {
+    let url = StoreUrl::parse(&store.to_string()).ok()?;
+    url.with_path(&url.path()?.canonicalize().ok()?)
+}
+
+fn lasting_address(store: &dyn Store) -> Option<String> {
+    let address = address(store).filter(|address| !address.contains('\n'))?;
+    let temporary = std::env::temp_dir().canonicalize().ok();
+    let is_temporary = temporary.is_some_and(|folder| is_below(&address, &folder));
+    (!is_temporary).then_some(address)
+}
+
+fn is_below(address: &str, folder: &Path) -> bool {
+    let url = StoreUrl::parse(address).ok();
+    url.as_ref().and_then(StoreUrl::path).is_some_and(|path| path.starts_with(folder))
+}
+
+fn is_there(address: &str) -> bool {
+    let url = StoreUrl::parse(address).ok();
+    url.as_ref().and_then(StoreUrl::path).is_some_and(Path::exists)
+}
+
+/// Returns the file; none without a home.
+///
+/// # Source
+/// XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+fn file() -> Option<PathBuf> {
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = path("XDG_STATE_HOME").or_else(|| path("HOME").map(|home| home.join(".local/state")))?;
+    Some(base.join("waypost/stores"))
+}
+
+fn read(file: &Path) -> io::Result<Vec<String>> {
+    let mut text = String::new();
+    open_regular(file)?.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+fn write(file: &Path, addresses: &[String]) -> io::Result<()> {
+    let folder = file.parent().ok_or(io::ErrorKind::NotFound)?;
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+    // Whole or not at all, and of one process only.
+    let made = folder.join(format!("stores.{}", std::process::id()));
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let text = addresses.join("\n") + "\n";
+    let written = options.open(&made).and_then(|mut made| made.write_all(text.as_bytes()));
+    written.and_then(|()| fs::rename(&made, file)).inspect_err(|_| drop(fs::remove_file(&made)))
+}
