@@ -11,7 +11,7 @@ use crate::time;
 
 mod scripts;
 
-pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs};
+pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -124,6 +124,8 @@ pub(crate) enum Command {
     New(NewArgs),
     /// Show a run that is killed and goes on, in a folder that is removed again
     Demo(DemoArgs),
+    /// Print the report of a run, as Markdown or as one page of HTML
+    Report(ReportArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,
