@@ -16,7 +16,7 @@ mod steps;
 
 pub(crate) use exchange::{ExportArgs, ImportArgs};
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
-pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs};
+pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 
 /// Most lines that one listing gives: what a store gives as one page.
@@ -136,6 +136,8 @@ pub(crate) enum Command {
     New(NewArgs),
     /// Show a run that is killed and goes on, in a folder that is removed again
     Demo(DemoArgs),
+    /// Print the report of a run, as Markdown or as one page of HTML
+    Report(ReportArgs),
     /// Keep the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,

@@ -39,6 +39,7 @@ mod once;
 mod paper;
 mod plan;
 mod prune;
+mod report;
 mod resume;
 mod run;
 mod show;
@@ -227,6 +228,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,
         Command::Demo(args) => demo::demo(context, args).await,
+        Command::Report(args) => report::report(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

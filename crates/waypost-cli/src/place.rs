@@ -314,6 +314,14 @@ pub(crate) fn nearest(from: &Path) -> Option<PathBuf> {
     from.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
 }
 
+/// Refuses a file that is to be made in a folder that is not there.
+pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
+    match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => Err(Error::not_found(format!("folder {}", folder.display()), "make it first")),
+        None => Ok(()),
+    }
+}
+
 /// Makes the folder so that nobody else can read it and git does not see it.
 fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {

@@ -15,7 +15,7 @@ mod scripts;
 mod upkeep;
 
 pub(crate) use scripts::{
-    DemoCommandView, DemoStepView, DemoView, FinishedView, NewView, OnceView, RemarkView,
+    DemoCommandView, DemoStepView, DemoView, FinishedView, NewView, OnceView, RemarkView, ReportView,
 };
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,

@@ -1,4 +1,4 @@
-//! Options of the commands that are about scripts.
+//! Options of the commands that are about scripts, and of those that show something to a person.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -60,4 +60,16 @@ pub(crate) struct DemoArgs {
     /// Let each step take 0.3 s only
     #[arg(long)]
     pub(crate) fast: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    pub(crate) run: Option<String>,
+    /// Make one page of HTML, with pictures, that needs no network
+    #[arg(long)]
+    pub(crate) html: bool,
+    /// Write it into this file, over what is there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use crate::cli::NewArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{shown, shown_lines};
-use crate::place::quoted;
+use crate::place::{self, quoted};
 use crate::script::{self, Remark};
 use crate::view::{NewView, RemarkView, VERSION};
 
@@ -89,10 +89,7 @@ fn is_there(file: &Path) -> Error {
 }
 
 fn write_new(file: &Path, text: &str) -> Result<(), Error> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-        return Err(Error::not_found(format!("folder {}", folder.display()), "make it first"));
-    }
+    place::refuse_no_folder(file)?;
     let made = fs::OpenOptions::new().write(true).create_new(true).open(file);
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
     match made {
@@ -109,7 +106,7 @@ fn write_new(file: &Path, text: &str) -> Result<(), Error> {
 fn read_script(path: &Path) -> Result<String, Error> {
     let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    let file = crate::place::open_regular(path).map_err(unreadable)?;
+    let file = place::open_regular(path).map_err(unreadable)?;
     io::Read::read_to_end(&mut io::Read::take(file, SCRIPT_BYTES_MAX + 1), &mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > SCRIPT_BYTES_MAX {
         return Err(Error::usage(

@@ -82,6 +82,11 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     Ok(Exit::Done)
 }
 
+/// Returns how a run stands now.
+pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, Error> {
+    Shown::read(store, run, None).await?.view(store).await
+}
+
 /// Warns of a checkpoint of a history that is told without it.
 pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
     let at = checkpoints::reference_of(&damage.run, damage);

@@ -1,6 +1,7 @@
-//! The documents of commands that are about scripts.
+//! The documents of commands that are about scripts, and of those that show something to a person.
 
 use serde::Serialize;
+use waypost::record::RunStatus;
 
 /// The answer of `once`.
 #[derive(Debug, Serialize)]
@@ -76,4 +77,18 @@ pub(crate) struct DemoStepView {
     pub(crate) step: String,
     pub(crate) begun: usize,
     pub(crate) cut: bool,
+}
+
+/// The answer of `report`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReportView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) status: RunStatus,
+    /// `markdown` or `html`.
+    pub(crate) format: &'static str,
+    /// Where it was written, if it was to be.
+    pub(crate) file: Option<String>,
+    /// The report itself, where it was not.
+    pub(crate) text: Option<String>,
 }

@@ -30,6 +30,7 @@ mod paper;
 mod pruning;
 mod reading;
 mod repeating;
+mod report;
 mod resuming;
 mod rig;
 mod running;

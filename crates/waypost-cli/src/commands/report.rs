@@ -1,0 +1,206 @@
+//! `waypost report`: what a run came to, as Markdown or as one page of HTML. Derived from records; nothing is written but
+//! the file that was asked for.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use jiff::Timestamp;
+use waypost::engine::Snapshot;
+use waypost::record::{Ending, Note, Phase, Record, Try, Usage};
+use waypost::report::{SectionKey, head, section};
+use waypost::store::{Scan, Store, StoreError};
+use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
+
+use super::{Context, show};
+use crate::cli::ReportArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place;
+use crate::standing;
+use crate::view::{ReportView, ShowView, VERSION};
+
+mod page;
+mod picture;
+
+pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, Error> {
+    let (store, run) = context.find(args.run.as_deref()).await?;
+    args.out.as_deref().map(place::refuse_no_folder).transpose()?;
+    let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    standing::correct_snapshot(store.as_ref(), &mut snapshot);
+    let told = read(store.as_ref(), &run).await?;
+    for reference in &told.damaged {
+        let text =
+            format!("checkpoint {reference} is damaged and left out; `waypost verify {run}` says more");
+        context.output.warn(&context.with_store(&text));
+    }
+    let (format, text) = if args.html {
+        let show = show::view_of(store.as_ref(), &run).await?;
+        let edges = edges(store.as_ref(), &snapshot);
+        let page = page::Page { snapshot: &snapshot, show: &show, told: &told, edges, now: context.now() };
+        ("html", page.text())
+    } else {
+        ("markdown", markdown(&snapshot, &told))
+    };
+    if let Some(file) = &args.out {
+        fs::write(file, &text).map_err(|source| Error::Create { path: file.clone(), source })?;
+    }
+    let status = snapshot.status();
+    if context.output.json {
+        let file = args.out.as_ref().map(|file| file.display().to_string());
+        let text = args.out.is_none().then_some(text);
+        context.output.document(&ReportView {
+            v: VERSION,
+            run: run.to_string(),
+            status,
+            format,
+            file,
+            text,
+        })?;
+    } else if let Some(file) = &args.out {
+        context.output.answer(&format!("Wrote the report of run {run} to {}", file.display()))?;
+    } else {
+        context.output.answer(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// One try of a step, for people: the order is that of the records.
+struct Bar {
+    branch: BranchPath,
+    step: StepId,
+    at: Try,
+    begin: Timestamp,
+    /// None if its end is not recorded.
+    end: Option<Timestamp>,
+    outcome: &'static str,
+}
+
+/// What a step came to last, on a branch and in a pass.
+struct Ended {
+    key: SectionKey,
+    text: String,
+    outcome: &'static str,
+    at: Timestamp,
+    exit_code: Option<i32>,
+    error: Option<String>,
+    notes: Vec<Note>,
+}
+
+/// What the records of a run tell.
+#[derive(Default)]
+struct Told {
+    bars: Vec<Bar>,
+    ends: Vec<Ended>,
+    usage: Option<Usage>,
+    damaged: Vec<String>,
+    places: HashMap<SectionKey, usize>,
+    open: HashMap<(BranchPath, StepId, Try), usize>,
+}
+
+/// Reads all records of a run, oldest first, branch by branch.
+async fn read(store: &dyn Store, run: &RunId) -> Result<Told, StoreError> {
+    let mut told = Told::default();
+    let mut scan = Scan::of(run);
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in &page.records {
+            told.take(record);
+        }
+        for damage in &page.damaged {
+            told.damaged.push(super::checkpoints::reference_of(run, damage).to_string());
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(told),
+        }
+    }
+}
+
+impl Told {
+    fn take(&mut self, record: &Record) {
+        let header = record.header();
+        let outcome = match &header.phase {
+            Phase::Completed(_) => Some("completed"),
+            Phase::Failed(failure) if failure.tolerated => Some("tolerated"),
+            Phase::Failed(_) => Some("failed"),
+            Phase::Interrupted { .. } => Some("interrupted"),
+            Phase::Skipped(_) => Some("skipped"),
+            _ => None,
+        };
+        if let (Some(step), Some(outcome)) = (&header.step, outcome) {
+            let key = (header.branch.clone(), step.clone(), header.at.clone());
+            if let Some(bar) = self.open.remove(&key) {
+                (self.bars[bar].end, self.bars[bar].outcome) = (Some(header.created_at), outcome);
+            }
+        }
+        for start in &header.started {
+            let key = (header.branch.clone(), start.step.clone(), start.at.clone());
+            // A try that waited goes on: for an answer, or for the items that it opened.
+            if self.open.contains_key(&key) {
+                continue;
+            }
+            self.open.insert(key, self.bars.len());
+            self.bars.push(Bar {
+                branch: header.branch.clone(),
+                step: start.step.clone(),
+                at: start.at.clone(),
+                begin: header.created_at,
+                end: None,
+                outcome: "unfinished",
+            });
+        }
+        if let Some(usage) = &header.usage {
+            let sum = self.usage.get_or_insert_with(Usage::default);
+            sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
+            sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
+            sum.cost += usage.cost;
+        }
+        let Some(section) = section(record) else { return };
+        let ending: Option<&Ending> = match &header.phase {
+            Phase::Completed(ending) => Some(ending),
+            Phase::Failed(failure) => Some(&failure.ending),
+            _ => None,
+        };
+        let ended = Ended {
+            key: section.key.clone(),
+            text: section.text,
+            outcome: outcome.unwrap_or("waiting"),
+            at: header.created_at,
+            exit_code: ending.and_then(|ending| ending.exit_code),
+            error: header.phase.failure().and_then(|failure| failure.error.first().cloned()),
+            notes: header.notes.clone(),
+        };
+        match self.places.get(&section.key) {
+            Some(place) => self.ends[*place] = ended,
+            None => {
+                self.places.insert(section.key, self.ends.len());
+                self.ends.push(ended);
+            }
+        }
+    }
+}
+
+fn markdown(snapshot: &Snapshot, told: &Told) -> String {
+    let mut text = head(snapshot.entry.record.record(), snapshot.status());
+    told.ends.iter().for_each(|ended| text.push_str(&ended.text));
+    text
+}
+
+/// Returns which steps of the workflow come right before which, by the definition in force; none for other programs.
+fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
+    let Some(text) = snapshot.definition.text.as_deref() else { return Vec::new() };
+    let frozen = snapshot.entry.record.record();
+    let path = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+    let path = path.unwrap_or_else(|| Path::new("the run's copy").to_owned());
+    let Ok(workflow) = Workflow::parse(text, &path) else { return Vec::new() };
+    let before = |step| workflow.upstream(step).map(|need| need.id.clone()).collect();
+    workflow.steps().iter().map(|step| (step.id.clone(), before(step))).collect()
+}
+
+/// Returns the word for a status of a step, as it stands on screens.
+fn status_of(show: &ShowView, step: &str) -> &'static str {
+    let found = show.steps.iter().find(|view| view.id == step && view.branch == "main");
+    found.map_or("pending", |view| view.status.name())
+}

@@ -1,0 +1,296 @@
+//! The page: one file that needs no network and no script. Everything that comes from a run is escaped.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use waypost::engine::Snapshot;
+use waypost::record::{Note, Usage};
+
+use super::picture::{graph, sign, timeline};
+use super::{Ended, Told, status_of};
+use crate::time;
+use crate::view::{ClaimView, ShowView, StepView};
+
+/// Rows of what ended on branches: a person reads no more, and `waypost show` and `events` have all.
+const BRANCH_ROWS_MAX: usize = 2_000;
+/// Longest text of an output or of what a step adds: the page stays one that a browser opens.
+const TEXT_CHARACTERS_MAX: usize = 20_000;
+
+/// What a page is made of.
+pub(super) struct Page<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) show: &'a ShowView,
+    pub(super) told: &'a Told,
+    pub(super) edges: Vec<(String, Vec<String>)>,
+    pub(super) now: Timestamp,
+}
+
+impl Page<'_> {
+    /// Returns the page.
+    pub(super) fn text(&self) -> String {
+        let title = escaped(&format!("{}: {}", self.show.workflow, self.show.run));
+        let mut text = format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+             <style>{STYLE}</style>\n</head>\n<body>\n"
+        );
+        self.head(&mut text);
+        let picture = graph(&self.edges, |step| status_of(self.show, step));
+        if !picture.is_empty() {
+            let _ = write!(text, "<h2>Graph</h2>\n<div class=\"wide\">{picture}</div>\n");
+        }
+        let live = self.snapshot.entry.summary.holder.is_some();
+        let until = if live { self.now } else { self.snapshot.entry.summary.updated_at };
+        let times = timeline(self.told, until);
+        if !times.is_empty() {
+            let _ = write!(text, "<h2>Attempts</h2>\n<div class=\"wide\">{times}</div>\n");
+        }
+        text.push_str("<h2>Steps</h2>\n");
+        self.show.steps.iter().for_each(|step| self.step(&mut text, step));
+        self.branches(&mut text);
+        text.push_str("</body>\n</html>\n");
+        text
+    }
+
+    fn head(&self, text: &mut String) {
+        let (show, summary) = (self.show, &self.snapshot.entry.summary);
+        let status = show.status.name();
+        let _ = writeln!(text, "<h1>{}</h1>", escaped(&show.workflow));
+        let progress = summary.summary.progress;
+        let labels: Vec<String> =
+            summary.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut facts = vec![
+            ("run", show.run.clone()),
+            ("status", format!("{} {status}", sign(status))),
+            ("steps", format!("{} of {} done", progress.done, progress.total)),
+            ("file", show.path.clone().unwrap_or_default()),
+            ("started", time::utc(summary.created_at)),
+            ("changed", time::utc(summary.updated_at)),
+            ("took", time::between(summary.created_at, summary.updated_at)),
+            ("checkpoints", summary.checkpoints.to_string()),
+            ("labels", labels.join(", ")),
+            ("parent", show.parent.clone().unwrap_or_default()),
+            ("usage of all attempts", self.told.usage.as_ref().map(usage).unwrap_or_default()),
+        ];
+        let params = show.params.iter().map(|(name, value)| (name.as_str(), shown(value)));
+        let params: Vec<(&str, String)> = params.collect();
+        facts.retain(|(_, value)| !value.is_empty());
+        table(text, &facts);
+        if let Some(error) = &show.error {
+            let step = show.failed_step.as_deref().unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "<p class=\"failed\"><b>✗ step {} failed:</b> {}</p>",
+                escaped(step),
+                escaped(&error.message)
+            );
+        }
+        for wait in &show.waiting {
+            let question = wait.question.as_ref().map(shown).unwrap_or_default();
+            let _ = writeln!(text, "<p>⏸ step {} waits: {}</p>", escaped(&wait.step), escaped(&question));
+        }
+        if !self.told.damaged.is_empty() {
+            let _ =
+                writeln!(text, "<p class=\"failed\">Damaged: {}</p>", escaped(&self.told.damaged.join(", ")));
+        }
+        if !params.is_empty() {
+            text.push_str("<h2>Params</h2>\n");
+            table(text, &params);
+        }
+    }
+
+    fn step(&self, text: &mut String, step: &StepView) {
+        let status = step.status.name();
+        let branch = if step.branch == "main" { String::new() } else { format!("{}/", step.branch) };
+        let open = if matches!(status, "completed" | "pending" | "skipped") { "" } else { " open" };
+        let took = match (step.started_at, step.ended_at) {
+            (Some(start), Some(end)) => time::between(start, end),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b> {status} <span class=\"dim\">{took}</span></summary>",
+            sign(status),
+            escaped(&branch),
+            escaped(&step.id),
+        );
+        let mut facts = vec![
+            ("attempts", if step.attempts > 1 { step.attempts.to_string() } else { String::new() }),
+            ("exit code", step.exit_code.map(|code| code.to_string()).unwrap_or_default()),
+            ("started", step.started_at.map(time::utc).unwrap_or_default()),
+            ("ended", step.ended_at.map(time::utc).unwrap_or_default()),
+            ("command", step.command.clone().unwrap_or_default()),
+            ("items", step.items.map(|items| items.told()).unwrap_or_default()),
+            ("usage", step.usage.as_ref().map(usage).unwrap_or_default()),
+        ];
+        facts.retain(|(_, value)| !value.is_empty());
+        table(text, &facts);
+        if let Some(error) = &step.error {
+            let causes = error.causes.iter().map(|cause| format!("<br>cause: {}", escaped(cause)));
+            let _ = writeln!(
+                text,
+                "<p class=\"failed\">{}{}</p>",
+                escaped(&error.message),
+                causes.collect::<String>()
+            );
+        }
+        if !step.outputs.is_empty() {
+            text.push_str("<h4>Outputs</h4>\n");
+            let outputs: Vec<(&str, String)> =
+                step.outputs.iter().map(|(name, value)| (name.as_str(), shown(value))).collect();
+            table(text, &outputs);
+        }
+        evidence(text, &step.evidence);
+        let is_it =
+            |ended: &&Ended| ended.key.step.as_str() == step.id && ended.key.branch.as_str() == step.branch;
+        for note in self.told.ends.iter().filter(is_it).flat_map(|ended| &ended.notes) {
+            match note {
+                Note::Report(markdown) => block(text, "It says", markdown),
+                Note::Warning(warning) => {
+                    let _ = writeln!(text, "<p class=\"tolerated\">! {}</p>", escaped(warning));
+                }
+                Note::Event { .. } => {}
+            }
+        }
+        if let Some(log) = step.log.as_ref().filter(|log| !log.tail.is_empty()) {
+            block(text, &format!("The end of its log, which has {} bytes", log.bytes), &log.tail);
+        }
+        text.push_str("</details>\n");
+    }
+
+    /// Lists what ended on branches, as the items of a step.
+    fn branches(&self, text: &mut String) {
+        let ended: Vec<&Ended> = self.told.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
+        if ended.is_empty() {
+            return;
+        }
+        text.push_str("<h2>Branches</h2>\n<div class=\"wide\"><table><tr><th>branch</th><th>step</th><th>came to</th><th>exit</th><th>at</th><th></th></tr>\n");
+        for end in ended.iter().take(BRANCH_ROWS_MAX) {
+            let pass: String = end.key.iteration.iter().map(|count| format!(" [{count}]")).collect();
+            let _ = writeln!(
+                text,
+                "<tr><td>{0}</td><td>{1}{pass}</td><td class=\"{2}\">{3} {2}</td><td>{4}</td><td>{5}</td><td>{6}</td></tr>",
+                escaped(end.key.branch.as_str()),
+                escaped(end.key.step.as_str()),
+                end.outcome,
+                sign(end.outcome),
+                end.exit_code.map(|code| code.to_string()).unwrap_or_default(),
+                time::utc(end.at),
+                escaped(end.error.as_deref().unwrap_or_default()),
+            );
+        }
+        text.push_str("</table></div>\n");
+        if ended.len() > BRANCH_ROWS_MAX {
+            let _ = writeln!(text, "<p>{} more are not listed.</p>", ended.len() - BRANCH_ROWS_MAX);
+        }
+    }
+}
+
+fn evidence(text: &mut String, claims: &[ClaimView]) {
+    if claims.is_empty() {
+        return;
+    }
+    text.push_str("<h4>Evidence</h4>\n<div class=\"wide\"><table><tr><th>verdict</th><th>claim</th><th>expected</th><th>found</th></tr>\n");
+    for claim in claims {
+        let verdict = serde_json::to_value(claim.verdict).map(|verdict| shown(&verdict)).unwrap_or_default();
+        let name = claim.name.as_deref().unwrap_or(&claim.kind);
+        let found = claim.error.clone().unwrap_or_else(|| shown(&claim.found));
+        let _ = writeln!(
+            text,
+            "<tr><td>{}</td><td>{} {}</td><td>{}</td><td>{}</td></tr>",
+            escaped(&verdict),
+            escaped(name),
+            escaped(&claim.subject),
+            escaped(&shown(&claim.expected)),
+            escaped(&found),
+        );
+    }
+    text.push_str("</table></div>\n");
+}
+
+fn block(text: &mut String, title: &str, content: &str) {
+    let _ = writeln!(text, "<h4>{}</h4>\n<pre>{}</pre>", escaped(title), escaped(&clip(content)));
+}
+
+fn table(text: &mut String, rows: &[(&str, String)]) {
+    if rows.is_empty() {
+        return;
+    }
+    text.push_str("<div class=\"wide\"><table>\n");
+    for (name, value) in rows {
+        let _ = writeln!(text, "<tr><th>{}</th><td>{}</td></tr>", escaped(name), escaped(&clip(value)));
+    }
+    text.push_str("</table></div>\n");
+}
+
+fn usage(usage: &Usage) -> String {
+    let model = usage.model.as_ref().map(|model| format!(", {model}")).unwrap_or_default();
+    format!("{} tokens in, {} out, cost {}{model}", usage.tokens_in, usage.tokens_out, usage.cost)
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+fn clip(text: &str) -> String {
+    match text.char_indices().nth(TEXT_CHARACTERS_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns a text that stands for itself in HTML and in its attributes, and turns no direction of writing.
+pub(super) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            '\n' | '\t' => escaped.push(c),
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                escaped.push('\u{fffd}')
+            }
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+const STYLE: &str = "
+:root{color-scheme:light dark;--ok:#1a7f37;--bad:#cf222e;--warn:#9a6700;--dim:#6e7781;--line:#8886}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em}
+h4{margin:.8em 0 .2em}
+table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.1em 1em .1em 0}
+th{font-weight:normal;color:var(--dim);white-space:nowrap}td{white-space:pre-wrap;overflow-wrap:anywhere}
+pre{border:1px solid var(--line);border-radius:6px;padding:.6em;overflow-x:auto;white-space:pre-wrap}
+details{border-bottom:1px solid var(--line);padding:.3em 0}summary{cursor:pointer}
+.wide{overflow-x:auto}.dim{color:var(--dim)}
+.completed{color:var(--ok)}.failed,.cut,.in_doubt,.interrupted{color:var(--bad)}.tolerated,.waiting{color:var(--warn)}
+.skipped,.pending,.running,.unfinished{color:var(--dim)}
+svg{display:block;width:100%;font:13px system-ui,sans-serif}svg text{fill:CanvasText}
+svg .small{font-size:11px}svg .end{text-anchor:end}svg rect{fill:currentColor;fill-opacity:.25;stroke:currentColor}
+svg .edge{fill:none;stroke:var(--dim)}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn what_comes_from_a_run_is_no_markup() {
+        assert_eq!(
+            escaped("<script>\"x\" & 'y'</script>\u{1b}[2J\u{202e}"),
+            "&lt;script&gt;&quot;x&quot; &amp; &#39;y&#39;&lt;/script&gt;\u{fffd}[2J\u{fffd}"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! `waypost report`: Markdown as the store keeps it, and one page of HTML that nothing in a run can break out of.
+
+use serde_json::json;
+
+use crate::rig::{FLOW, Rig, check, wait_until};
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+/// A graph with a step over items, a retry, a skipped step, a report and outputs.
+const GRAPH: &str = r#"name: graph
+params: { who: { type: string, default: "<b>you</b>" } }
+labels: { team: "a & b" }
+steps:
+  - id: list
+    run: |
+      echo 'html=<script>alert("out")</script>' >> "$WAYPOST_OUTPUT"
+      echo '# Found <img src=x onerror=alert(1)>' >> "$WAYPOST_SUMMARY"
+  - id: each
+    needs: [list]
+    foreach:
+      items: [good, "<bad>"]
+      as: word
+      steps:
+        - { id: work, run: 'test "$WORD" = good', env: { WORD: "${{ word }}" } }
+  - { id: never, needs: [list], if: "false", run: "true" }
+  - id: last
+    needs: [each]
+    run: |
+      printf '<script>alert("log")</script>\033[31mred\n\342\200\256\n' >&2; test -e ok
+"#;
+
+fn ran() -> Rig {
+    let rig = Rig::with(GRAPH);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig
+}
+
+#[test]
+fn markdown_is_that_which_the_store_keeps() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(FLOW).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+        let told = rig.call(&["report", "r"]);
+
+        assert_eq!(
+            String::from_utf8(told.stdout).unwrap().trim_end(),
+            rig.read("kept/runs/r/report.md").trim_end()
+        );
+        assert_eq!(code(&rig, &["report"]), Some(0), "the newest run is meant");
+        assert_eq!(code(&rig, &["report", "x"]), Some(5));
+        let document = rig.json(&["report", "r", "--json"]);
+        assert_eq!((&document["v"], &document["format"]), (&json!(1), &json!("markdown")));
+        assert_eq!(document["status"], "failed");
+        assert!(document["text"].as_str().unwrap().starts_with("# flow\n"));
+    }
+}
+
+#[test]
+fn a_page_has_all_of_it_and_needs_nothing() {
+    let rig = ran();
+
+    let said = rig.waypost(&["report", "r", "--html", "--out", "r.html"]);
+
+    assert_eq!(said, "exit 0\n--- stdout\nWrote the report of run r to r.html\n--- stderr\n");
+    let page = rig.read("r.html");
+    assert_eq!(page, String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap());
+    for part in [
+        "<title>graph: r</title>",
+        "Content-Security-Policy\" content=\"default-src 'none'",
+        "<title>each: completed</title>",
+        "<title>never: skipped</title>",
+        "<title>last: failed</title>",
+        "✗ step last failed",
+        "each:%3Cbad%3E/work",
+        "2 items: 1 done, 1 failed",
+        "# Found &lt;img src=x onerror=alert(1)&gt;",
+        "&lt;script&gt;alert(&quot;out&quot;)&lt;/script&gt;",
+        "&lt;script&gt;alert(&quot;log&quot;)&lt;/script&gt;\u{fffd}[31mred",
+        "&lt;b&gt;you&lt;/b&gt;",
+        "team=a &amp; b",
+        "<title>each: completed, ",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert_eq!(page.matches("class=\"edge\"").count(), 3);
+    assert!(!page.contains("unfinished,"), "a step over items is one bar: {page}");
+    for foreign in
+        ["<script", "<img", "http://", "https://", "src=\"", "href=", "@import", "url(", "\u{1b}", "\u{202e}"]
+    {
+        assert!(!page.contains(foreign), "{foreign}: {page}");
+    }
+    assert_eq!(page.matches("<details").count(), page.matches("</details>").count());
+    let times = [
+        (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "[TIME]"),
+        (r"[\d.]+(ms|s)\b", "[TOOK]"),
+        (r#"(x|width)="[\d.]+""#, r#"$1="[N]""#),
+    ];
+    insta::with_settings!({ filters => times, omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!("report_page", page);
+    });
+}
+
+#[test]
+fn a_page_of_what_is_under_way_or_was_killed() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'true'}\n  - {id: b, run: 'echo > began; sleep 1000'}\n  - {id: c, run: 'true'}\n",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    wait_until("b to begin", || rig.path("began").exists());
+    let page = || String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap();
+
+    let live = page();
+    running.signal(libc::SIGKILL);
+    drop(running);
+    wait_until("it is known to be cut", || rig.json(&["show", "r", "--json"])["status"] == "interrupted");
+
+    assert!(
+        live.contains("<title>b: running</title>") && live.contains("<title>c: pending</title>"),
+        "{live}"
+    );
+    let cut = page();
+    assert!(
+        cut.contains("<title>b: cut</title>") && cut.contains("<title>b: unfinished, …</title>"),
+        "{cut}"
+    );
+}
+
+#[test]
+fn runs_of_scripts_and_damaged_ones_have_a_page_too() {
+    let rig = Rig::new();
+    assert_eq!(code(&rig, &["once", "--id", "s", "a b", "--", "echo", "<hi>"]), Some(0));
+    let page = String::from_utf8(rig.call(&["report", "s", "--html"]).stdout).unwrap();
+    assert!(page.contains("&lt;hi&gt;"), "{page}");
+
+    let rig = Rig::failed();
+    let database = rusqlite::Connection::open(rig.path(".waypost/waypost.db")).unwrap();
+    let sql = "UPDATE records SET header = zeroblob(9) WHERE key & 4294967295 = 2";
+    assert_eq!(database.execute(sql, ()).unwrap(), 1);
+    drop(database);
+    let told = rig.waypost(&["report", "r-1", "--html"]);
+    assert!(told.contains("warning: checkpoint r-1@2 is damaged"), "{told}");
+    assert!(told.contains("Damaged: r-1@2"), "{told}");
+}
+
+#[test]
+fn wrong_calls_of_report() {
+    let rig = Rig::failed();
+    let said = [
+        &["report", "nothing"][..],
+        &["report", "r-1", "--out", "no/such/folder.html"],
+        &["report", "r-1", "more"],
+        &["report", "r-1", "--html", "--out", "page.html", "--json"],
+    ]
+    .map(|args| format!("$ waypost {}\n{}", args.join(" "), rig.waypost(args)));
+    check("report_wrong", &said.join("\n"));
+}
