@@ -17,12 +17,13 @@ use waypost_workflow::supervisor::SupervisorError;
 
 use crate::commands::OnceError;
 use crate::exit::Exit;
-use crate::reference::log_that_tells;
 use crate::view::ProblemView;
 
 mod diagnosis;
+mod store;
 
 pub(crate) use diagnosis::{Diagnosis, Rendered};
+use store::of_store;
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -481,125 +482,4 @@ fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
 /// Says whether the disk did not take the folder for what steps hand over.
 fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
-}
-
-/// The store's part of the one `match`.
-fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
-    let hint = |text: &str| Some(text.to_owned());
-    match error {
-        StoreError::NotFound { .. } => (
-            "not_found",
-            Exit::NotFound,
-            hint("see what there is: `waypost list`, `waypost checkpoints RUN`"),
-        ),
-        StoreError::Exists { run } => (
-            "exists",
-            Exit::Usage,
-            Some(format!("`--or-resume` goes on with it; or look at it: `waypost show {run}`")),
-        ),
-        StoreError::Held { holder: Some(holder), .. } if holder.is_gone() => (
-            "locked",
-            Exit::Locked,
-            hint(
-                "that process is dead, and its supervisor still holds the run while it ends what is left: wait a moment; if it was itself stopped, `pgrep -fl 'waypost supervise'` shows it and `kill -CONT` with its number lets it go on",
-            ),
-        ),
-        StoreError::Held { run, .. } => {
-            ("locked", Exit::Locked, Some(format!("wait for it, or stop it: `waypost stop {run}`")))
-        }
-        StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
-        StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
-        StoreError::Damaged { older: Some(older), damage } if log_that_tells(damage).is_some() => (
-            "damaged",
-            Exit::Damaged,
-            Some(format!(
-                "put the store's newer files back; to go on from {0}@{older} all the same, move {1} away; `waypost resume {0} --restart` starts over",
-                damage.run,
-                log_that_tells(damage).unwrap_or_default()
-            )),
-        ),
-        StoreError::Damaged { damage, .. } if log_that_tells(damage).is_some() => (
-            "lost",
-            Exit::Damaged,
-            hint("put the store's files back, or move that folder away to begin anew"),
-        ),
-        StoreError::Damaged { damage, .. } if damage.seq == 0 => (
-            "damaged",
-            Exit::Damaged,
-            hint(
-                "neither of its two copies can be read: `waypost run FILE` begins another run, with another id",
-            ),
-        ),
-        StoreError::Damaged { older: Some(_), damage } if damage.flaw == Flaw::Missing => (
-            "damaged",
-            Exit::Damaged,
-            Some(format!(
-                "`waypost verify {0}` shows what is missing: put it back; `waypost resume {0} --restart` starts over",
-                damage.run
-            )),
-        ),
-        StoreError::Damaged { older: Some(_), damage } => (
-            "damaged",
-            Exit::Damaged,
-            Some(format!(
-                "`waypost verify {0}` shows what is sound; `waypost resume {0}` goes on from there",
-                damage.run
-            )),
-        ),
-        StoreError::Damaged { damage, .. } => (
-            "damaged",
-            Exit::Damaged,
-            Some(format!(
-                "nothing sound is left there; `waypost resume {} --restart` starts over",
-                damage.run
-            )),
-        ),
-        StoreError::Version { .. } => {
-            ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
-        }
-        // What a user can make senseless is a cursor, a label, or a file that is no store.
-        StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
-        StoreError::Full { .. } => {
-            ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
-        }
-        StoreError::Create { .. } => (
-            "cannot_create",
-            Exit::CannotCreate,
-            hint(
-                "the place of the store must be writable for this: look at its permissions and its mount, or name another with `--store`",
-            ),
-        ),
-        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-            ("not_permitted", Exit::NotTrusted, None)
-        }
-        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => (
-            "damaged",
-            Exit::Damaged,
-            hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
-        ),
-        StoreError::Io { source, .. }
-            if matches!(
-                source.kind(),
-                io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput
-            ) =>
-        {
-            ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
-        }
-        StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
-        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
-            "store_removed",
-            Exit::CannotWrite,
-            hint("something took the store away while it was in use, perhaps a step: put it back and resume"),
-        ),
-        StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
-        StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
-        StoreError::Poisoned { .. } => {
-            ("poisoned", Exit::CannotWrite, hint("resume; what was acknowledged is safe"))
-        }
-        StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
-        StoreError::Unknown { .. } => {
-            ("unknown", Exit::Unreachable, hint("resume; the store knows what it has"))
-        }
-        StoreError::Closed(_) => ("internal", Exit::Internal, None),
-    }
 }

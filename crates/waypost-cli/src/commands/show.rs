@@ -84,7 +84,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
 
 /// Returns how a run stands now.
 pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, Error> {
-    Shown::read(store, run, None).await?.view(store).await
+    Shown::read(store, run, None, None).await?.view(store).await
 }
 
 /// Warns of a checkpoint of a history that is told without it.
