@@ -203,6 +203,10 @@ impl Demo<'_> {
 
     fn kill(&mut self, running: &mut Child) -> Result<(), Ended> {
         let line = format!("kill -9 {}", running.id());
+        if self.context.output.live {
+            // Its screen stays as it was, in the middle of a line.
+            self.say("\n")?;
+        }
         self.say(&self.context.output.paint.bold(&format!("$ {line}")))?;
         self.told.push(DemoCommandView { command: "kill -9".to_owned(), exit_code: Some(0) });
         running.kill()?;

@@ -85,7 +85,7 @@ impl<'a> Scanner<'a> {
 
     /// Returns the next command; none at the end.
     fn unit(&mut self, comments: &mut Vec<String>) -> Result<Option<Unit>, Unclear> {
-        self.to_command(comments);
+        self.skip_to_command(comments);
         if self.peek().is_none() {
             return Ok(None);
         }
@@ -180,7 +180,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Goes on to the next command, and keeps the comments before it.
-    fn to_command(&mut self, comments: &mut Vec<String>) {
+    fn skip_to_command(&mut self, comments: &mut Vec<String>) {
         while let Some(c) = self.peek() {
             match c {
                 '#' => comments.push(self.comment()),

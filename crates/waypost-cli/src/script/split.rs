@@ -180,7 +180,7 @@ fn kind_of_simple(command: &[String], unit: &Unit) -> Option<Kind> {
         }),
         "set" | "shopt" | "umask" | "unset" | "alias" | "unalias" | "ulimit" if pure => Some(Kind::Again),
         "source" | "." if pure => Some(Kind::Again),
-        "export" | "readonly" | "declare" | "typeset" | _ if is_assignment(word) || is_declaration(word) => {
+        _ if is_assignment(word) || is_declaration(word) => {
             let words = if is_declaration(word) { arguments } else { command };
             let assigning = words.iter().filter(|word| is_assignment(word)).collect::<Vec<_>>();
             // A variable for one command only.
@@ -301,11 +301,11 @@ fn one_setter_each(units: &[Unit], kinds: Vec<Kind>) -> Vec<Kind> {
         }
     };
     let mut count: BTreeMap<String, (usize, bool)> = BTreeMap::new();
-    for place in 0..units.len() {
+    for (place, kind) in kinds.iter().enumerate() {
         for name in set_by(place) {
             let entry = count.entry(name).or_default();
             entry.0 += 1;
-            entry.1 |= !matches!(kinds[place], Kind::Again);
+            entry.1 |= !matches!(kind, Kind::Again);
         }
     }
     let is_shared = |name: &String| count.get(name).is_some_and(|(count, fleeting)| *count > 1 && *fleeting);

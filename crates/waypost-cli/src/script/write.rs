@@ -79,17 +79,21 @@ fn shell_of(script: &str) -> (bool, Option<String>) {
     let Some(line) = script.lines().next().and_then(|line| line.strip_prefix("#!")) else {
         return (false, Some("bash".to_owned()));
     };
-    let words = line.split_whitespace().filter(|word| !word.starts_with('-') && !word.ends_with("/env"));
-    let program = words.last().unwrap_or("sh");
-    let name = program.rsplit('/').next().unwrap_or(program);
+    let name = program_of(line);
     (true, matches!(name, "sh" | "bash" | "dash" | "ksh").then(|| name.to_owned()))
+}
+
+/// Returns the program that the first line of a script names.
+fn program_of(line: &str) -> &str {
+    let line = line.trim_start_matches("#!");
+    let mut words = line.split_whitespace().filter(|word| !word.starts_with('-') && !word.ends_with("/env"));
+    let program = words.next().unwrap_or("sh");
+    program.rsplit('/').next().unwrap_or(program)
 }
 
 /// Returns the interpreter of a script in another language, which is given the script as its last argument.
 fn interpreter(script: &str) -> String {
-    let line = script.lines().next().unwrap_or_default().trim_start_matches("#!");
-    let program = line.split_whitespace().next_back().unwrap_or("sh");
-    let name = program.rsplit('/').next().unwrap_or(program);
+    let name = program_of(script.lines().next().unwrap_or_default());
     let option = if matches!(name, "perl" | "ruby" | "node") { "-e" } else { "-c" };
     format!("[{}, {option}]", scalar(name))
 }
