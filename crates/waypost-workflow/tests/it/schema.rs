@@ -1,5 +1,7 @@
 //! The JSON Schema for editors: it takes what the reader takes, and it is the one that is checked in.
 
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
