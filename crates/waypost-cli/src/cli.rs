@@ -90,6 +90,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Check a workflow file without running it
     Check(CheckArgs),
+    /// Print the JSON Schema of the workflow file, for editors
+    Schema,
     /// Delete runs with everything that belongs to them
     Delete(DeleteArgs),
     /// Drop old states, and delete old runs that are finished
@@ -538,7 +540,7 @@ pub(crate) struct ManArgs {
 impl Command {
     /// Says whether it works whatever is wrong with the configuration: since it uses none, or tells of it itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {
-        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_))
+        matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_) | Self::Schema)
     }
 }
 

@@ -196,6 +196,7 @@ impl Context {
 pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
     match command {
         Command::Check(args) => check::check(context, args).await,
+        Command::Schema => check::print_schema(context),
         Command::List(args) => list::list(context, args).await,
         Command::Show(args) => show::show(context, args).await,
         Command::Checkpoints(args) => checkpoints::checkpoints(context, args).await,

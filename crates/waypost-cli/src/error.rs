@@ -12,16 +12,17 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, ReadError};
-use waypost_workflow::program::{ProgramError, ScratchError};
-use waypost_workflow::supervisor::SupervisorError;
+use waypost_workflow::program::ProgramError;
 
 use crate::commands::OnceError;
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
+mod causes;
 mod diagnosis;
 mod store;
 
+use causes::{is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use store::of_store;
 
@@ -460,26 +461,4 @@ fn how_to_wake(halted: &[u32]) -> String {
     )
 }
 
-/// Says whether an error comes from a disk without room.
-fn is_full(error: &(dyn StdError + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
-}
-
-/// Says whether the supervisor of a run was killed while it started.
-fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
-    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
-    chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
-}
-
-/// Says whether the disk did not take the folder for what steps hand over.
-fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
 }

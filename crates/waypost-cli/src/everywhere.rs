@@ -21,7 +21,7 @@ const FILE_BYTES_MAX: u64 = (STORES_MAX * 4200) as u64;
 pub(crate) fn remember(store: &dyn Store) {
     let Some((file, address)) = file().zip(lasting_address(store)) else { return };
     let mut addresses = read(&file).unwrap_or_default();
-    if addresses.iter().any(|known| *known == address) {
+    if addresses.contains(&address) {
         return;
     }
     addresses.retain(|known| is_there(known));

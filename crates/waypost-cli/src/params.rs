@@ -101,7 +101,8 @@ impl Setting<'_> {
 /// Says whether a step, or one within it, reads a param.
 fn reads(step: &Step, param: &str) -> bool {
     let within = step.work.body().is_some_and(|body| body.steps().iter().any(|step| reads(step, param)));
-    within || step.reads_param(param)
+    let hooks = step.hooks.iter().flat_map(|hook| hook.body.steps()).any(|step| reads(step, param));
+    within || hooks || step.reads_param(param)
 }
 
 /// Returns the steps of the workflow's own list that are done again with `from`: it, and all that comes after it.

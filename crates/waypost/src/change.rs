@@ -10,7 +10,7 @@ use std::fmt;
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
 use crate::record::{Definition, FrontierEntry, Position, StepPrint};
-use crate::shape::{END, Shape, Unfinished};
+use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,8 @@ pub struct Change {
     pub step: StepId,
     /// What happened to it.
     pub kind: ChangeKind,
-    /// It is finished in this run, so that its result would have to be thrown away.
+    /// It is finished in this run, or branches of it are under way that belong together, so that results would have to be
+    /// thrown away.
     pub touches_finished: bool,
 }
 
@@ -80,6 +81,7 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 pub fn changes(before: &Shape, position: &Position, definition: &Definition, after: &Shape) -> Vec<Change> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
+    let has_results = |id: &StepId| finished(id) || is_under_way(before, position, id);
     let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
     for step in after.steps() {
@@ -93,7 +95,7 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
                 let kind =
                     if before == now { ChangeKind::Altered } else { ChangeKind::Rerouted { before, now } };
-                let touches_finished = finished(&step.id);
+                let touches_finished = has_results(&step.id);
                 changes.push(Change { step: step.id.clone(), kind, touches_finished });
             }
             Some(_) => {}
@@ -101,7 +103,7 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
     }
     for step in &definition.steps {
         if after.place(step.id.as_str()).is_none() {
-            let touches_finished = finished(&step.id);
+            let touches_finished = has_results(&step.id);
             changes.push(Change { step: step.id.clone(), kind: ChangeKind::Removed, touches_finished });
         }
     }
@@ -117,12 +119,19 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
     changes
 }
 
+/// Says whether a step has opened branches that are of one definition, and has not joined them.
+fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
+    let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
+    let mut entries = position.frontier.iter().filter(|entry| entry.step == *id);
+    entries.any(|entry| entry.fan.is_some()) && before.step(id.as_str()).is_some_and(is_whole)
+}
+
 /// A position carried over to another graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CarriedOver {
     /// Where the run stands now.
     pub position: Position,
-    /// Steps that were finished and run again, in the order of the new graph, each with the step that is the reason: the
+    /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the step that is the reason: the
     /// step itself if it changed, or the one before it that is not finished any more.
     pub redone: Vec<(StepId, StepId)>,
 }
@@ -146,6 +155,9 @@ pub fn carry_over(
     for place in after.order() {
         let step = &after.steps()[place];
         if before.place(step.id.as_str()).is_none_or(|place| unfinished.has(place)) {
+            if old.get(&step.id) != Some(&step.fingerprint) && is_under_way(before, position, &step.id) {
+                redone.push((step.id.clone(), step.id.clone()));
+            }
             continue;
         }
         let open = after.needs(place).iter().find(|need| !finished[**need]);
@@ -163,6 +175,7 @@ pub fn carry_over(
     let entry = |place: usize| {
         let step = after.steps()[place].id.clone();
         let known = position.frontier.iter().find(|entry| entry.step == step).cloned();
+        let known = known.filter(|_| !is_redone(&step));
         let mut entry = known.unwrap_or_else(|| FrontierEntry::ready(step));
         if is_redone(&entry.step) {
             entry.at.epoch = epoch;

@@ -197,7 +197,7 @@ async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -
 }
 
 /// Refuses to record a secret of the run's workflow, as far as it is set here.
-async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) -> Result<(), Error> {
+pub(super) async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) -> Result<(), Error> {
     let snapshot = Snapshot::read(store, run).await?;
     // A run of a program has no workflow that would name secrets.
     let Ok(Chosen { workflow, .. }) = Chosen::in_force(store, &snapshot) else { return Ok(()) };

@@ -38,6 +38,12 @@ fn mode(workflow: &Workflow) -> &'static str {
     }
 }
 
+/// Prints what may stand in a workflow file, for editors; with `--json` or without, it is the same document.
+pub(crate) fn print_schema(context: &Context) -> Result<Exit, Error> {
+    context.output.document(&waypost_workflow::file::schema())?;
+    Ok(Exit::Done)
+}
+
 fn view(workflow: &Workflow, step: &Step) -> CheckedStepView {
     CheckedStepView {
         id: step.id.clone(),

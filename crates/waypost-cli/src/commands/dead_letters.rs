@@ -8,6 +8,7 @@ use waypost::engine::{Engine, Snapshot};
 use waypost::store::Store;
 
 use super::Context;
+use super::answer::refuse_secret;
 use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
 use crate::dead::{self, DeadLetter};
 use crate::definition::Chosen;
@@ -103,7 +104,10 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
-        (Some(text), [_]) => Some(parsed(text)?),
+        (Some(text), [_]) => {
+            refuse_secret(store.as_ref(), &run, text).await?;
+            Some(parsed(text)?)
+        }
         (Some(_), many) => {
             return Err(Error::usage(
                 format!("`--item` is for one dead letter, and {} are meant", many.len()),

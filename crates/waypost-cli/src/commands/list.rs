@@ -81,7 +81,7 @@ async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Err
             Err(error) => context.output.warn(&format!("store {} cannot be listed: {error}", shown(address))),
         }
     }
-    runs.sort_by(|one: &RunView, other| other.started_at.cmp(&one.started_at));
+    runs.sort_by_key(|run: &RunView| std::cmp::Reverse(run.started_at));
     more |= runs.len() as u64 > args.limit;
     runs.truncate(args.limit as usize);
     let exit = if runs.is_empty() && !damaged.is_empty() { Exit::Damaged } else { Exit::Done };

@@ -22,7 +22,7 @@ const PARALLEL_MAX: u64 = 1_000;
 /// Items of one `foreach`: their keys are in memory at once while they are opened.
 pub const ITEMS_MAX: u64 = 10_000_000;
 
-static FOREACH: KeySet = KeySet {
+pub(super) static FOREACH: KeySet = KeySet {
     what: "`foreach`",
     keys: &[
         "items",
@@ -52,7 +52,8 @@ static FOREACH: KeySet = KeySet {
     ],
 };
 
-static ITEMS: KeySet = KeySet { what: "`items`", keys: &["run", "file", "json"], later: &[], elsewhere: &[] };
+pub(super) static ITEMS: KeySet =
+    KeySet { what: "`items`", keys: &["run", "file", "json"], later: &[], elsewhere: &[] };
 
 /// What a step works on, item by item.
 #[derive(Debug, Clone)]

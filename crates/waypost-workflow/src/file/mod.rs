@@ -25,6 +25,7 @@ mod params;
 mod problem;
 mod read;
 mod repeat;
+mod schema;
 mod settings;
 mod step;
 mod syntax;
@@ -48,6 +49,7 @@ pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProb
 pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
 pub(crate) use self::repeat::ITERATION;
 pub use self::repeat::Repeat;
+pub use self::schema::schema;
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
 pub use self::work::{Agent, AnswerKind, Approval, Work};

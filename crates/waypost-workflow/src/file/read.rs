@@ -23,7 +23,7 @@ const VERSION: u64 = 1;
 /// Steps that may run at once; every one is a process with its pipes.
 pub(super) const PARALLEL_MAX: u64 = 1_000;
 
-static WORKFLOW: KeySet = KeySet {
+pub(super) static WORKFLOW: KeySet = KeySet {
     what: "the workflow",
     keys: &[
         "version",
@@ -64,7 +64,7 @@ static WORKFLOW: KeySet = KeySet {
     ],
 };
 
-static DEFAULTS: KeySet = KeySet {
+pub(super) static DEFAULTS: KeySet = KeySet {
     what: "`defaults`",
     keys: &["shell", "timeout", "retry", "env", "dir"],
     later: &[],
@@ -80,7 +80,7 @@ static DEFAULTS: KeySet = KeySet {
     ],
 };
 
-static PARAM: KeySet = KeySet {
+pub(super) static PARAM: KeySet = KeySet {
     what: "a param",
     keys: &["type", "default", "required", "pattern", "description"],
     later: &[],

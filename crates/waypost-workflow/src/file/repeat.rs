@@ -12,7 +12,8 @@ pub(crate) const ITERATION: &str = "iteration";
 /// Passes of one loop: every one is a step of the run.
 const PASSES_MAX: u64 = 1_000_000;
 
-static REPEAT: KeySet = KeySet { what: "`repeat`", keys: &["until", "max"], later: &[], elsewhere: &[] };
+pub(super) static REPEAT: KeySet =
+    KeySet { what: "`repeat`", keys: &["until", "max"], later: &[], elsewhere: &[] };
 
 /// Until when a step is done again.
 #[derive(Debug, Clone)]

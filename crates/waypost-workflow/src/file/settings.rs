@@ -24,14 +24,14 @@ const INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// Names that waypost sets itself begin with this.
 const RESERVED_PREFIX: &str = "WAYPOST_";
 
-static RETRY: KeySet = KeySet {
+pub(super) static RETRY: KeySet = KeySet {
     what: "`retry`",
     keys: &["max", "delay", "backoff", "max_delay", "jitter", "when"],
     later: &[],
     elsewhere: &[],
 };
 
-static CHECKPOINTS: KeySet = KeySet {
+pub(super) static CHECKPOINTS: KeySet = KeySet {
     what: "`checkpoints`",
     keys: &["retention", "durability", "on_failure", "interval"],
     later: &[],

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The name under which `capture` keeps standard output.
 pub(super) const CAPTURED: &str = "result";
 
-static STEP: KeySet = KeySet {
+pub(super) static STEP: KeySet = KeySet {
     what: "a step",
     keys: &[
         "id",
@@ -67,7 +67,8 @@ static STEP: KeySet = KeySet {
     ],
 };
 
-static OUTPUT: KeySet = KeySet { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
+pub(super) static OUTPUT: KeySet =
+    KeySet { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
 
 /// What `defaults` gives to every step.
 #[derive(Debug)]

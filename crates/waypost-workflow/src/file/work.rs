@@ -29,7 +29,7 @@ const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace
 const NOT_FOR_SERVICES: [&str; 8] =
     ["timeout", "outputs", "capture", "stdin", "idempotent", "report", "repeat", "prompt"];
 
-static APPROVE: KeySet =
+pub(super) static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };
 
 /// What a step does.

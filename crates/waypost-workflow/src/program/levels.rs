@@ -152,6 +152,7 @@ fn afterwards(name: StepId, shape: Shape) -> Children {
         by_work: true,
         limits: FailureLimits::default(),
         afterwards: true,
+        whole: false,
     }
 }
 
@@ -166,6 +167,7 @@ fn one_child(name: StepId, shape: Shape) -> Children {
         by_work: false,
         limits: FailureLimits::default(),
         afterwards: false,
+        whole: true,
     }
 }
 
@@ -186,6 +188,7 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
             alike: each.circuit_breaker,
         },
         afterwards: false,
+        whole: true,
     }
 }
 

@@ -10,6 +10,7 @@ mod output;
 mod program;
 mod random;
 mod rig;
+mod schema;
 mod supervisor;
 mod supervisor_faults;
 mod supervisor_kills;

@@ -25,6 +25,8 @@ pub struct Children {
     /// They come after the step's own work, whatever became of that: what it came to counts once they have ended. Of a step
     /// that is done again, so are they.
     pub afterwards: bool,
+    /// They belong to one definition: if the step changes while they are under way, all of them begin anew.
+    pub whole: bool,
 }
 
 /// How many failed branches are so many that the step which opened them fails. Counted from when a session began: who

@@ -68,6 +68,7 @@ fn shape_of(text: &str) -> Shape {
             by_work: false,
             limits: FailureLimits::default(),
             afterwards: false,
+            whole: false,
         });
         steps.push(step);
     }

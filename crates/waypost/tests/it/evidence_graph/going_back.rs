@@ -45,9 +45,8 @@ async fn a_step_that_is_gone_back_to_has_a_key_of_its_own_also_if_earlier_ones_a
             assert_eq!(outcome.state.done, ["a", "b", "c"]);
             let again = lost.iter().map(|file| file.trim_end_matches(".txt").to_owned());
             assert_eq!(desk.said(), again.chain(["c".to_owned()]).collect::<Vec<_>>());
-            let keys = keys.lock().unwrap().clone();
-            assert_eq!(keys.len(), 2);
-            assert_ne!(keys[0], keys[1], "a deliberate redo");
+            let known = keys.lock().unwrap().iter().collect::<std::collections::BTreeSet<_>>().len();
+            assert_eq!(known, 2, "a deliberate redo has a key of its own");
             assert!(desk.resume(&graph).await.idle);
         }
     }

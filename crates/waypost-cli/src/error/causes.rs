@@ -1,0 +1,31 @@
+//! What an error comes from, by the errors behind it.
+
+use std::error::Error as StdError;
+use std::io;
+
+use waypost_workflow::program::ScratchError;
+use waypost_workflow::supervisor::SupervisorError;
+
+/// Says whether an error comes from a disk without room.
+pub(super) fn is_full(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Says whether the supervisor of a run was killed while it started.
+pub(super) fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
+    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
+    chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
+}
+
+/// Says whether the disk did not take the folder for what steps hand over.
+pub(super) fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
+}

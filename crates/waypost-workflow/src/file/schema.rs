@@ -1,0 +1,246 @@
+//! The JSON Schema of the workflow file, for editors: made from the tables of keys that the reader itself uses.
+//!
+//! It says what may stand where. What only the reader can know, such as whether a step exists, it leaves to `check`; what the
+//! reader takes, the schema never refuses.
+
+use serde_json::{Map, Value, json};
+
+use super::budget::BUDGET;
+use super::fields::KeySet;
+use super::foreach::{FOREACH, ITEMS};
+use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
+use super::repeat::REPEAT;
+use super::settings::{CHECKPOINTS, RETRY};
+use super::step::{OUTPUT, STEP};
+use super::work::APPROVE;
+
+/// The tables, and the names of their schemas.
+static TABLES: [(&str, &KeySet); 12] = [
+    ("workflow", &WORKFLOW),
+    ("defaults", &DEFAULTS),
+    ("param", &PARAM),
+    ("checkpoints", &CHECKPOINTS),
+    ("budget", &BUDGET),
+    ("step", &STEP),
+    ("retry", &RETRY),
+    ("output", &OUTPUT),
+    ("approve", &APPROVE),
+    ("foreach", &FOREACH),
+    ("items", &ITEMS),
+    ("repeat", &REPEAT),
+];
+
+/// Returns the JSON Schema of the workflow file.
+#[must_use]
+pub fn schema() -> Value {
+    let mut defs: Map<String, Value> =
+        TABLES.iter().map(|(name, set)| ((*name).to_owned(), table(name, set))).collect();
+    let scalar = json!({ "type": ["string", "number", "boolean"] });
+    let words = json!({ "type": "array", "items": { "type": "string" } });
+    let code = json!({ "type": "integer", "minimum": 1, "maximum": 255 });
+    let more = [
+        ("scalar", scalar.clone()),
+        (
+            "duration",
+            json!({
+                "type": "string",
+                "pattern": r"^\s*([0-9.]+\s*(d|h|m|s|ms)\s*)+$",
+                "description": "A number with a unit: 500ms, 30s, 10m, 6h, 1d, 1h30m."
+            }),
+        ),
+        ("words", json!({ "anyOf": [{ "type": "string" }, words] })),
+        ("env", json!({ "type": "object", "additionalProperties": scalar })),
+        (
+            "shell",
+            json!({
+                "anyOf": [{ "enum": ["bash", "sh"] }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
+                "description": "bash, sh, or a program with its arguments: [python3, -c]."
+            }),
+        ),
+        ("codes", json!({ "anyOf": [{ "type": "boolean" }, code, { "type": "array", "items": code }] })),
+        ("steps", json!({ "type": "array", "items": reference("step"), "minItems": 1 })),
+        ("hooks", json!({ "type": "object", "additionalProperties": reference("steps") })),
+    ];
+    defs.extend(more.map(|(name, schema)| (name.to_owned(), schema)));
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Waypost workflow file",
+        "description": "The steps of a durable run, and what holds for all of them.",
+        "anyOf": [reference("workflow"), reference("steps")],
+        "$defs": defs,
+    })
+}
+
+fn table(name: &str, set: &KeySet) -> Value {
+    let property = |key: &&str| ((*key).to_owned(), property(name, key).unwrap_or_else(|| json!({})));
+    let properties: Map<String, Value> = set.keys.iter().map(property).collect();
+    let own = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    let required = match name {
+        "workflow" => "steps",
+        "foreach" => "items",
+        "output" => "from",
+        "approve" => "question",
+        // Or a shorter form.
+        "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
+        _ => return own,
+    };
+    let Value::Object(mut own) = own else { return own };
+    own.insert("required".to_owned(), json!([required]));
+    let own = Value::Object(own);
+    match name {
+        "approve" => json!({ "anyOf": [{ "type": "string" }, own] }),
+        _ => own,
+    }
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/$defs/{name}") })
+}
+
+/// Says what stands under a key of a table; nothing if that is not known here.
+fn property(table: &str, key: &str) -> Option<Value> {
+    let text = || json!({ "type": "string" });
+    let scalar = || reference("scalar");
+    let truth = || json!({ "type": "boolean" });
+    let count = |minimum: u64| json!({ "type": "integer", "minimum": minimum });
+    let words = |words: &[&str]| json!({ "enum": words });
+    let condition = || json!({ "type": ["string", "boolean"] });
+    let map_of = |name: &str| json!({ "type": "object", "additionalProperties": reference(name) });
+    let (schema, description) = match (table, key) {
+        ("workflow", "version") => (json!({ "const": 1 }), "The version of the language."),
+        ("workflow", "params") => (map_of("param"), "What a run wants to be told."),
+        ("workflow", "secrets") => {
+            (reference("words"), "Names of variables that come from the caller and are never stored.")
+        }
+        ("workflow", "defaults") => (reference("defaults"), "For steps that do not say their own."),
+        ("workflow", "max_parallel") => (
+            json!({ "type": "integer", "minimum": 1, "maximum": PARALLEL_MAX }),
+            "How many steps may run at once.",
+        ),
+        ("workflow", "timeout") => (reference("duration"), "How long the run may take."),
+        ("workflow", "budget") => (reference("budget"), "What all its steps may use together."),
+        ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
+        ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
+        ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
+        ("workflow", "steps") => (reference("steps"), "The steps."),
+        ("workflow" | "step", "name") => (text(), "A name for whoever reads it."),
+        ("workflow" | "param", "description") => (text(), "What it is for."),
+        ("workflow" | "defaults" | "step", "env") => (reference("env"), "Variables."),
+        ("defaults" | "step", "shell") => (reference("shell"), "What runs the command."),
+        ("defaults" | "step", "timeout") => (reference("duration"), "How long one try may take."),
+        ("defaults" | "step", "retry") => (reference("retry"), "Tries after the first."),
+        ("defaults" | "step", "dir") => {
+            (scalar(), "The folder; a relative one begins at that of the workflow file.")
+        }
+        ("param", "type") => (words(&["string", "number", "integer", "bool", "json"]), "Its type."),
+        ("param", "default") => (json!({}), "The value if none is given."),
+        ("param", "required") => (truth(), "Whether it must be given."),
+        ("param", "pattern") => (text(), "A regular expression that a string must match."),
+        ("checkpoints", "retention") => (count(2), "How many step boundaries keep their state."),
+        ("checkpoints", "durability") => (words(&["sync", "async"]), "When a checkpoint counts as written."),
+        ("checkpoints", "on_failure") => {
+            (words(&["fail", "tolerate"]), "What a checkpoint that cannot be written does to the run.")
+        }
+        ("checkpoints", "interval") => {
+            (reference("duration"), "How often a step that runs long writes a checkpoint.")
+        }
+        ("budget", "cost") => {
+            (json!({ "type": "number", "exclusiveMinimum": 0 }), "In the currency in which steps say it.")
+        }
+        ("budget", "tokens") => (json!({ "type": ["integer", "string"] }), "How many: 50000, 200k, 2M."),
+        ("retry", "max") => (count(0), "Tries after the first."),
+        ("retry", "delay") => (reference("duration"), "The wait before the second try."),
+        ("retry", "max_delay") => (reference("duration"), "The longest wait."),
+        ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "How the wait grows."),
+        ("retry", "jitter") => (truth(), "Whether waits vary a little."),
+        ("retry", "when") => (reference("words"), "Which failures are tried again: timeout, exit N, any."),
+        ("step", "id") => (
+            json!({ "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$", "maxLength": 64 }),
+            "Its name for everything else.",
+        ),
+        ("step" | "items", "run") => (scalar(), "The command."),
+        ("step", "agent") => {
+            (text(), "The agent that does it: claude, codex, gemini, or one of the configuration.")
+        }
+        ("step", "prompt") => (scalar(), "What the agent is to do."),
+        ("step", "service") => (scalar(), "A command that lives on beside the steps after it."),
+        ("step", "approve") => (reference("approve"), "What a person is asked."),
+        ("step", "sleep") => (reference("duration"), "How long it waits."),
+        ("step", "wait") => (scalar(), "The signal that it waits for."),
+        ("step", "foreach") => (reference("foreach"), "What it works on, item by item."),
+        ("step", "steps") => (reference("steps"), "The steps that are repeated."),
+        ("step", "repeat") => (reference("repeat"), "Until when it is done again."),
+        ("step", "on_failure") => (reference("steps"), "Steps that are done when it has failed."),
+        ("step", "on_success") => (reference("steps"), "Steps that are done when it has completed."),
+        ("step", "on_exit_code") => {
+            (reference("hooks"), "Steps that are done after an exit code, by that code.")
+        }
+        ("step", "needs") => (reference("words"), "The steps that must have ended before."),
+        ("step", "if") => (condition(), "Whether it runs."),
+        ("step", "outputs") => (map_of("output"), "What it gives to later steps, from files."),
+        ("step", "capture") => {
+            (words(&["text", "json", "lines", "number"]), "What standard output becomes as output `result`.")
+        }
+        ("step", "stdin") => (scalar(), "What it reads from standard input."),
+        ("step", "continue_on_error") => {
+            (reference("codes"), "Whether, or after which exit codes, the run goes on.")
+        }
+        ("step", "idempotent") => (truth(), "false if running it twice could do harm."),
+        ("step", "grace") => (reference("duration"), "How long it has to end after it was told to."),
+        ("step", "report") => (scalar(), "Markdown for the run's report."),
+        ("output", "from") => (scalar(), "The file."),
+        ("output" | "items", "json") => (text(), "The place in it: $.meta.count."),
+        ("approve", "question") => (scalar(), "What is asked."),
+        ("approve", "answer") => (words(&["approval", "text", "number", "json"]), "What is wanted."),
+        ("approve", "choices") => (reference("words"), "The answers to choose from."),
+        ("foreach", "items") => (
+            json!({ "anyOf": [{ "type": "string" }, { "type": "array" }, reference("items")] }),
+            "A list, an expression that gives one, a command whose output is an item a line, or a file.",
+        ),
+        ("foreach", "as") => (text(), "The name under which expressions read the item."),
+        ("foreach", "key") => (scalar(), "What names each item among the others."),
+        ("foreach", "filter") => (condition(), "Items for which it is false are left out."),
+        ("foreach", "sort_by") => (text(), "An expression by which items are put in order."),
+        ("foreach", "distinct") => (condition(), "Of items that are the same, only the first stays."),
+        ("foreach", "offset") => (count(0), "How many are passed over."),
+        ("foreach", "max_items") => (count(0), "How many are taken."),
+        ("foreach", "max_parallel") => (count(1), "How many are worked on at once."),
+        ("foreach", "on_item_failure") => {
+            (words(&["dead_letter", "stop", "skip"]), "What becomes of an item that failed for good.")
+        }
+        ("foreach", "max_failures") => (count(0), "How many items may fail."),
+        ("foreach", "failure_rate") => {
+            (json!({ "type": "number", "minimum": 0, "maximum": 1 }), "Which part of all may fail.")
+        }
+        ("foreach", "circuit_breaker") => (count(1), "How many in a row may fail with the same error."),
+        ("foreach", "steps") => (reference("steps"), "What is done with each item."),
+        ("items", "file") => (scalar(), "A file with an item a line."),
+        ("repeat", "until") => (condition(), "Asked after each pass."),
+        ("repeat", "max") => (count(1), "The most passes."),
+        _ => return None,
+    };
+    let Value::Object(mut schema) = schema else { return Some(schema) };
+    schema.insert("description".to_owned(), description.into());
+    Some(Value::Object(schema))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TABLES, property, schema};
+
+    #[test]
+    fn every_key_that_the_reader_knows_is_in_the_schema() {
+        let schema = schema();
+        for (name, set) in TABLES {
+            let text = schema["$defs"][name].to_string();
+            for key in set.keys {
+                assert!(
+                    property(name, key).is_some(),
+                    "say in `property` what stands under `{key}` of {}",
+                    set.what
+                );
+                assert!(text.contains(&format!("\"{key}\":{{")), "`{key}` of {}", set.what);
+            }
+        }
+    }
+}
