@@ -17,6 +17,8 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct DeadLetter {
     pub(crate) branch: BranchPath,
+    /// The branch that failed: that one, or one below it, on which steps of a group of it are done.
+    pub(crate) failed_on: BranchPath,
     /// The step that works on the items, and the item's key there.
     pub(crate) each: StepId,
     pub(crate) key: String,
@@ -42,16 +44,18 @@ pub(crate) async fn letters(
     let mut fans: BTreeMap<(BranchPath, StepId), Option<u64>> = BTreeMap::new();
     let mut letters = Vec::new();
     for branch in &failed {
-        // What failed because of one below it is tried again with that.
-        if failed.iter().any(|other| other != branch && is_below(other, branch)) {
-            continue;
-        }
         let Some(((each, key), above)) = branch.opened_by().zip(branch.parent()) else { continue };
-        let policy = workflow.step(each.as_str()).and_then(|step| step.work.foreach());
-        if policy.is_none_or(|foreach| foreach.on_failure != OnItemFailure::DeadLetter) {
+        if !keeps_letters(workflow, &each) {
             continue;
         }
         let newest = store.newest(run, branch).await?;
+        let failed_on = cause_of(store, run, &failed, &newest).await?;
+        // What failed because of an item below it is tried again with that.
+        let between = std::iter::successors(Some(failed_on.clone()), BranchPath::parent);
+        let mut between = between.take_while(|other| other != branch);
+        if between.any(|other| other.opened_by().is_some_and(|(step, _)| keeps_letters(workflow, &step))) {
+            continue;
+        }
         let opened = match fans.get(&(above.clone(), each.clone())) {
             Some(opened) => *opened,
             None => {
@@ -62,7 +66,7 @@ pub(crate) async fn letters(
         };
         let origin = newest.position().ok().and_then(|position| position.origin);
         if opened.is_some() && origin == opened {
-            letters.extend(letter(&newest, (each, key)));
+            letters.extend(letter(store.newest(run, &failed_on).await?, &newest, (each, key)));
         }
     }
     Ok(letters)
@@ -93,8 +97,28 @@ async fn failed_branches(store: &dyn Store, run: &RunId) -> Result<BTreeSet<Bran
     Ok(still)
 }
 
-fn is_below(branch: &BranchPath, above: &BranchPath) -> bool {
-    std::iter::successors(branch.parent(), BranchPath::parent).any(|parent| parent == *above)
+fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
+    let policy = workflow.step(each.as_str()).and_then(|step| step.work.foreach());
+    policy.is_some_and(|foreach| foreach.on_failure == OnItemFailure::DeadLetter)
+}
+
+/// Finds the branch whose step failed by itself, from one that failed because of it: the step that failed there opened it.
+async fn cause_of(
+    store: &dyn Store,
+    run: &RunId,
+    failed: &BTreeSet<BranchPath>,
+    newest: &Record,
+) -> Result<BranchPath, Error> {
+    let mut branch = newest.header().branch.clone();
+    let mut step = newest.header().step.clone();
+    loop {
+        let opened = |other: &&BranchPath| {
+            other.parent().as_ref() == Some(&branch) && other.opened_by().map(|(step, _)| step) == step
+        };
+        let Some(below) = failed.iter().find(opened) else { return Ok(branch) };
+        let newest = store.newest(run, below).await?;
+        (branch, step) = (below.clone(), newest.header().step.clone());
+    }
 }
 
 /// Returns the seq at which a step last opened branches, as far as that counts.
@@ -114,9 +138,9 @@ async fn opened_at(
     Ok(found.map(|record| record.header().seq))
 }
 
-fn letter(newest: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
-    let header = newest.header();
-    let state: WorkflowState = serde_json::from_slice(newest.state_bytes()?).ok()?;
+fn letter(failed: Record, item: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
+    let header = failed.header();
+    let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
     let failure = match &header.phase {
         Phase::Failed(failure) => failure.clone(),
         _ => Failure::new(FailureKind::Error, vec!["it ended as failed".to_owned()]),
@@ -124,7 +148,8 @@ fn letter(newest: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> 
     let has_log = failure.ending.log.is_some();
     Some(DeadLetter {
         log: header.step.as_ref().filter(|_| has_log).map(|step| log_name(&header.branch, step, &header.at)),
-        branch: header.branch.clone(),
+        branch: item.header().branch.clone(),
+        failed_on: header.branch.clone(),
         each,
         key,
         index: state.item_index().unwrap_or_default(),
@@ -186,7 +211,7 @@ pub(crate) async fn again(
     let branches = letters
         .iter()
         .filter(|(letter, _)| goes_on(letter))
-        .map(|(letter, item)| (letter.branch.clone(), item.clone()))
+        .map(|(letter, item)| (letter.failed_on.clone(), item.clone()))
         .collect();
     Ok(Again { from: earliest.map(ResumeFrom::Checkpoint), branches })
 }

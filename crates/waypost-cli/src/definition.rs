@@ -268,7 +268,11 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
 }
 
 fn line(change: &Change) -> String {
-    let finished = if change.touches_finished { ", which is finished" } else { "" };
+    let finished = match change.touches_finished {
+        _ if change.half_done => ", which is half done",
+        true => ", which is finished",
+        false => "",
+    };
     match &change.kind {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),

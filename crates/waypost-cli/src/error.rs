@@ -460,5 +460,3 @@ fn how_to_wake(halted: &[u32]) -> String {
         "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
     )
 }
-
-}

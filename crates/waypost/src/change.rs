@@ -22,6 +22,8 @@ pub struct Change {
     /// It is finished in this run, or branches of it are under way that belong together, so that results would have to be
     /// thrown away.
     pub touches_finished: bool,
+    /// That is so because branches of it are under way.
+    pub half_done: bool,
 }
 
 /// What happened to a step between two definitions.
@@ -81,7 +83,10 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 pub fn changes(before: &Shape, position: &Position, definition: &Definition, after: &Shape) -> Vec<Change> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
-    let has_results = |id: &StepId| finished(id) || is_under_way(before, position, id);
+    let touching = |id: &StepId, kind| {
+        let half_done = is_under_way(before, position, id);
+        Change { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
+    };
     let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
     for step in after.steps() {
@@ -90,21 +95,20 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
                 step: step.id.clone(),
                 kind: ChangeKind::Added,
                 touches_finished: false,
+                half_done: false,
             }),
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
                 let kind =
                     if before == now { ChangeKind::Altered } else { ChangeKind::Rerouted { before, now } };
-                let touches_finished = has_results(&step.id);
-                changes.push(Change { step: step.id.clone(), kind, touches_finished });
+                changes.push(touching(&step.id, kind));
             }
             Some(_) => {}
         }
     }
     for step in &definition.steps {
         if after.place(step.id.as_str()).is_none() {
-            let touches_finished = has_results(&step.id);
-            changes.push(Change { step: step.id.clone(), kind: ChangeKind::Removed, touches_finished });
+            changes.push(touching(&step.id, ChangeKind::Removed));
         }
     }
     for place in after.order() {
@@ -113,7 +117,7 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
             after.needs(place).iter().map(|need| &after.steps()[*need].id).filter(|need| !finished(need));
         if let Some(need) = open.next().filter(|_| finished(&step.id)) {
             let kind = ChangeKind::Reordered(need.clone());
-            changes.push(Change { step: step.id.clone(), kind, touches_finished: true });
+            changes.push(Change { step: step.id.clone(), kind, touches_finished: true, half_done: false });
         }
     }
     changes

@@ -104,6 +104,12 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
+        (Some(_), [letter]) if letter.failed_on != letter.branch => {
+            return Err(Error::usage(
+                format!("`--item` cannot change `{}`: it failed in the steps of a group", shown(&letter.key)),
+                "try it again as it is: `waypost dead-letters retry RUN KEY`",
+            ));
+        }
         (Some(text), [_]) => {
             refuse_secret(store.as_ref(), &run, text).await?;
             Some(parsed(text)?)

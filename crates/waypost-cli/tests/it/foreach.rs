@@ -375,3 +375,110 @@ fn screens_of_items() {
     check("dead_letters_none", &rig.waypost(&["dead-letters", "list", "r"]));
     check("foreach_plan", &rig.waypost(&["plan", "r"]));
 }
+
+/// The same, where one that fails stops all.
+fn strictly() -> String {
+    PICKY.replace("max_parallel: 2", "max_parallel: 1\n      on_item_failure: stop")
+}
+
+// What happened: a file was changed in what is done for each item while items were under way. The rest was done by the
+// new file, and what was finished stood as the old one had made it.
+// Why: a step counts as finished only once its branches have ended, and only finished steps were asked about.
+// What stops it now: results of branches that are under way count like those of a finished step.
+#[test]
+fn what_is_done_for_items_changes_for_all_of_them_or_for_none() {
+    for store in STORES {
+        for (old, new) in [("more $I", "other $I"), ("cat list", "cat longer")] {
+            let rig = picky(store, "a\nb\n", &["a"]);
+            rig.write("flow.yaml", &strictly());
+            let all = "a\nb\nc\n";
+            rig.write("longer", all);
+            assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
+            rig.write("flow.yaml", &strictly().replace(old, new));
+            ["ok-b", "ok-c"].iter().for_each(|name| rig.write(name, ""));
+
+            let refused = rig.call(&["resume", "r"]);
+
+            let said = rig.told(&refused);
+            assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
+            assert!(said.contains("each does something else, which is half done"), "{said}");
+            std::fs::remove_file(rig.path("trace")).unwrap();
+            rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
+            let items = if old == "cat list" { ["a", "b", "c"].as_slice() } else { &["a", "b"] };
+            let (count, second) = (items.len(), if old == "more $I" { "other" } else { "more" });
+            let each = items.iter().flat_map(|item| [format!("work {item}"), format!("{second} {item}")]);
+            let mut wanted: Vec<String> = each.chain([format!("{count} of {count}")]).collect();
+            wanted.sort();
+            assert_eq!(lines(&rig, "trace"), wanted, "{store}");
+            assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        }
+        // Its own copy of the file is still there to go on with.
+        let rig = picky(store, "a\nb\n", &["a"]);
+        rig.write("flow.yaml", &strictly());
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
+        rig.write("flow.yaml", &strictly().replace("more $I", "other $I"));
+        rig.write("ok-b", "");
+        rig.waypost(&["resume", "r", "--keep-definition"]);
+        let wanted = ["2 of 2", "more a", "more b", "work a", "work b", "work b"];
+        assert_eq!(lines(&rig, "trace"), wanted, "{store}");
+    }
+}
+
+#[test]
+fn an_item_that_is_given_to_a_dead_letter_holds_no_secret() {
+    let rig = Rig::with(&format!("secrets: [TOKEN]\n{PICKY}")).at(STORES[0]);
+    rig.write("list", "a\n");
+    let run =
+        rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", "hunter2-of-old").output().unwrap();
+    assert_eq!(run.status.code(), Some(3), "{}", rig.told(&run));
+
+    let again = ["dead-letters", "retry", "r", "a", "--item", "\"x-hunter2-of-old\""];
+    let refused = rig.command(&again).env("TOKEN", "hunter2-of-old").output().unwrap();
+
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("it contains a secret"), "{refused:?}");
+}
+
+// What happened: items whose work is a group, or has a loop in it, and failed there were no dead letters.
+// Why: such an item fails because the branch of its group does; it was left to that branch, which is nobody's item.
+// What stops it now: the branch that failed is looked for from the item on, and goes on when the item is tried again.
+#[test]
+fn an_item_that_failed_within_a_group_is_a_dead_letter_too() {
+    let flow = r#"
+steps:
+  - id: each
+    foreach:
+      items: {run: cat list}
+      on_item_failure: dead_letter
+      steps:
+        - {id: first, run: 'echo "first $I" >> trace', env: {I: "${{ item }}"}}
+        - id: both
+          repeat: {until: "true", max: 2}
+          steps:
+            - {id: work, run: 'echo "work $I" >> trace; [ -e "ok-$I" ]', env: {I: "${{ item }}"}}
+            - {id: more, run: 'echo "more $I" >> trace', env: {I: "${{ item }}"}}
+        - {id: last, run: 'echo "last $I" >> trace', env: {I: "${{ item }}"}}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("list", "a\nb\n");
+        rig.write("ok-a", "");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(3));
+
+        let listed = rig.json(&["dead-letters", "list", "r", "--json"]);
+        let letter = &listed["items"][0];
+        assert_eq!(listed["items"].as_array().unwrap().len(), 1, "{listed}");
+        assert_eq!((&letter["key"], &letter["step"]), (&json!("b"), &json!("work")), "{listed}");
+        let refused = rig.call(&["dead-letters", "retry", "r", "b", "--item", "\"c\""]);
+        assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+        assert!(rig.told(&refused).contains("in the steps of a group"), "{}", rig.told(&refused));
+
+        rig.write("ok-b", "");
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        rig.waypost(&["dead-letters", "retry", "r"]);
+
+        assert_eq!(lines(&rig, "trace"), ["last b", "more b", "work b"], "{store}");
+        assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"], json!([]));
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}

@@ -237,7 +237,9 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(());
         }
         let line = self.lines.get_mut(id);
-        let dead = line.fan_mut(place).failed;
+        let failed = line.fan_mut(place).failed;
+        // What comes after the work of a step does not make its result another.
+        let dead = if children_of(line, place).afterwards { 0 } else { failed };
         line.position.dead += dead;
         let entry = line.entry_mut(place);
         entry.status = Status::Ready;
