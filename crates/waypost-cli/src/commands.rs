@@ -20,6 +20,7 @@ use crate::reference::{self, Default};
 use crate::surroundings;
 
 mod answer;
+mod branched;
 mod cancel;
 mod check;
 mod checkpoints;

@@ -101,6 +101,11 @@ impl Chosen {
             let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape);
             (branch.position, redone) = (carried.position, carried.redone);
         }
+        // What was open within a step that is begun anew comes to nothing.
+        effective.retain(|branch| {
+            let opener = opener_on_main(&branch.branch);
+            redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
+        });
         let mut plan = plan(&self.shape, &effective, verdicts, now);
         explain(&mut plan, &redone);
         // What was started as not to be repeated stays in doubt, whatever the file says of it now.
@@ -124,6 +129,15 @@ impl Chosen {
         self.notes.push(note);
         self
     }
+}
+
+/// Returns the step of the main branch within which a branch was opened.
+fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
+    let mut outer = branch.clone();
+    while outer.depth() > 1 {
+        outer = outer.parent()?;
+    }
+    outer.opened_by().map(|(step, _)| step)
 }
 
 /// Names the record by which each finished step is so, also where no position keeps it any more.

@@ -115,10 +115,8 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
         let step = &after.steps()[place];
         let mut open =
             after.needs(place).iter().map(|need| &after.steps()[*need].id).filter(|need| !finished(need));
-        if let Some(need) = open.next().filter(|_| finished(&step.id)) {
-            let kind = ChangeKind::Reordered(need.clone());
-            changes.push(Change { step: step.id.clone(), kind, touches_finished: true, half_done: false });
-        }
+        let change = open.next().map(|need| touching(&step.id, ChangeKind::Reordered(need.clone())));
+        changes.extend(change.filter(|change| change.touches_finished));
     }
     changes
 }
@@ -135,8 +133,8 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
 pub struct CarriedOver {
     /// Where the run stands now.
     pub position: Position,
-    /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the step that is the reason: the
-    /// step itself if it changed, or the one before it that is not finished any more.
+    /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the
+    /// step that is the reason: the step itself if it changed, or the one before it that is not finished any more.
     pub redone: Vec<(StepId, StepId)>,
 }
 
@@ -158,10 +156,8 @@ pub fn carry_over(
     let mut redone = Vec::new();
     for place in after.order() {
         let step = &after.steps()[place];
-        if before.place(step.id.as_str()).is_none_or(|place| unfinished.has(place)) {
-            if old.get(&step.id) != Some(&step.fingerprint) && is_under_way(before, position, &step.id) {
-                redone.push((step.id.clone(), step.id.clone()));
-            }
+        let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
+        if !was_finished && !is_under_way(before, position, &step.id) {
             continue;
         }
         let open = after.needs(place).iter().find(|need| !finished[**need]);
@@ -170,7 +166,7 @@ pub fn carry_over(
             (true, Some(need)) => Some(after.steps()[*need].id.clone()),
             (true, None) => None,
         };
-        finished[place] = reason.is_none();
+        finished[place] = was_finished && reason.is_none();
         redone.extend(reason.map(|reason| (step.id.clone(), reason)));
     }
     let newest = position.frontier.iter().map(|entry| entry.at.epoch).chain([position.epoch]).max();

@@ -6,24 +6,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{Edit, OnChange, StartOptions};
 use waypost::folder::REPORT;
 use waypost::portable::Portable;
 use waypost::record::RunRecord;
-use waypost_workflow::file::{GivenParams, Workflow};
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, shape_of};
+use waypost_workflow::file::Workflow;
+use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::run::{free_id, refuse_secrets, relative};
+use super::branched::{Params, id_of};
+use super::run::relative;
 use crate::cli::ImportArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params;
 use crate::place::Access;
-use crate::reference;
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 
@@ -41,22 +38,11 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
         return Err(Error::NotTrusted { file: args.file, steps });
     }
     let frozen = portable.run().record().clone();
-    let mut before = params::of_record(portable.checkpoint()).unwrap_or_else(|| frozen.params.clone());
-    // What nobody gave.
-    before.retain(|_, value| !value.is_null());
-    let given = GivenParams { file: before.clone(), text: args.params.clone() };
-    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
-    surroundings::refuse_missing_secrets(&workflow)?;
+    let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
     let store = context.store(None, Access::Create)?;
-    let run = match id {
-        Some(id) if reference::is_there(store.as_ref(), &id).await? => {
-            return Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"));
-        }
-        Some(id) => id,
-        None => free_id(store.as_ref(), workflow.name()).await?,
-    };
+    let run = id_of(store.as_ref(), id, &workflow).await?;
     // Whether there is a bash is asked anew: it is another machine.
     let local = Local::look()?;
     let mut labels = frozen.labels.clone();
@@ -69,7 +55,7 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
         // Where the file is that it once was is of another machine.
         path: None,
         base: relative(store.as_ref(), &base),
-        params: params.clone(),
+        params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,
         settings: surroundings::settings(settings),
@@ -90,20 +76,9 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
     let timeout = workflow.timeout();
     let mut options = surroundings::session_options(&workflow);
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
-    // Refuses secrets among them, as for a run.
-    program.initial_state(params.clone())?;
-    refuse_secrets(&program, &record)?;
     let session = Session::begin(context, timeout)?;
     options.stop = session.stop.clone();
-    let changed = params.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
-    let edit =
-        changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
-    let start = StartOptions {
-        session: options.clone(),
-        edit,
-        on_change: OnChange::Adopt,
-        ..StartOptions::default()
-    };
+    let start = params.start(&program, &record, options.clone())?;
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
     context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));

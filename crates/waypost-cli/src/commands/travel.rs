@@ -3,25 +3,23 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{Edit, OnChange, ResumeFrom, RunError, Snapshot, StartOptions};
+use waypost::engine::{ResumeFrom, RunError, Snapshot};
 use waypost::folder::REPORT;
 use waypost::record::RunRecord;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
-use waypost_workflow::file::GivenParams;
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
+use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
+use super::branched::{Params, id_of};
 use super::resume::Prepared;
-use super::run::{free_id, refuse_secrets};
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
 use crate::definition::Chosen;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params;
 use crate::place::{self, Access};
-use crate::reference::{self, Default as Meant, Reference, find};
+use crate::reference::{Default as Meant, Reference, find};
 use crate::surroundings::{self, Local};
 use crate::view::{DiffView, RolledBackView, VERSION};
 
@@ -68,19 +66,8 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     let Chosen { workflow, shape, .. } = Chosen::in_force(store.as_ref(), &snapshot)?;
-    let mut before = params::of_record(&begin).unwrap_or_else(|| frozen.params.clone());
-    // What nobody gave.
-    before.retain(|_, value| !value.is_null());
-    let given = GivenParams { file: before.clone(), text: args.params.clone() };
-    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
-    surroundings::refuse_missing_secrets(&workflow)?;
-    let run = match id {
-        Some(id) if reference::is_there(store.as_ref(), &id).await? => {
-            return Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"));
-        }
-        Some(id) => id,
-        None => free_id(store.as_ref(), workflow.name()).await?,
-    };
+    let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
+    let run = id_of(store.as_ref(), id, &workflow).await?;
     let mut local = Local::look()?;
     local.has_bash =
         frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
@@ -89,7 +76,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let record = RunRecord {
         run: run.clone(),
         definition: shape.definition(Some(workflow.text().to_owned())),
-        params: params.clone(),
+        params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,
         parent: None,
@@ -112,18 +99,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let mut options = surroundings::session_options(&workflow);
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
-    // Refuses secrets among them, as for a run.
-    program.initial_state(params.clone())?;
-    refuse_secrets(&program, &record)?;
-    let changed = params.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
-    let edit =
-        changed.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
-    let start = StartOptions {
-        session: options.clone(),
-        edit,
-        on_change: OnChange::Adopt,
-        ..StartOptions::default()
-    };
+    let start = params.start(&program, &record, options.clone())?;
     context
         .output
         .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));

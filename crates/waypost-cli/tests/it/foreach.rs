@@ -424,6 +424,35 @@ fn what_is_done_for_items_changes_for_all_of_them_or_for_none() {
     }
 }
 
+// What happened: a step was put before items that were under way. They were begun anew after it, and nobody was asked.
+// Why: only finished steps were looked at for a step before them that is not.
+// What stops it now: items under way count like a finished step there, too.
+#[test]
+fn items_under_way_are_begun_anew_after_a_new_step_before_them() {
+    for store in STORES {
+        let rig = picky(store, "a\nb\n", &["a"]);
+        rig.write("flow.yaml", &strictly());
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
+        let first = "steps:\n  - {id: first, run: echo first >> trace}\n  - id: each";
+        rig.write("flow.yaml", &strictly().replace("steps:\n  - id: each", first));
+        rig.write("ok-b", "");
+
+        let refused = rig.call(&["resume", "r"]);
+
+        let said = rig.told(&refused);
+        assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
+        assert!(said.contains("step each, which is half done, comes after step first now"), "{said}");
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        let planned = rig.waypost(&["resume", "r", "--dry-run", "--with", "flow.yaml"]);
+        assert!(planned.contains("upstream changed: `first` runs again"), "{planned}");
+        assert!(!planned.contains("each:b"), "{planned}");
+        rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
+        let wanted = "first\nwork a\nmore a\nwork b\nmore b\n2 of 2\n";
+        assert_eq!(rig.read("trace"), wanted, "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
 #[test]
 fn an_item_that_is_given_to_a_dead_letter_holds_no_secret() {
     let rig = Rig::with(&format!("secrets: [TOKEN]\n{PICKY}")).at(STORES[0]);
@@ -472,6 +501,10 @@ steps:
         let refused = rig.call(&["dead-letters", "retry", "r", "b", "--item", "\"c\""]);
         assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
         assert!(rig.told(&refused).contains("in the steps of a group"), "{}", rig.told(&refused));
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s"]), Some(3));
+        assert_eq!(code(&rig, &["dead-letters", "drop", "s", "b"]), Some(0));
+        assert_eq!(rig.json(&["dead-letters", "list", "s", "--json"])["items"], json!([]));
 
         rig.write("ok-b", "");
         std::fs::remove_file(rig.path("trace")).unwrap();

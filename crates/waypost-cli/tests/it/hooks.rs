@@ -102,6 +102,21 @@ fn a_hook_that_fails_hides_nothing() {
 }
 
 #[test]
+fn a_hook_that_fails_makes_no_failure_of_what_was_done() {
+    for store in STORES {
+        let rig = Rig::with("steps: [{id: c, run: 'true', on_success: [{run: exit 5}]}]").at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+
+        let each = "{items: [a, b], steps: [{id: c, run: 'true', on_success: [{run: exit 5}]}]}";
+        rig.write("flow.yaml", &format!("steps: [{{id: each, foreach: {each}}}]"));
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(0), "{store}");
+        let letters = rig.json(&["dead-letters", "list", "s", "--json"]);
+        assert_eq!(letters["items"], serde_json::json!([]), "{store}");
+    }
+}
+
+#[test]
 fn the_hook_of_a_run_is_for_what_fails_the_run() {
     let rig = Rig::with(
         r#"

@@ -200,30 +200,14 @@ fn a_signal_ends_the_command_and_then_once_by_that_signal() {
 #[test]
 fn two_at_once_wait_for_each_other_or_are_refused() {
     let rig = Rig::new();
-    let first = rig.start(&[
-        "once",
-        "--id",
-        "s",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "echo a >> trace; while ! test -e go; do sleep 0.01; done",
-    ]);
+    let held = "echo a >> trace; while ! test -e go; do sleep 0.01; done";
+    let held = ["once", "--id", "s", "a", "--", "sh", "-c", held];
+    let first = rig.start(&held);
     rig.wait_for("trace", |text| text == "a\n");
 
     let refused = rig.waypost(&["once", "--id", "s", "--wait", "0s", "b", "--", "echo", "b"]);
     assert!(refused.starts_with("exit 6\n"), "{refused}");
-    let same = rig.start(&[
-        "once",
-        "--id",
-        "s",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "echo a >> trace; while ! test -e go; do sleep 0.01; done",
-    ]);
+    let same = rig.start(&held);
     let other = rig.start(&["once", "--id", "s", "b", "--", "sh", "-c", "echo b >> trace"]);
     rig.write("go", "");
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -83,6 +84,7 @@ impl Rig {
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        heed_signals(&mut command);
         command
     }
 
@@ -187,6 +189,20 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Has a program hear the signals that whoever started the tests may ignore, as `nohup` and `&` in a script do.
+#[expect(unsafe_code, reason = "neither the standard library nor rustix sets a signal to its default")]
+fn heed_signals(command: &mut Command) {
+    let heed = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: it may be called between fork and exec, and no handler is set.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: nothing but those calls happens between fork and exec.
+    unsafe { command.pre_exec(heed) };
 }
 
 /// Sends a signal to a process.

@@ -1,0 +1,72 @@
+//! A run that begins where another one stood: what `fork` and `import` share.
+
+use serde_json::{Map, Value};
+use waypost::RunId;
+use waypost::engine::{Edit, OnChange, SessionOptions, StartOptions};
+use waypost::record::{Record, RunRecord};
+use waypost::store::Store;
+use waypost_workflow::file::{GivenParams, Workflow};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState};
+
+use super::run::{free_id, refuse_secrets};
+use crate::error::Error;
+use crate::{params, reference, surroundings};
+
+/// The params of such a run: those of the other one, and what was given instead.
+pub(super) struct Params {
+    before: Map<String, Value>,
+    now: Map<String, Value>,
+}
+
+impl Params {
+    /// Puts what was given as text in the place of what stood in a checkpoint.
+    pub(super) fn resolve(
+        workflow: &Workflow,
+        checkpoint: &Record,
+        frozen: &RunRecord,
+        text: &[(String, String)],
+    ) -> Result<Self, Error> {
+        let mut before = params::of_record(checkpoint).unwrap_or_else(|| frozen.params.clone());
+        // What nobody gave.
+        before.retain(|_, value| !value.is_null());
+        let given = GivenParams { file: before.clone(), text: text.to_vec() };
+        let now = workflow.resolve_params(&given).map_err(Error::Params)?;
+        surroundings::refuse_missing_secrets(workflow)?;
+        Ok(Self { before, now })
+    }
+
+    pub(super) fn now(&self) -> &Map<String, Value> {
+        &self.now
+    }
+
+    /// Returns how the run begins; refuses secrets in params and record, as for any run.
+    pub(super) fn start(
+        self,
+        program: &WorkflowProgram,
+        record: &RunRecord,
+        session: SessionOptions,
+    ) -> Result<StartOptions<WorkflowState>, Error> {
+        let Self { before, now } = self;
+        program.initial_state(now.clone())?;
+        refuse_secrets(program, record)?;
+        let is_new = now.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
+        let edit =
+            is_new.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(now)) as _));
+        Ok(StartOptions { session, edit, on_change: OnChange::Adopt, ..StartOptions::default() })
+    }
+}
+
+/// Returns the name that was given, if it is free, or makes one.
+pub(super) async fn id_of(
+    store: &dyn Store,
+    given: Option<RunId>,
+    workflow: &Workflow,
+) -> Result<RunId, Error> {
+    match given {
+        Some(id) if reference::is_there(store, &id).await? => {
+            Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"))
+        }
+        Some(id) => Ok(id),
+        None => free_id(store, workflow.name()).await,
+    }
+}
