@@ -235,7 +235,8 @@ impl Disk for RealDisk {
             return Ok(Vec::new());
         }
         file.seek(SeekFrom::Start(offset))?;
-        let mut bytes = Vec::new();
+        let there = usize::try_from(len - offset).unwrap_or(usize::MAX);
+        let mut bytes = Vec::with_capacity(there.min(bytes_max));
         file.take(bytes_max as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     }

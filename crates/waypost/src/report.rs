@@ -69,11 +69,18 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     text
 }
 
+/// Returns which section a record adds to the report; `None` if it is not about what a step came to.
+pub fn section_key(record: &Record) -> Option<SectionKey> {
+    let header = record.header();
+    status_of(&header.phase)?;
+    let step = header.step.clone()?;
+    Some(SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() })
+}
+
 /// Returns what a record adds to the report; `None` if it is not about what a step came to.
 pub fn section(record: &Record) -> Option<Section> {
     let header = record.header();
-    let step = header.step.clone()?;
-    let key = SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() };
+    let key = section_key(record)?;
     let status = status_of(&header.phase)?;
     let mut text = format!("{}\n## {}: {status}\n\n", key.marker(), title(&key));
     let facts = facts(header).into_iter().map(|(name, value)| [name.to_owned(), value]);
@@ -168,9 +175,20 @@ fn status_of(phase: &Phase) -> Option<&'static str> {
     })
 }
 
+/// How the line of a section begins that names its checkpoint.
+pub(crate) const CHECKPOINT_LINE: &str = "| checkpoint |";
+
+/// Returns the line that names the checkpoint in the section of a record.
+pub(crate) fn checkpoint_line(header: &Header) -> String {
+    format!("{CHECKPOINT_LINE} {} |", escaped(&checkpoint_value(header)))
+}
+
+fn checkpoint_value(header: &Header) -> String {
+    code(&header.reference().to_string())
+}
+
 fn facts(header: &Header) -> Vec<(&'static str, String)> {
-    let mut facts =
-        vec![("checkpoint", code(&header.reference().to_string())), ("at", header.created_at.to_string())];
+    let mut facts = vec![("checkpoint", checkpoint_value(header)), ("at", header.created_at.to_string())];
     if header.at.attempt > 1 {
         facts.push(("attempt", header.at.attempt.to_string()));
     }
@@ -262,11 +280,15 @@ fn table<const N: usize>(text: &mut String, head: [&str; N], rows: impl IntoIter
     }
     let _ = writeln!(text, "| {} |\n|{}", head.join(" | "), " --- |".repeat(N));
     for row in rows {
-        // A bar ends a cell even inside of code, so it is escaped everywhere.
-        let cells = row.map(|cell| cell.replace('|', "\\|"));
+        let cells = row.map(|cell| escaped(&cell));
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }
     text.push('\n');
+}
+
+/// A bar ends a cell even inside of code, so it is escaped everywhere.
+fn escaped(cell: &str) -> String {
+    cell.replace('|', "\\|")
 }
 
 /// Shows a value on one line.

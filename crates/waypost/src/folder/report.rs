@@ -62,7 +62,7 @@ impl ReportFile {
     }
 
     fn write(&mut self, disk: &dyn Disk, records: &[Record]) -> io::Result<()> {
-        let sections: Vec<Section> = records.iter().filter_map(report::section).collect();
+        let sections = sections_of(records);
         let mut status = None;
         for header in records.iter().map(Record::header).filter(|header| header.branch.is_main()) {
             status = Some(header.status.unwrap_or(RunStatus::Running));
@@ -189,6 +189,19 @@ impl ReportFile {
     }
 }
 
+/// Returns the sections of records, without those that the next one takes the place of.
+fn sections_of(records: &[Record]) -> Vec<Section> {
+    let mut keyed =
+        records.iter().filter_map(|record| Some((record, report::section_key(record)?))).peekable();
+    let mut sections = Vec::new();
+    while let Some((record, key)) = keyed.next() {
+        if keyed.peek().is_none_or(|(_, next)| *next != key) {
+            sections.extend(report::section(record));
+        }
+    }
+    sections
+}
+
 fn digest_of(marker: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     marker.hash(&mut hasher);
@@ -218,11 +231,14 @@ impl<'a> Written<'a> {
     /// Says whether the section of a record stands in the report, word for word; a record that has none is passed over.
     /// Sections are written in the order of their records, so that those of older records do then, too.
     pub(super) fn has(&mut self, record: &Record) -> bool {
-        let Some(section) = report::section(record) else { return false };
-        let Some(name) = checkpoint_lines(&section.text).next() else { return false };
+        if report::section_key(record).is_none() {
+            return false;
+        }
+        let name = report::checkpoint_line(record.header());
         loop {
             let end = self.end.get_or_insert_with(|| End::read(self.disk, self.path, TAIL_BYTES));
-            if end.named.contains(name) && end.text.contains(&section.text) {
+            let stands = || report::section(record).is_some_and(|section| end.text.contains(&section.text));
+            if end.named.contains(&name) && stands() {
                 return true;
             }
             if end.is_all {
@@ -246,7 +262,7 @@ impl End {
 
 /// Returns the lines that say of which checkpoint a section is.
 fn checkpoint_lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter(|line| line.starts_with("| checkpoint |"))
+    text.lines().filter(|line| line.starts_with(report::CHECKPOINT_LINE))
 }
 
 fn lossy(bytes: &[u8]) -> String {
