@@ -94,6 +94,25 @@ impl Mask {
         self.patterns.find(bytes, 0).is_some()
     }
 
+    /// Looks for secrets in the text of every value and key, in the form it has there and not only in its JSON.
+    pub(crate) fn is_within(&self, value: &serde_json::Value) -> bool {
+        use serde_json::Value;
+        match value {
+            Value::String(text) => self.contains(text.as_bytes()),
+            Value::Array(items) => items.iter().any(|item| self.is_within(item)),
+            Value::Object(map) => {
+                map.iter().any(|(key, item)| self.contains(key.as_bytes()) || self.is_within(item))
+            }
+            // A number is written in more than one way: with an exponent, and without.
+            Value::Number(number) => {
+                let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
+                self.contains(number.to_string().as_bytes())
+                    || plain.is_some_and(|plain| self.contains(plain.as_bytes()))
+            }
+            Value::Null | Value::Bool(_) => false,
+        }
+    }
+
     /// Returns where the first secret in `bytes` begins, in whatever form.
     #[must_use]
     pub fn find(&self, bytes: &[u8]) -> Option<usize> {

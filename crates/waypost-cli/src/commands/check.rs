@@ -24,8 +24,9 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
         })?;
         return Ok(Exit::Done);
     }
-    if !workflow.warnings().is_empty() {
-        context.output.aside(&workflow.render_warnings());
+    let warnings = workflow.render_warnings();
+    if !warnings.is_empty() {
+        context.output.aside(&warnings);
     }
     context.output.answer(&told(&args.file.display().to_string(), &workflow, &steps))?;
     Ok(Exit::Done)

@@ -52,8 +52,9 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
             return Err(lost);
         }
     }
-    if !workflow.warnings().is_empty() {
-        context.output.detail(&workflow.render_warnings());
+    let warnings = workflow.render_warnings();
+    if !warnings.is_empty() {
+        context.output.detail(&warnings);
     }
     begin(context, store, Beginning { workflow, params, id, base, args }).await
 }

@@ -55,6 +55,28 @@ fn hooks_are_done_once_and_the_step_again_by_a_resume() {
     }
 }
 
+// What happened: a fork of a run that had failed, or an import of its last checkpoint, failed at once in the same way.
+// Why: it took over that the hooks of the failed step were done, so that only the failure was left to be told.
+// What stops it now: as for a resume, a step that failed is done again with all that comes after it.
+#[test]
+fn what_begins_where_a_step_had_failed_does_it_again() {
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{store}");
+        let newest = rig.json(&["export", "r", "r.json", "--json"])["checkpoint"].clone();
+        rig.write("ok", "");
+        for begin in [["fork", newest.as_str().unwrap()], ["import", "r.json"]] {
+            std::fs::remove_file(rig.path("trace")).unwrap();
+            let mut args = begin.to_vec();
+            args.extend(["-q", "--id", begin[0]]);
+            args.extend(Some("--trust").filter(|_| begin[0] == "import"));
+            assert_eq!(code(&rig, &args), Some(0), "{store}: {begin:?}");
+            assert_eq!(rig.read("trace"), "try 1\nend\n", "{store}: {begin:?}");
+            assert_eq!(code(&rig, &["verify", begin[0]]), Some(0));
+        }
+    }
+}
+
 #[test]
 fn a_crash_amid_hooks_costs_the_hook_that_was_cut() {
     for store in STORES {

@@ -7,6 +7,7 @@ mod announcing;
 mod bad_input;
 mod cancelling;
 mod checkup;
+mod children;
 mod config;
 mod database;
 mod demo;

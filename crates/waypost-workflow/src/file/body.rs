@@ -136,6 +136,10 @@ fn assemble_one(
     if let Some(group) = draft.group.take() {
         draft.work = Some((Work::Group(Box::new(group.assemble(checker, shared, kept))), draft.node));
     }
+    if let Some((Work::Workflow(child), _)) = &mut draft.work {
+        child.params =
+            std::mem::take(&mut draft.params).into_iter().map(|(name, given, _)| (name, given)).collect();
+    }
     let hooks = std::mem::take(&mut draft.hooks).into_iter();
     let hooks = hooks.map(|(on, body)| Hook { on, body: body.assemble(checker, shared, kept) }).collect();
     let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];

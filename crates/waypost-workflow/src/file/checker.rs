@@ -4,6 +4,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use super::align::Walk;
+use super::child::Family;
 use super::node::{Kind, Node};
 use super::problem::{Problems, Source};
 use super::units::parse_duration;
@@ -34,13 +35,22 @@ pub(crate) struct Checker<'s> {
     pub(crate) warnings: Problems,
     /// What expressions may read here beside the names that are known everywhere.
     pub(crate) locals: Vec<String>,
+    /// The files around this one, and those that it names.
+    pub(crate) family: Family,
     /// Where the last place inside a value was found: the next is mostly further on in the same one.
     aligned: Option<(usize, Walk)>,
 }
 
 impl<'s> Checker<'s> {
     pub(crate) fn new(source: &'s Source, problems: Problems) -> Self {
-        Self { source, problems, warnings: Problems::default(), locals: Vec::new(), aligned: None }
+        Self {
+            source,
+            problems,
+            warnings: Problems::default(),
+            locals: Vec::new(),
+            family: Family::default(),
+            aligned: None,
+        }
     }
 
     /// The name of `known` nearest to `name`, unless so much is wrong already that nobody would read it.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::child::{Child, Given};
 use super::foreach::{Distinct, Foreach, ItemSource};
 use super::step::Draft;
 use super::work::{Approval, Work};
@@ -57,6 +58,7 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         Work::Wait(name) => json!({ "wait": text(name) }),
         Work::Foreach(foreach) => meaning_of(foreach),
         Work::Group(body) => json!({ "steps": prints_of(body) }),
+        Work::Workflow(child) => meaning_of_file(child),
     });
     // A member that is not there is not hashed: what was made before it was known means what it meant.
     let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": repeat.until.as_str() }));
@@ -105,6 +107,19 @@ fn meaning_of(foreach: &Foreach) -> Value {
         "max_items": foreach.items_max,
         "steps": steps,
     })
+}
+
+/// What another file does, and what it is given. Not its path: it may be moved.
+fn meaning_of_file(child: &Child) -> Value {
+    let given = |given: &Given| match given {
+        Given::Plain(value) => json!({ "value": value }),
+        Given::Filled(template) => json!({ "text": template.as_str() }),
+    };
+    let params: std::collections::BTreeMap<_, _> =
+        child.params.iter().map(|(name, value)| (name.as_str(), given(value))).collect();
+    let defaults: std::collections::BTreeMap<_, _> =
+        child.workflow.params().iter().map(|param| (param.name.as_str(), &param.default)).collect();
+    json!({ "workflow": prints_of(child.workflow.body()), "params": params, "defaults": defaults })
 }
 
 fn prints_of(body: &Body) -> Vec<[&str; 2]> {

@@ -13,6 +13,7 @@ mod align;
 mod body;
 mod budget;
 mod checker;
+mod child;
 mod config;
 mod fields;
 mod fingerprint;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 pub use self::budget::Budget;
+pub use self::child::Child;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub(crate) use self::foreach::ITEM_INDEX;
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
@@ -59,6 +61,7 @@ pub use self::workflow::{
 };
 
 use self::checker::Checker;
+use self::child::Family;
 use self::node::Kind;
 use self::problem::{Problems, Source};
 
@@ -91,36 +94,61 @@ impl Workflow {
     /// - [`ReadError::Io`]: it cannot be read.
     /// - [`ReadError::File`]: everything that is wrong with it.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
-        Self::parse_bytes(&read_bytes(path)?, path).map_err(ReadError::File)
+        parse(&read_bytes(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
     }
 
     /// Checks the bytes of a file; `path` is only for messages and the workflow's name.
     ///
+    /// The files that it names must be in its [`text`](Self::text): nothing is read from the disk.
+    ///
     /// # Errors
     /// Everything that is wrong with them.
     pub fn parse_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
-        let source = source(bytes, path)?;
-        let (root, problems) =
-            node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
-        let mut checker = Checker::new(&source, problems);
-        let workflow = read::workflow(&mut checker, &root);
-        let Checker { problems, warnings, .. } = checker;
-        match workflow {
-            Some(mut workflow) if problems.is_empty() => {
-                (workflow.warnings, _) = warnings.finish(&source);
-                Ok(workflow)
-            }
-            _ => Err(FileError::new(&source, problems)),
-        }
+        parse(bytes, path, Family::default())
     }
 
-    /// Checks the text of a file; `path` is only for messages and the workflow's name.
+    /// Checks the text of a file, as [`parse_bytes`](Self::parse_bytes) does.
     ///
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(text: &str, path: &Path) -> Result<Self, FileError> {
         Self::parse_bytes(text.as_bytes(), path)
     }
+}
+
+fn parse(bytes: &[u8], path: &Path, mut family: Family) -> Result<Workflow, FileError> {
+    let whole = source(bytes, path)?;
+    let own = family.separate(&whole.text);
+    let source = match own.len() == whole.text.len() {
+        true => whole,
+        false => Source::new(path.to_owned(), Arc::from(own)),
+    };
+    let (workflow, family) = checked(&source, family);
+    let mut workflow = workflow?;
+    workflow.text = family.together(&workflow.text);
+    Ok(workflow)
+}
+
+/// Reads one file, and those that it names.
+fn checked(source: &Source, mut family: Family) -> (Result<Workflow, FileError>, Family) {
+    let (root, problems) = match node::read(source) {
+        Ok(read) => read,
+        Err(problem) => return (Err(FileError::new(source, Problems::from(*problem))), family),
+    };
+    let mut checker = Checker::new(source, problems);
+    let outer = std::mem::take(&mut family.wrong);
+    checker.family = family;
+    let workflow = read::workflow(&mut checker, &root);
+    let Checker { problems, warnings, mut family, .. } = checker;
+    let result = match workflow {
+        Some(mut workflow) if problems.is_empty() => {
+            (workflow.warnings, _) = warnings.finish(source);
+            Ok(workflow)
+        }
+        _ => Err(child::error(source, problems, &mut family)),
+    };
+    family.wrong = outer;
+    (result, family)
 }
 
 /// Reads a params file: a map in YAML or JSON.

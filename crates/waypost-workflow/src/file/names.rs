@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::body::BodyDraft;
 use super::checker::Checker;
+use super::child::{Child, Given};
 use super::foreach::{Distinct, EachDraft, ITEM_INDEX};
 use super::node::Node;
 use super::params::Param;
@@ -156,6 +157,11 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.no_secret(name, node);
             self.template(template, node, site(name, 2));
         }
+        for (name, given, node) in &draft.params {
+            if let Given::Filled(template) = given {
+                self.template(template, node, site(name, 2));
+            }
+        }
         let others = [("stdin", &draft.stdin), ("report", &draft.report)];
         for (what, (template, node)) in
             others.into_iter().filter_map(|(what, found)| Some((what, found.as_ref()?)))
@@ -226,6 +232,9 @@ impl<'a> Pass<'a, '_, '_, '_> {
                 Some(help),
             );
         }
+        if let Some((Work::Workflow(child), _)) = &draft.work {
+            return self.part_of_file(draft, child, (what, name), place);
+        }
         match (what, name, draft.each.is_some()) {
             (Some("outputs" | "stdout" | "exit_code"), _, true) => {
                 let help = format!("read `steps.{id}.items`, `.total`, `.succeeded` or `.failed`");
@@ -244,6 +253,27 @@ impl<'a> Pass<'a, '_, '_, '_> {
             (Some("outputs"), Some(name), _) => self.output(draft, name, place),
             _ => {}
         }
+    }
+
+    /// Checks what is read of a step that runs another file: what the steps of that gave, by their ids.
+    fn part_of_file(
+        &mut self,
+        draft: &Draft<'_>,
+        child: &Child,
+        (what, name): (Option<&str>, Option<&str>),
+        place: &At<'_>,
+    ) {
+        let id = &draft.id;
+        if let Some(what) = what.filter(|what| !matches!(*what, "outputs" | "status")) {
+            let message = format!("step `{id}` runs another file, and has no `{what}`");
+            let help = format!("read what the steps of that gave: `steps.{id}.outputs.STEP.NAME`");
+            return self.wrong(place, message, None, Some(help));
+        }
+        let steps = || child.workflow().steps().iter().map(|step| step.id.as_str());
+        let Some(name) = name.filter(|name| !steps().any(|step| step == *name)) else { return };
+        let hint = self.checker.nearest(name, steps());
+        let help = format!("its steps are {}", listed(steps().take(LISTED_MAX)));
+        self.wrong(place, format!("`{}` has no step `{name}`", child.file()), hint, Some(help));
     }
 
     fn wrong(&mut self, place: &At<'_>, message: String, hint: Option<String>, help: Option<String>) {

@@ -57,12 +57,18 @@ pub struct FileError {
     /// Problems beyond [`PROBLEMS_MAX`].
     more: usize,
     text: Arc<str>,
+    /// What is wrong with files that it names.
+    below: Vec<Self>,
 }
 
 impl FileError {
     pub(crate) fn new(source: &Source, problems: Problems) -> Self {
         let (problems, more) = problems.finish(source);
-        Self { path: source.path.clone(), problems, more, text: Arc::clone(&source.text) }
+        Self { path: source.path.clone(), problems, more, text: Arc::clone(&source.text), below: Vec::new() }
+    }
+
+    pub(crate) fn with_below(self, below: Vec<Self>) -> Self {
+        Self { below, ..self }
     }
 
     /// The file, as it was named.
@@ -71,10 +77,16 @@ impl FileError {
         &self.path
     }
 
-    /// What is wrong, in the order of the file; at most [`PROBLEMS_MAX`].
+    /// What is wrong with the file itself, in its order; at most [`PROBLEMS_MAX`].
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
+    }
+
+    /// What is wrong with files that it names.
+    #[must_use]
+    pub fn below(&self) -> &[Self] {
+        &self.below
     }
 
     /// All problems with their snippets, without colour.
@@ -97,6 +109,10 @@ impl FileError {
         }
         if self.more > 0 {
             out.push_str(&format!("and {} more problems\n", self.more));
+        }
+        for below in &self.below {
+            out.push_str(&below.render_with(renderer));
+            out.push_str("\n\n");
         }
         out.truncate(out.trim_end().len());
         out

@@ -355,6 +355,14 @@ fn assemble(
 ) -> Workflow {
     let shared = [body::plain(&top.env), body::plain(&top.defaults_env)];
     let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let body = body.assemble(checker, &shared, kept);
+    let mut secrets = top.secrets;
+    for secret in body.all().filter_map(|step| step.work.child()).flat_map(|child| child.workflow().secrets())
+    {
+        if !secrets.contains(secret) {
+            secrets.push(secret.clone());
+        }
+    }
     Workflow {
         name: top.name.or_else(stem).unwrap_or_else(|| "workflow".to_owned()),
         description: top.description,
@@ -364,10 +372,10 @@ fn assemble(
         timeout: top.timeout,
         budget: top.budget,
         params: top.params,
-        secrets: top.secrets,
+        secrets,
         labels: top.labels,
         checkpoints: top.checkpoints,
-        body: body.assemble(checker, &shared, kept),
+        body,
         on_failure: hook.map(|hook| hook.assemble(checker, &shared, kept)),
         warnings: Vec::new(),
     }

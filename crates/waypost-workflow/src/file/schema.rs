@@ -168,6 +168,8 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("step", "sleep") => (reference("duration"), "How long it waits."),
         ("step", "wait") => (scalar(), "The signal that it waits for."),
         ("step", "foreach") => (reference("foreach"), "What it works on, item by item."),
+        ("step", "workflow") => (text(), "Another file that it runs."),
+        ("step", "params") => (json!({ "type": "object" }), "What that file is given."),
         ("step", "steps") => (reference("steps"), "The steps that are repeated."),
         ("step", "repeat") => (reference("repeat"), "Until when it is done again."),
         ("step", "on_failure") => (reference("steps"), "Steps that are done when it has failed."),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::body::BodyDraft;
 use super::checker::Checker;
+use super::child::{self, GivenDraft};
 use super::fields::{Fields, KeySet};
 use super::foreach::{self, EachDraft};
 use super::hooks::{self, HookOn};
@@ -37,6 +38,8 @@ pub(super) static STEP: KeySet = KeySet {
         "wait",
         "foreach",
         "steps",
+        "workflow",
+        "params",
         "repeat",
         "on_failure",
         "on_success",
@@ -56,9 +59,8 @@ pub(super) static STEP: KeySet = KeySet {
         "grace",
         "report",
     ],
-    later: &["service", "workflow", "evidence", "undo", "budget", "interrupt_before", "interrupt_after"],
+    later: &["evidence", "undo", "budget", "interrupt_before", "interrupt_after"],
     elsewhere: &[
-        ("params", "the workflow, beside `steps`"),
         ("secrets", "the workflow, beside `steps`"),
         ("checkpoints", "the workflow, beside `steps`"),
         ("defaults", "the workflow, beside `steps`"),
@@ -112,6 +114,8 @@ pub(super) struct Draft<'n> {
     pub(super) idempotent: bool,
     pub(super) grace: Duration,
     pub(super) report: Option<(Template, &'n Node)>,
+    /// What another file is given, if it runs one.
+    pub(super) params: Vec<GivenDraft<'n>>,
 }
 
 impl<'n> Draft<'n> {
@@ -134,6 +138,9 @@ impl<'n> Draft<'n> {
         let run = match work {
             Work::Agent(_) => return None,
             Work::Service(_) => return Some(Vec::new()),
+            Work::Workflow(child) => {
+                return Some(child.workflow.steps().iter().map(|step| step.id.as_str()).collect());
+            }
             work => match work.command() {
                 Some(run) => run,
                 None => return Some(work.outputs().to_vec()),
@@ -174,6 +181,10 @@ pub(super) fn step<'n>(
     let group = fields.get("steps").and_then(|node| repeat::group(checker, node, repeats, &id, defaults));
     let hooks = hooks::hooks(checker, &fields, &id, defaults);
     let repeat = fields.get("repeat").and_then(|node| repeat::repeat(checker, node));
+    let params = match fields.get("params") {
+        Some(node) => child::params(checker, node),
+        None => Some(Vec::new()),
+    };
     let draft = Draft {
         node,
         id_node,
@@ -216,7 +227,11 @@ pub(super) fn step<'n>(
             .unwrap_or(true),
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
         report: template(checker, "report"),
+        params: params.clone().unwrap_or_default(),
     };
+    if let (Some((Work::Workflow(child), place)), Some(params)) = (&draft.work, params) {
+        child::fit(checker, place, child, &params);
+    }
     if repeats {
         checker.locals.pop();
     }

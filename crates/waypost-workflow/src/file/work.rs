@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::checker::Checker;
+use super::child::{self, Child};
 use super::fields::{Fields, KeySet};
 use super::foreach::{Foreach, ItemSource};
 use super::hooks;
@@ -12,10 +13,8 @@ use crate::expr::Template;
 use crate::suggest::listed;
 
 /// The keys that say what a step does; each step has one.
-pub(super) const KINDS: [&str; 8] =
-    ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps"];
-/// Kinds of steps that the language has and this version has not.
-const KINDS_LATER: [&str; 1] = ["workflow"];
+pub(super) const KINDS: [&str; 9] =
+    ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps", "workflow"];
 /// Keys that mean something only for a step that starts a process.
 const FOR_PROCESSES: [&str; 9] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
@@ -52,6 +51,8 @@ pub enum Work {
     Foreach(Box<Foreach>),
     /// Does all of these.
     Group(Box<Body>),
+    /// Runs another file.
+    Workflow(Box<Child>),
 }
 
 impl Work {
@@ -79,12 +80,22 @@ impl Work {
         }
     }
 
+    /// The other file that it runs, if it does.
+    #[must_use]
+    pub fn child(&self) -> Option<&Child> {
+        match self {
+            Self::Workflow(child) => Some(child),
+            _ => None,
+        }
+    }
+
     /// The steps within it, if there are some.
     #[must_use]
     pub fn body(&self) -> Option<&Body> {
         match self {
             Self::Foreach(foreach) => Some(&foreach.body),
             Self::Group(body) => Some(body),
+            Self::Workflow(child) => Some(child.workflow().body()),
             _ => None,
         }
     }
@@ -101,6 +112,7 @@ impl Work {
             Self::Wait(_) => "wait",
             Self::Foreach(_) => "foreach",
             Self::Group(_) => "steps",
+            Self::Workflow(_) => "workflow",
         }
     }
 
@@ -110,7 +122,12 @@ impl Work {
             Self::Approve(_) => &["answer"],
             Self::Wait(_) => &["value"],
             Self::Agent(_) => &["result"],
-            Self::Run(_) | Self::Service(_) | Self::Sleep(_) | Self::Foreach(_) | Self::Group(_) => &[],
+            Self::Run(_)
+            | Self::Service(_)
+            | Self::Sleep(_)
+            | Self::Foreach(_)
+            | Self::Group(_)
+            | Self::Workflow(_) => &[],
         }
     }
 
@@ -122,7 +139,7 @@ impl Work {
             | Self::Agent(Agent { prompt: text, .. })
             | Self::Wait(text)
             | Self::Approve(Approval { question: text, .. }) => Some(text),
-            Self::Sleep(_) | Self::Group(_) => None,
+            Self::Sleep(_) | Self::Group(_) | Self::Workflow(_) => None,
             Self::Foreach(foreach) => foreach.items.template(),
         }
     }
@@ -183,9 +200,8 @@ pub(super) fn work<'n>(
 ) -> Option<(Work, &'n Node)> {
     let mut found = KINDS.iter().filter_map(|kind| Some((*kind, fields.get(kind)?)));
     let Some((kind, value)) = found.next() else {
-        // A kind that is not built yet was reported at its key.
-        if !fields.has_any(&KINDS_LATER) && !fields.has_any(&KINDS) {
-            let help = "add `run:` with a command, or `agent`, `service`, `foreach`, `steps`, `approve`, `sleep` or `wait`";
+        if !fields.has_any(&KINDS) {
+            let help = "add `run:` with a command, or `agent`, `service`, `foreach`, `steps`, `workflow`, `approve`, `sleep` or `wait`";
             checker.wrong(node, "the step has nothing to do", help);
         }
         return None;
@@ -198,7 +214,11 @@ pub(super) fn work<'n>(
         );
         return None;
     }
-    if kind == "foreach" || kind == "steps" {
+    if let Some(place) = fields.get("params").filter(|_| kind != "workflow") {
+        let message = format!("`params` are for another file, and this step has `{kind}`");
+        checker.wrong(place, message, "declare those of this file beside `steps`");
+    }
+    if ["foreach", "steps", "workflow"].contains(&kind) {
         for (key, place) in hooks::KEYS.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
             let message = format!("`{key}` is for a step that does something itself, and this has `{kind}`");
             checker.wrong(place, message, "give it to the steps within");
@@ -208,11 +228,17 @@ pub(super) fn work<'n>(
         // It was read with its steps.
         return refuse_for_items(checker, value, fields);
     }
-    if kind == "steps" {
+    if kind == "steps" || kind == "workflow" {
+        let (what, help) = match kind {
+            "steps" => ("a group", "give it to the steps of the group, which do the work"),
+            _ => ("a step that runs another file", "give it to the steps of that file, which do the work"),
+        };
         let keys = FOR_PROCESSES.iter().chain(&["env", "continue_on_error", "report"]);
         for (key, place) in keys.filter_map(|key| Some((*key, fields.get(key)?))) {
-            let help = "give it to the steps of the group, which do the work";
-            checker.wrong(place, format!("`{key}` means nothing for a group"), help);
+            checker.wrong(place, format!("`{key}` means nothing for {what}"), help);
+        }
+        if kind == "workflow" {
+            return Some((Work::Workflow(Box::new(child::child(checker, value)?)), value));
         }
         return None;
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::budget::Budget;
+use super::child::Child;
 use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
@@ -69,7 +70,9 @@ impl Body {
     /// All of them, and those within them, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
-            let below = step.work.body().into_iter().chain(step.hooks.iter().map(|hook| &hook.body));
+            let after = step.work.child().and_then(|child| child.workflow().on_failure());
+            let below = step.work.body().into_iter().chain(after);
+            let below = below.chain(step.hooks.iter().map(|hook| &hook.body));
             std::iter::once(step).chain(below.flat_map(Self::all))
         }))
     }
@@ -236,7 +239,10 @@ impl Workflow {
         let render = |warning| {
             super::problem::render(&plain, annotate_snippets::Level::WARNING, &self.path, &self.text, warning)
         };
-        self.warnings.iter().map(render).collect::<Vec<_>>().join("\n\n")
+        let own = self.warnings.iter().map(render);
+        let children = self.body.all().filter_map(|step| step.work.child());
+        let below = children.map(|child| child.workflow().render_warnings()).filter(|text| !text.is_empty());
+        own.chain(below).collect::<Vec<_>>().join("\n\n")
     }
 }
 
@@ -319,6 +325,8 @@ impl Step {
         let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
+        let given = self.work.child().into_iter().flat_map(Child::templates);
+        let templates = templates.chain(given);
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
     }
 

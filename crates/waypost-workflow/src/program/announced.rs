@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use waypost::record::Note;
 
-use super::contains_secret;
 use crate::mask::Mask;
 
 /// The variable that names the file.
@@ -133,7 +132,7 @@ fn event(line: &str, mask: &Mask) -> Result<Note, String> {
     let mut data = Value::Object(data);
     refuse_name(&name).map_err(|_| "it has no name that an event may have".to_owned())?;
     hide(&mut data, mask);
-    if mask.contains(name.as_bytes()) || contains_secret(mask, &data) {
+    if mask.contains(name.as_bytes()) || mask.is_within(&data) {
         return Err("its name, a key or a number contains a secret".to_owned());
     }
     Ok(Note::Event { name, data })

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::expr::{ExprError, Scope, Template};
@@ -45,7 +45,7 @@ impl Command {
         step: &Step,
         command: &Template,
         scope: &Scope,
-        around: &Surroundings,
+        (around, base): (&Surroundings, &Path),
     ) -> Result<Self, ExprError> {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
@@ -57,7 +57,7 @@ impl Command {
         };
         let dir = step.dir.as_ref().map(|dir| dir.render(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
-            Ok((name.clone(), around.base.join(source.from.render(&scope)?), source.clone()))
+            Ok((name.clone(), base.join(source.from.render(&scope)?), source.clone()))
         };
         let shell = step.shell.command(around.has_bash);
         let (argv, prompt) = match agent {
@@ -70,7 +70,7 @@ impl Command {
             // Of an agent it is the prompt, which is nowhere else.
             rendered: !is_plain || agent.is_some(),
             command,
-            dir: dir.map_or_else(|| around.base.clone(), |dir| around.base.join(dir)),
+            dir: dir.map_or_else(|| base.to_owned(), |dir| base.join(dir)),
             stdin: prompt.map_or_else(
                 || step.stdin.as_ref().map(|stdin| stdin.render(&scope)).transpose(),
                 |prompt| Ok(Some(prompt)),

@@ -20,8 +20,8 @@ use crate::output::{Capture, OUTPUT_BYTES_MAX, Written, parse_output_file};
 
 use super::agent::{self, Said};
 use super::announced::{self, EVENTS_BYTES_MAX};
+use super::failure;
 use super::state::StepOutput;
-use super::{contains_secret, failure};
 
 /// Longest text that a step may add to the report: a page or two, not a log.
 const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
@@ -209,9 +209,8 @@ impl Handover {
         outputs: Map<String, Value>,
         stdout: Option<String>,
     ) -> Result<StepOutput, Failure> {
-        let leaks = |name: &String, value: &Value| {
-            self.mask.contains(name.as_bytes()) || contains_secret(&self.mask, value)
-        };
+        let leaks =
+            |name: &String, value: &Value| self.mask.contains(name.as_bytes()) || self.mask.is_within(value);
         match outputs.iter().find(|(name, value)| leaks(name, value)) {
             Some((name, _)) => Err(secret_in(name)),
             None => Ok(StepOutput { outputs, stdout, ..StepOutput::default() }),

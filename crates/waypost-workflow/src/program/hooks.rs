@@ -11,13 +11,15 @@ use waypost::StepId;
 use waypost::engine::{Item, Joined, Performed, Told};
 use waypost::record::{End, Ending, Failure, FailureKind, Note};
 
-use crate::file::{Body, HookOn, Step, Workflow};
+use crate::file::HookOn;
 
 use super::failure;
 use super::state::StepOutput;
 
-/// The key of the hook of the workflow.
-const OF_RUN: &str = "run.on_failure";
+/// How the key of the hook of the run begins.
+const OF_RUN: &str = "run";
+/// How the key of the hook of a file ends.
+const OF_FILE: &str = ".on_failure";
 
 /// Steps that are done after another.
 #[derive(Debug, Clone)]
@@ -36,23 +38,27 @@ enum CameTo {
     Failed(Failure),
 }
 
-/// Returns the hooks of a step with the names of their branches: its own, and that of the workflow where its failure is
-/// that of the run.
-pub(super) fn of<'w>(
-    workflow: &'w Workflow,
-    step: &'w Step,
-    fails_run: bool,
-) -> Vec<(String, HookOn, &'w Body)> {
-    if step.work.body().is_some() {
-        return Vec::new();
+/// Names the hook of a file: that of the run is 0, one that it runs is 1, one which that runs is 2.
+pub(super) fn key_of_file(depth: usize) -> String {
+    match depth {
+        0 => format!("{OF_RUN}{OF_FILE}"),
+        1 => format!("workflow{OF_FILE}"),
+        _ => format!("workflow-{depth}{OF_FILE}"),
     }
-    let own = step.hooks.iter().map(|hook| (hook.on.key(), hook.on, &hook.body));
-    let of_run = workflow.on_failure().filter(|_| fails_run);
-    let mut hooks: Vec<_> =
-        own.chain(of_run.map(|body| (OF_RUN.to_owned(), HookOn::Failure, body))).collect();
-    // What is meant for one exit code knows best what to do.
-    hooks.sort_by_key(|(_, on, _)| !matches!(on, HookOn::ExitCode(_)));
-    hooks
+}
+
+/// Returns what stands before the ids of the steps of a hook: those of another file may have the same as those of the
+/// run.
+pub(super) fn prefix(key: &str) -> Option<&str> {
+    key.strip_suffix(OF_FILE).filter(|file| *file != OF_RUN)
+}
+
+/// Returns which file a hook is of, as for [`key_of_file`]; `None` for that of a step.
+pub(super) fn file_of(key: &str) -> Option<usize> {
+    match key.strip_suffix(OF_FILE)?.split_once('-') {
+        Some((_, depth)) => depth.parse().ok(),
+        None => Some(usize::from(prefix(key).is_some())),
+    }
 }
 
 /// Plans a hook whose first step is known.
@@ -64,7 +70,7 @@ pub(super) fn plan(key: String, on: HookOn, start: StepId) -> Plan {
 pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) -> Vec<Item> {
     let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
     let meant = |plan: &&Plan| match plan.on {
-        HookOn::Failure => !(tolerated && plan.key == OF_RUN),
+        HookOn::Failure => !(tolerated && plan.key.ends_with(OF_FILE)),
         HookOn::ExitCode(wanted) => code == Some(wanted),
         HookOn::Success => false,
     };

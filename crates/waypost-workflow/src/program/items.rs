@@ -23,7 +23,7 @@ use crate::output::{JsonPath, PathError};
 use super::command::Command;
 use super::handover::read_items_file;
 use super::state::{StepItems, StepOutput, WorkflowState};
-use super::{Surroundings, WorkflowProgram, contains_secret, expression, failure};
+use super::{Surroundings, WorkflowProgram, expression, failure};
 
 /// Most that a command may print, or a file hold, for items to be made of: all of it is in memory at once.
 pub(super) const ITEMS_BYTES_MAX: usize = 256 << 20;
@@ -59,7 +59,7 @@ impl Listing {
         step: &Step,
         foreach: &Arc<Foreach>,
         scope: &Scope,
-        around: &Surroundings,
+        around: (&Surroundings, &Path),
     ) -> Result<Self, Failure> {
         let env = step.resolve_shared_env(scope).map_err(expression)?;
         let shared = scope.for_step(&step.id, &env);
@@ -79,7 +79,7 @@ impl Listing {
             }
             ItemSource::File(file, json) => {
                 let file = file.render(&select.scope).map_err(expression)?;
-                Source::File(around.base.join(file), json.clone())
+                Source::File(around.1.join(file), json.clone())
             }
         };
         Ok(Self { source, select })
@@ -256,7 +256,7 @@ impl Select {
             let text = format!("item {place} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
             return Err(wrong(text));
         }
-        if mask.contains(key.as_bytes()) || contains_secret(mask, &value) {
+        if mask.contains(key.as_bytes()) || mask.is_within(&value) {
             return Err(wrong(format!("item {place} contains a secret, which must not be recorded")));
         }
         Ok(Item { key, value, index: place as u64, start: None })

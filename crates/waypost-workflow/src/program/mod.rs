@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -29,6 +29,7 @@ use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 mod agent;
 mod announced;
 mod attempt;
+mod child;
 mod command;
 mod faults;
 mod handover;
@@ -51,6 +52,7 @@ use items::{Joining, Listing};
 use levels::Level;
 use service::{Service, Services};
 use spent::Purse;
+use state::Outer;
 use waiting::Waiting;
 
 pub use levels::shape_of;
@@ -147,6 +149,8 @@ enum Doing {
     Listing(Box<Listing>),
     Joining(Joining),
     Gathering(Joined),
+    /// Another file has ended.
+    Returning(Joined),
     /// Its hooks have ended.
     Hooked(Joined),
     Service(Box<Service>),
@@ -208,7 +212,7 @@ impl WorkflowProgram {
             |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let (shape, levels) = levels::of(&workflow, surroundings.cores)?;
+        let (shape, levels) = levels::of(&workflow, surroundings.cores, &surroundings.base)?;
         Ok(Self { workflow, shape, levels, surroundings, mask, session: Mutex::new(None) })
     }
 
@@ -241,7 +245,7 @@ impl WorkflowProgram {
     /// [`ProgramError::SecretParam`].
     pub fn initial_state(&self, params: Map<String, Value>) -> Result<WorkflowState, ProgramError> {
         for (name, value) in &params {
-            if self.mask.contains(value.to_string().as_bytes()) || contains_secret(&self.mask, value) {
+            if self.mask.contains(value.to_string().as_bytes()) || self.mask.is_within(value) {
                 return Err(ProgramError::SecretParam { param: name.clone() });
             }
         }
@@ -268,6 +272,11 @@ impl WorkflowProgram {
 
     fn step(&self, spot: Spot<'_>) -> &Step {
         &self.levels[spot.level].steps[spot.place]
+    }
+
+    /// Returns what a step has around it, and where it runs.
+    fn around(&self, spot: Spot<'_>) -> (&Surroundings, &Path) {
+        (&self.surroundings, &self.levels[spot.level].bases[spot.place])
     }
 
     /// Returns what a step works on item by item.
@@ -318,24 +327,6 @@ pub fn declared_env(
         .collect()
 }
 
-/// Looks for secrets in the text of every value and key, in the form it has there and not only in its JSON.
-fn contains_secret(mask: &Mask, value: &Value) -> bool {
-    match value {
-        Value::String(text) => mask.contains(text.as_bytes()),
-        Value::Array(items) => items.iter().any(|item| contains_secret(mask, item)),
-        Value::Object(map) => {
-            map.iter().any(|(key, item)| mask.contains(key.as_bytes()) || contains_secret(mask, item))
-        }
-        // A number is written in more than one way: with an exponent, and without.
-        Value::Number(number) => {
-            let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
-            mask.contains(number.to_string().as_bytes())
-                || plain.is_some_and(|plain| mask.contains(plain.as_bytes()))
-        }
-        Value::Null | Value::Bool(_) => false,
-    }
-}
-
 /// Adds what was said before the work began.
 fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
     if let Performed::Completed { told, .. }
@@ -377,9 +368,10 @@ impl Program for WorkflowProgram {
     }
 
     fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
-        let mut child = match self.foreach(spot) {
-            Some(_) => WorkflowState::of_item(item.value.clone(), item.index),
-            None => WorkflowState::of_group(),
+        let mut child = match (self.foreach(spot), self.step(spot).work.child()) {
+            (Some(_), _) => WorkflowState::of_item(item.value.clone(), item.index),
+            (None, Some(file)) => self.state_of_file(spot, state, file)?,
+            (None, None) => WorkflowState::of_group(),
         };
         if spot.step.children.as_ref().is_some_and(|children| children.afterwards) {
             let settled = match hooks::came_to(&item.value) {
@@ -389,7 +381,9 @@ impl Program for WorkflowProgram {
                 }
                 None => StepState::skipped(),
             };
-            child.settle(spot.step.id.as_str(), settled, self.folder().as_deref());
+            // Of the file itself nothing need be known: it is what is attached anyway.
+            child.set_hook_of(hooks::file_of(&item.key).filter(|depth| *depth < state.files().len()));
+            child.settle(&self.step(spot).id, settled, self.folder().as_deref());
         }
         self.attach(spot, state, &mut child);
         Ok(child)
@@ -399,14 +393,22 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
         let services = self.services_of(state).unwrap_or_default();
-        match self.foreach(spot) {
-            Some(foreach) => child.attach(self.scope_of(step, state), Some(&foreach.name), services),
+        let around = |scope, name| Outer { scope, name, services, files: state.files() };
+        child.attach(match self.foreach(spot) {
+            Some(foreach) => around(self.scope_of(step, state), Some(foreach.name.clone())),
             None if child.is_failed(&step.id) => {
                 let failed = Value::from(step.id.as_str());
-                child.attach(self.scope_of(step, state).with_local(FAILED_STEP, &failed), None, services);
+                let scope = child.scope_of_file(state).unwrap_or_else(|| self.scope_of(step, state));
+                around(scope.with_local(FAILED_STEP, &failed), None)
             }
-            None => child.attach(self.scope_of_group(step, state), None, services),
-        }
+            None if step.work.child().is_some() => {
+                let own = Scope::new(self.surroundings.run.as_str(), child.params());
+                let mut outer = around(own, None);
+                outer.files.push(self.scope_of(step, state));
+                outer
+            }
+            None => around(self.scope_of_group(step, state), None),
+        });
     }
 
     fn admit(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Admission, Failure> {
@@ -437,12 +439,15 @@ impl Program for WorkflowProgram {
         if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {
             return Ok(Job::of(Doing::Gathering(joined)));
         }
+        if let Some(joined) = joined.clone().filter(|_| step.work.child().is_some()) {
+            return Ok(Job::of(Doing::Returning(joined)));
+        }
         if let Some(foreach) = self.foreach(spot) {
             if let Some(joined) = joined {
                 let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
                 return Ok(Job::of(Doing::Joining(joining)));
             }
-            let listing = Listing::render(step, foreach, &scope, &self.surroundings)?;
+            let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
             return Ok(Job::of(Doing::Listing(Box::new(listing))));
         }
         if let Some(joined) = joined {
@@ -458,7 +463,7 @@ impl Program for WorkflowProgram {
             return Ok(Job { doing: Doing::Service(service), hooks, services });
         }
         let command = step.work.command().expect("what does not wait is a command");
-        let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
+        let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
         let command = Box::new(command.after(state.bytes()));
         Ok(Job { doing: Doing::Command(command), hooks, services })
     }
@@ -474,6 +479,7 @@ impl Program for WorkflowProgram {
             Doing::Listing(listing) => self.list(*listing, attempt).await,
             Doing::Joining(joining) => joining.run().await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
+            Doing::Returning(joined) => child::gather(joined).await,
             Doing::Hooked(joined) => hooks::join(joined).await,
             Doing::Service(service) => self.serve(*service, &attempt).await,
         };
@@ -506,7 +512,7 @@ impl Program for WorkflowProgram {
         spot: Spot<'_>,
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
-        let id = spot.step.id.as_str();
+        let id = self.step(spot).id.as_str();
         let is_done = !matches!(settled, Settlement::Skipped);
         let mut steps = BTreeMap::new();
         let settled = match settled {

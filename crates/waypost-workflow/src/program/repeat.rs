@@ -78,7 +78,8 @@ pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     }
 }
 
-async fn gathered(joined: Joined) -> Result<StepOutput, Failure> {
+/// Returns what all steps of the branches that were opened came to.
+pub(super) async fn gathered(joined: Joined) -> Result<StepOutput, Failure> {
     let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
     let mut output = StepOutput::default();
     let mut outcomes = joined.outcomes().await.map_err(unread)?;

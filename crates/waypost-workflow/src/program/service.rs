@@ -49,7 +49,8 @@ impl WorkflowProgram {
     pub(super) fn service(&self, step: &Step, state: &WorkflowState) -> Result<Service, Failure> {
         let Work::Service(command) = &step.work else { unreachable!("only a service is asked for one") };
         let scope = self.scope_of(step, state);
-        let command = Command::render(step, command, &scope, &self.surroundings).map_err(expression)?;
+        let command = Command::render(step, command, &scope, (&self.surroundings, &self.surroundings.base))
+            .map_err(expression)?;
         let name = StepId::new(&step.id).map_err(|error| super::failure(FailureKind::Error, error))?;
         Ok(Service { step: name, command })
     }

@@ -25,6 +25,9 @@ pub struct WorkflowState {
     params: Option<Map<String, Value>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     item: Option<OfItem>,
+    /// Of the branch of a hook that is of another file than the step before it: how deep that file is, from that of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hook_of: Option<usize>,
     steps: BTreeMap<String, StepState>,
     /// What it reads of the branch that opened it, which keeps that.
     #[serde(skip)]
@@ -47,12 +50,14 @@ struct OfItem {
 
 /// What expressions read of the branches around this one.
 #[derive(Debug, Clone)]
-struct Outer {
-    scope: Scope,
+pub(super) struct Outer {
+    pub(super) scope: Scope,
     /// The name of the item, on a branch over one.
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// The services that have been started there.
-    services: Arc<[Service]>,
+    pub(super) services: Arc<[Service]>,
+    /// What the files around the one whose steps these are read where they run the next, from that of the run on.
+    pub(super) files: Vec<Scope>,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -192,7 +197,15 @@ impl WorkflowState {
         item: Option<OfItem>,
         steps: BTreeMap<String, StepState>,
     ) -> Self {
-        Self { params, item, steps, outer: None, scope: OnceLock::new(), bytes: OnceLock::new() }
+        Self {
+            params,
+            item,
+            hook_of: None,
+            steps,
+            outer: None,
+            scope: OnceLock::new(),
+            bytes: OnceLock::new(),
+        }
     }
 
     /// The state of a branch for a group of steps.
@@ -200,11 +213,25 @@ impl WorkflowState {
         Self::of(None, None, BTreeMap::new())
     }
 
-    /// Has its expressions read what is known where the step stands that opened its branch; the item, if it is over one, is
-    /// called `name`.
-    pub(super) fn attach(&mut self, scope: Scope, name: Option<&str>, services: Arc<[Service]>) {
-        self.outer = Some(Outer { scope, name: name.map(str::to_owned), services });
+    /// Has its expressions read what is known where the step stands that opened its branch.
+    pub(super) fn attach(&mut self, outer: Outer) {
+        self.outer = Some(outer);
         self.scope = OnceLock::new();
+    }
+
+    /// Makes it that of a hook of a file.
+    pub(super) fn set_hook_of(&mut self, file: Option<usize>) {
+        self.hook_of = file;
+    }
+
+    /// Returns what the files around read where they run the next, from that of the run on.
+    pub(super) fn files(&self) -> Vec<Scope> {
+        self.outer.as_ref().map(|outer| outer.files.clone()).unwrap_or_default()
+    }
+
+    /// Returns what the file reads whose hook this is, if that is one around the steps of `state`.
+    pub(super) fn scope_of_file(&self, state: &Self) -> Option<Scope> {
+        state.outer.as_ref()?.files.get(self.hook_of?).cloned()
     }
 
     /// Returns the params; a branch over an item has none.

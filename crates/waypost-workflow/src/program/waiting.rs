@@ -46,7 +46,12 @@ impl Waiting {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
         let on = match &step.work {
-            Work::Run(_) | Work::Agent(_) | Work::Service(_) | Work::Foreach(_) | Work::Group(_) => {
+            Work::Run(_)
+            | Work::Agent(_)
+            | Work::Service(_)
+            | Work::Foreach(_)
+            | Work::Group(_)
+            | Work::Workflow(_) => {
                 return Ok(None);
             }
             Work::Approve(approval) => {

@@ -129,7 +129,7 @@ fn words_that_are_not_built_yet_are_said_to_be_so() {
     assert_text(
         "keys_later",
         &answers(&[
-            "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n  - workflow: x.yaml\n",
+            "steps:\n  - foreach: {items: [1]}\n  - agent: claude\n    prompt: x\n  - service: ./serve\n",
             "steps:\n  - run: a\n    evidence: [{file: x}]\n    undo: b\n    repeat: {max: 3}\n    on_failure: []\n    on_success: []\n    on_exit_code: {}\n",
             "allow_paths: [/tmp]\non_failure: []\nstore: 'sqlite:x'\nsteps: [{run: a}]\n",
             "steps: [{run: a, retry: {max: 2, when: [evidence]}}]\n",

@@ -517,13 +517,19 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     })
 }
 
+/// Says whether a step has failed whose branches come after its own work: it is done again, and with it what comes after
+/// it.
+pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
+    let children = shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
+    entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
+}
+
 /// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
     for entry in &mut line.position.frontier {
-        let children = line.shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
-        if entry.status == Status::Failed && children.is_some_and(|children| children.afterwards) {
-            // It is done again, and with it what comes after it, on branches that were there before.
+        if is_done_again(entry, line.shape) {
+            // On branches that were there before.
             line.position.revisited |= entry.fan.take().is_some();
         }
         match entry.status {

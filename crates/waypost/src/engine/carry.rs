@@ -22,7 +22,7 @@ use crate::shape::Shape;
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::back::{dead_at, is_left_behind, joins, load_with_state};
-use super::begin::decode_state;
+use super::begin::{decode_state, is_done_again};
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::fan::{FanOut, Item, Items, thaw};
@@ -333,7 +333,7 @@ impl Along {
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
-        let (fans, ledger) = (Sitting::of(&position), position.ledger.clone());
+        let (fans, ledger) = (Sitting::of(&position, shape), position.ledger.clone());
         let position = Position { origin: Some(0), ..begun_anew(position) };
         let mut line = Line::new(Chain::child(&above.chain, name), shape, position, state);
         line.opener = Some(Opener { line: opener, place, index });
@@ -435,8 +435,9 @@ pub(super) struct Sitting {
 }
 
 impl Sitting {
-    pub(super) fn of(position: &Position) -> Vec<Self> {
-        let entries = position.frontier.iter().filter_map(|entry| {
+    pub(super) fn of(position: &Position, shape: &Shape) -> Vec<Self> {
+        let staying = position.frontier.iter().filter(|entry| !is_done_again(entry, shape));
+        let entries = staying.filter_map(|entry| {
             let (step, fan) = (entry.step.clone(), entry.fan.clone()?);
             Some(Self { step, fan, is_joining: joins(entry) })
         });

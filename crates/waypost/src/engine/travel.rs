@@ -240,7 +240,7 @@ impl Engine {
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
-        let (ledger, fans) = (position.ledger.clone(), Sitting::of(&position));
+        let (ledger, fans) = (position.ledger.clone(), Sitting::of(&position, program.shape()));
         let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);

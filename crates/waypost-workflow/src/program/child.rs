@@ -1,0 +1,43 @@
+//! `workflow`: a step that runs another file, on a branch with params of its own.
+
+use serde_json::{Map, Value};
+use waypost::engine::{Joined, Performed, Spot, Told};
+use waypost::record::{Ending, Failure, FailureKind};
+
+use crate::file::Child;
+
+use super::state::{StepOutput, WorkflowState};
+use super::{WorkflowProgram, expression, repeat};
+
+impl WorkflowProgram {
+    /// Returns the state with which another file begins: its params, and nothing of what is around it.
+    pub(super) fn state_of_file(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        file: &Child,
+    ) -> Result<WorkflowState, Failure> {
+        let step = self.step(spot);
+        let scope = self.scope_of(step, state);
+        let env = step.resolve_shared_env(&scope).map_err(expression)?;
+        let given = file.given(&scope.for_step(&step.id, &env)).map_err(expression)?;
+        let refused = |text: String| Failure::new(FailureKind::Expression, vec![text]);
+        let told =
+            |error: &dyn std::fmt::Display| refused(format!("`{}` cannot be run: {error}", file.file()));
+        let params = file.workflow().resolve_params(&given).map_err(|error| told(&error))?;
+        self.initial_state(params).map_err(|error| told(&error))
+    }
+}
+
+/// Takes over the outputs of the steps of another file, by their ids.
+pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
+    let steps = match repeat::gathered(joined).await {
+        Ok(output) => output.steps,
+        Err(failure) => return Performed::Failed { failure, told: Told::default() },
+    };
+    let outputs: Map<String, Value> =
+        steps.iter().map(|(id, step)| (id.clone(), Value::Object(step.outputs().clone()))).collect();
+    let output = StepOutput { outputs: outputs.clone(), ..StepOutput::default() };
+    let ending = Ending { outputs: outputs.into_iter().collect(), ..Ending::default() };
+    Performed::Completed { output, ending, told: Told::default() }
+}
