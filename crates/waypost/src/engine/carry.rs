@@ -274,6 +274,16 @@ impl Along {
                     None => missing.push((item, name)),
                 }
             }
+            let is_of_fan = |name: &&BranchPath| {
+                name.parent().as_ref() == Some(&branch)
+                    && name.opened_by().is_some_and(|(opener, _)| opener == children.name)
+            };
+            if let Some(left) = self.branches.keys().find(is_of_fan) {
+                let why = format!(
+                    "branches of step `{step}` are under way there, and the graph has none that is called `{left}`"
+                );
+                return Err(changed(why));
+            }
             let line = session.lines.get_mut(id);
             let (failed, is_complete) = (line.fan_mut(place).failed, line.fan_mut(place).is_complete());
             if !is_joining || !is_complete || !missing.is_empty() {

@@ -412,3 +412,43 @@ async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
         }
     }
 }
+
+/// `plan`, then branches that begin with these steps, then `merge`.
+fn fork_of(stage: &Stage, names: &[&'static str]) -> Graph<Notes> {
+    let builder = stage.steps(Graph::builder("forked"), &["plan"]);
+    let builder = stage.steps(builder, names);
+    builder.fork("plan", names.iter().copied()).join("merge", stage.merge()).build().unwrap()
+}
+
+// What happened: a run forked amid branches, with a graph in which one of them has another name, opened that anew and
+// dropped the old one with all that it had done; a resume with such a graph was refused.
+// Why: only how many there are was compared. What stops it now: a branch that the graph does not have is no part of it.
+#[tokio::test]
+async fn branches_under_way_that_a_graph_does_not_have_are_not_dropped() {
+    let (before, others) = (["a", "b"], [["a", "c"].as_slice(), &["a", "b", "c"], &["a"], &["c", "d"]]);
+    for other in others.into_iter().chain([["b", "a"].as_slice()]) {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let (before, after) = (fork_of(&stage, &before), fork_of(&stage, other));
+            let run = async |world: &World| world.engine.run(&before, "r", Notes::default()).await;
+            stage.crash(&mut world, "b", run).await;
+            stage.said();
+            let records = world.records().await;
+            let amid = records.iter().filter(|line| line.starts_with("main@")).count();
+            let from = format!("r@{amid}").parse().unwrap();
+
+            let forked = world.engine.fork(&after, &from, "r2").on_change(OnChange::Adopt).await;
+            let resumed = world.engine.resume(&after, "r").on_change(OnChange::Adopt).await;
+
+            for (outcome, what) in [(forked, "fork"), (resumed, "resume")] {
+                if other == ["b", "a"] {
+                    assert_eq!(outcome.unwrap().state.done, ["plan", "b=b", "a=a"], "{what}");
+                } else {
+                    why(outcome);
+                }
+            }
+            let said: &[&str] = if other == ["b", "a"] { &["b", "merge", "b", "merge"] } else { &[] };
+            assert_eq!(stage.said(), said, "{other:?}");
+        }
+    }
+}
