@@ -154,16 +154,14 @@ impl Portable {
 
     /// Returns the config in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn config(&self) -> &Map<String, Value> {
-        let changed = self.position.config.and_then(|seq| self.referred(&self.checkpoint, seq));
-        changed.and_then(|record| record.header().config.as_ref()).unwrap_or(&self.run.record().config)
+        let changed = self.position.config.and_then(|seq| self.changed_at(&self.checkpoint, seq));
+        changed.and_then(|(_, config)| config).unwrap_or(&self.run.record().config)
     }
 
     /// Returns the definition in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn definition(&self) -> &Definition {
-        let changed = self.position.definition.and_then(|seq| self.referred(&self.checkpoint, seq));
-        changed
-            .and_then(|record| record.header().definition.as_ref())
-            .unwrap_or(&self.run.record().definition)
+        let changed = self.position.definition.and_then(|seq| self.changed_at(&self.checkpoint, seq));
+        changed.and_then(|(definition, _)| definition).unwrap_or(&self.run.record().definition)
     }
 
     /// Returns the checkpoint with its body.
@@ -320,9 +318,12 @@ impl Portable {
     fn check_references(&self, newest: &Record) -> Result<(), Flaw> {
         let position = newest.position()?;
         let CheckpointRef { run, branch, .. } = newest.header().reference();
-        if let Some(seq) =
-            referred_to(&position).into_iter().find(|seq| self.referred(newest, *seq).is_none())
-        {
+        let is_repeated = |seq: u64| {
+            let changes = position.definition == Some(seq) || position.config == Some(seq);
+            changes && self.changed_at(newest, seq).is_some()
+        };
+        let is_lacking = |seq: &u64| self.referred(newest, *seq).is_none() && !is_repeated(*seq);
+        if let Some(seq) = referred_to(&position).into_iter().find(is_lacking) {
             let lacking = CheckpointRef { run, branch, seq };
             return malformed(format!("it lacks the header of {lacking}, which a position in it refers to"));
         }
@@ -336,6 +337,23 @@ impl Portable {
             }
         }
         Ok(())
+    }
+
+    /// The definition and the config that the record of this seq changed, on the branch of `newest`: as it says, or as the
+    /// one behind it repeats.
+    fn changed_at<'a>(
+        &'a self,
+        newest: &'a Record,
+        seq: u64,
+    ) -> Option<(Option<&'a Definition>, Option<&'a Map<String, Value>>)> {
+        if let Some(record) = self.referred(newest, seq) {
+            return Some((record.header().definition.as_ref(), record.header().config.as_ref()));
+        }
+        let branch = &newest.header().branch;
+        let mut own = self.history.iter().chain([newest]).filter(|record| record.header().branch == *branch);
+        let again =
+            own.find_map(|record| record.header().repeated.as_ref().filter(|again| again.of == seq))?;
+        Some((again.definition.as_ref(), again.config.as_ref()))
     }
 
     /// The header of this seq on the branch of `newest`.

@@ -87,12 +87,21 @@ impl Export<'_> {
             since.is_some_and(|since| header.seq >= *since)
         };
         let mut history = self.store.history(&run, &branch, seq).await?;
+        let changes: BTreeSet<u64> = position.definition.into_iter().chain(position.config).collect();
+        let found: BTreeSet<u64> = history.iter().map(|record| record.header().seq).collect();
+        let mut repeated = BTreeSet::new();
+        let mut repeats = |record: &Record| {
+            let again = record.header().repeated.as_ref().map(|again| again.of);
+            again.is_some_and(|of| changes.contains(&of) && !found.contains(&of) && repeated.insert(of))
+        };
+        let of_newest = repeats(newest);
         history.retain(|record| {
             let at = record.header().seq;
             let wanted = needed.remove(&at) || of_frontier(record);
-            wanted && at != seq
+            (wanted || (!of_newest && repeats(record))) && at != seq
         });
         needed.remove(&seq);
+        needed.retain(|seq| !repeated.contains(seq));
         // The walk passes over what is damaged; here it is wanted by name.
         for seq in needed {
             history.push(self.store.load(&run, &branch, seq).await?.without_body());

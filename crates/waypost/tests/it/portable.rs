@@ -14,11 +14,11 @@ use waypost::disk::Disk;
 use waypost::engine::Engine;
 use waypost::file::FileStore;
 use waypost::graph::{Graph, ItemEnds, StepError};
-use waypost::memory::MemoryStore;
+use waypost::memory::{MemoryStore, Part};
 use waypost::portable::{ExportError, LoadError, PORTABLE_BYTES_MAX, Portable, SaveError, SaveMode};
 use waypost::record::{
-    Body, Definition, End, Fan, Flaw, FrontierEntry, FrozenItems, Header, Phase, Position, Record, RunRecord,
-    Settled, Status, StepPrint, Try,
+    Body, Definition, End, Fan, Flaw, FrontierEntry, FrozenItems, Header, Phase, Position, Record, Repeated,
+    RunRecord, Settled, Status, StepPrint, Try,
 };
 use waypost::schema::{Migrations, SchemaError};
 use waypost::store::{Lease, Store, StoreError, StoreExt as _};
@@ -247,7 +247,6 @@ async fn every_store_gives_the_same_file() {
 
 #[tokio::test]
 async fn what_is_damaged_or_not_there_is_not_exported() {
-    use waypost::memory::Part;
     let run = run_id("r-1");
     let store = MemoryStore::new();
     let mut story = Story::new(store.clone());
@@ -277,6 +276,34 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     assert_eq!(damaged(story.export(&main_branch(), 3).await), ("each:a".to_owned(), 2));
     store.damage(&run, &main_branch(), 3, Part::Body);
     assert_eq!(damaged(story.export(&main_branch(), 3).await), ("main".to_owned(), 3));
+}
+
+// What happened: nothing was exported of a run that had gone on with another definition once the record was damaged that
+// said so, although the run itself goes on: the one behind it says it again.
+// Why: a header that a position names was wanted by its number. What stops it now: that one is taken in its place.
+#[tokio::test]
+async fn a_definition_whose_record_is_damaged_is_exported_from_the_one_behind_it() {
+    let store = MemoryStore::new();
+    let mut story = Story::new(store.clone());
+    let changed = || Position { definition: Some(2), config: Some(2), ..Position::default() };
+    let config = || Some(json!({ "retries": 3 }).as_object().unwrap().clone());
+    let other = || Some(definition("other"));
+    story.add(&main_branch(), Position::default(), |_| ()).await;
+    let changes = |header: &mut Header| (header.definition, header.config) = (other(), config());
+    story.add(&main_branch(), changed(), changes).await;
+    let again = Repeated { of: 2, definition: other(), config: config() };
+    story.add(&main_branch(), changed(), |header| header.repeated = Some(Box::new(again))).await;
+    story.add(&main_branch(), changed(), |_| ()).await;
+    store.damage(&run_id("r-1"), &main_branch(), 2, Part::Header);
+
+    for seq in [3, 4] {
+        let exported = story.export(&main_branch(), seq).await.unwrap();
+        let portable = Portable::from_text(&exported.to_text()).unwrap();
+        assert_eq!((portable.definition(), portable.config()), (&other().unwrap(), &config().unwrap()));
+        assert_eq!(portable.history().len(), usize::from(seq == 4));
+    }
+    store.damage(&run_id("r-1"), &main_branch(), 3, Part::Header);
+    assert!(matches!(story.export(&main_branch(), 4).await, Err(ExportError::Store(_))), "nobody knows it");
 }
 
 #[tokio::test]
