@@ -177,6 +177,12 @@ pub(crate) struct RunArgs {
     /// Show what would be done, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Begin the run in a process of its own, and do not wait for it
+    #[arg(long, conflicts_with_all = ["dry_run", "or_resume"])]
+    pub(crate) detach: bool,
+    /// This is the process of a detached run
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
 }
 
 #[derive(Debug, Default, Args)]
@@ -415,6 +421,9 @@ pub(crate) struct RollbackArgs {
 pub(crate) struct ForkArgs {
     /// Checkpoint to begin with: RUN@SEQ, or a run for its newest
     pub(crate) checkpoint: String,
+    /// Go on with this workflow file; finished steps that it touches run again, with all after them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) with: Option<PathBuf>,
     /// Set a parameter of the new run to something else; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) params: Vec<(String, String)>,

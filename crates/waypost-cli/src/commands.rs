@@ -28,6 +28,7 @@ mod config;
 mod dead_letters;
 mod delete;
 mod demo;
+mod detach;
 mod doctor;
 mod event;
 mod events;

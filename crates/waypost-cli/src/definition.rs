@@ -32,13 +32,15 @@ pub(crate) struct Choice {
     restart: bool,
     /// Nothing is decided, only looked at.
     looks: bool,
+    /// It is for a new run, whatever the other one is at.
+    forks: bool,
 }
 
 impl Choice {
     /// Takes it from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
         let ResumeArgs { with, keep_definition, restart, .. } = args;
-        Self { with: with.clone(), keep: *keep_definition, restart: *restart, looks: false }
+        Self { with: with.clone(), keep: *keep_definition, restart: *restart, ..Self::default() }
     }
 
     /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
@@ -223,12 +225,12 @@ fn compare(
     let diff: Vec<String> = changes.iter().map(line).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     let run = &snapshot.entry.summary.run;
-    if touches_finished && !choice.restart && !choice.looks && choice.with.is_none() {
+    if touches_finished && !choice.restart && !choice.looks && !choice.forks && choice.with.is_none() {
         return Err(Error::Changed { file: near_here(file), run: run.clone(), diff });
     }
-    let differs = if choice.with.is_some() { "differs" } else { "changed" };
+    let differs = if choice.with.is_some() || choice.forks { "differs" } else { "changed" };
     let (file, diff) = (shown(file), diff.join("\n"));
-    let is_over = snapshot.ended.is_some() && !choice.restart;
+    let is_over = snapshot.ended.is_some() && !choice.restart && !choice.forks;
     if is_over && (diff.is_empty() || !touches_finished && choice.with.is_none()) {
         let note = if diff.is_empty() {
             format!("{file} {differs}, but not in what any step does.")
@@ -257,6 +259,20 @@ fn compare(
     let definition = shape.definition(Some(changed.text().to_owned()));
     let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished });
     Ok(Chosen { workflow: changed, shape, adoption, notes: vec![note] })
+}
+
+/// Chooses a file for a run that begins where another stood, at `position`.
+///
+/// # Errors
+/// What is wrong with the file.
+pub(crate) fn of_fork(
+    own: Chosen,
+    snapshot: &Snapshot,
+    position: &Position,
+    file: &Path,
+) -> Result<Chosen, Error> {
+    let changed = Workflow::read(&near_here(file))?;
+    compare(snapshot, own, changed, position, file, &Choice { forks: true, ..Choice::default() })
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {

@@ -358,7 +358,11 @@ fn waits(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
     let mut text = String::new();
     for waiting in &outcome.waiting {
-        let (step, run) = (&waiting.step, &told.run);
+        let run = &told.run;
+        let step = match waiting.branch.is_main() {
+            true => waiting.step.to_string(),
+            false => format!("{}/{}", waiting.branch, waiting.step),
+        };
         let what = match &waiting.wait.on {
             WaitKind::Answer => {
                 let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();

@@ -468,6 +468,14 @@ pub(crate) struct AnsweredView {
     pub(crate) value: Value,
 }
 
+/// The answer of `run --detach`.
+#[derive(Debug, Serialize)]
+pub(crate) struct DetachedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) pid: u32,
+}
+
 /// The answer of `signal`.
 #[derive(Debug, Serialize)]
 pub(crate) struct SignalledView {

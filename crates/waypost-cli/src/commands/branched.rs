@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 use waypost::RunId;
-use waypost::engine::{Edit, OnChange, SessionOptions, StartOptions};
+use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
 use waypost::record::{Record, RunRecord};
 use waypost::store::Store;
 use waypost_workflow::file::{GivenParams, Workflow};
@@ -27,8 +27,9 @@ impl Params {
         text: &[(String, String)],
     ) -> Result<Self, Error> {
         let mut before = params::of_record(checkpoint).unwrap_or_else(|| frozen.params.clone());
-        // What nobody gave.
-        before.retain(|_, value| !value.is_null());
+        // What nobody gave, and what this workflow does not have.
+        let declared = |name: &str| workflow.params().iter().any(|param| param.name == name);
+        before.retain(|name, value| !value.is_null() && declared(name));
         let given = GivenParams { file: before.clone(), text: text.to_vec() };
         let now = workflow.resolve_params(&given).map_err(Error::Params)?;
         surroundings::refuse_missing_secrets(workflow)?;
@@ -44,7 +45,7 @@ impl Params {
         self,
         program: &WorkflowProgram,
         record: &RunRecord,
-        session: SessionOptions,
+        (session, adoption): (SessionOptions, Option<Adoption>),
     ) -> Result<StartOptions<WorkflowState>, Error> {
         let Self { before, now } = self;
         program.initial_state(now.clone())?;
@@ -52,7 +53,7 @@ impl Params {
         let is_new = now.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
         let edit =
             is_new.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(now)) as _));
-        Ok(StartOptions { session, edit, on_change: OnChange::Adopt, ..StartOptions::default() })
+        Ok(StartOptions { session, edit, on_change: OnChange::Adopt, adoption, ..StartOptions::default() })
     }
 }
 

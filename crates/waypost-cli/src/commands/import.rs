@@ -78,7 +78,7 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let session = Session::begin(context, timeout)?;
     options.stop = session.stop.clone();
-    let start = params.start(&program, &record, options.clone())?;
+    let start = params.start(&program, &record, (options.clone(), None))?;
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
     context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));

@@ -14,7 +14,7 @@ use waypost_workflow::file::{GivenParams, ReadError, Workflow, read_params_file}
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::{near_here, resume};
+use super::{detach, near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::drive::{Session, Told};
 use crate::error::Error;
@@ -29,6 +29,9 @@ const IDS_MAX: usize = 8;
 const BESIDE_MAX: usize = 20;
 
 pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error> {
+    if args.detached {
+        detach::leave_terminal();
+    }
     let workflow = Workflow::read(&args.file)?;
     let given = GivenParams {
         file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
@@ -101,6 +104,9 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
     let state = program.initial_state(params.clone())?;
     refuse_secrets(&program, &record)?;
+    if args.detach {
+        return detach::begin(context, store.as_ref(), &told.run, args.id.is_some()).await;
+    }
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));

@@ -13,8 +13,9 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 use super::Context;
 use super::branched::{Params, id_of};
 use super::resume::Prepared;
+use super::run::relative;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
-use crate::definition::Chosen;
+use crate::definition::{Chosen, of_fork};
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -65,7 +66,13 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
-    let Chosen { workflow, shape, .. } = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
+    if let Some(file) = &args.with {
+        let position = begin.position().unwrap_or_default();
+        chosen = of_fork(chosen, &snapshot, &position, file)?;
+        chosen.tell(context);
+    }
+    let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
     let run = id_of(store.as_ref(), id, &workflow).await?;
     let mut local = Local::look()?;
@@ -75,6 +82,8 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     labels.extend(args.labels.iter().cloned());
     let record = RunRecord {
         run: run.clone(),
+        workflow: workflow.name().to_owned(),
+        path: args.with.as_deref().map_or(frozen.path.clone(), |file| relative(store.as_ref(), file)),
         definition: shape.definition(Some(workflow.text().to_owned())),
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
@@ -85,7 +94,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
         created_at: SystemClock.now(),
         ..frozen.clone()
     };
-    let file = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+    let file = record.path.as_deref().map(|path| place::from_home(store.home(), path));
     let told = Told {
         run: run.clone(),
         file: file.as_deref().map(super::near_here),
@@ -99,7 +108,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let mut options = surroundings::session_options(&workflow);
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
-    let start = params.start(&program, &record, options.clone())?;
+    let start = params.start(&program, &record, (options.clone(), adoption))?;
     context
         .output
         .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));

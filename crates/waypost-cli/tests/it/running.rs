@@ -1,6 +1,6 @@
 //! `waypost run`: what it does, what it prints, how it exits.
 
-use crate::rig::{FLOW, Rig, check};
+use crate::rig::{FLOW, Rig, check, wait_until};
 
 #[test]
 fn a_run_that_completes() {
@@ -339,4 +339,41 @@ fn an_answer_that_could_not_be_written_is_told() {
     drop(reader);
     let output = rig.command(&["run", "flow.yaml", "--id", "r-3", "--json"]).stdout(writer).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+}
+
+#[test]
+fn a_detached_run_goes_on_by_itself() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let flow = "secrets: [TOKEN]\nsteps:\n  - {id: a, run: 'echo \"$PPID\" > begun; while [ ! -e go ]; do sleep 0.02; done'}\n  - {id: b, run: 'echo \"${#TOKEN}\" > b.txt'}\n";
+        let rig = Rig::with(flow).at(store);
+        let run = |args: &[&str]| rig.command(args).env("TOKEN", "hunter2-of-old").output().unwrap();
+
+        let begun = run(&["run", "flow.yaml", "--id", "r", "--detach", "--json"]);
+
+        assert_eq!(begun.status.code(), Some(0), "{store}: {}", rig.told(&begun));
+        let told: serde_json::Value = serde_json::from_slice(&begun.stdout).unwrap();
+        assert_eq!((&told["v"], &told["run"]), (&1.into(), &"r".into()));
+        rig.wait_for("begun", |text| !text.is_empty());
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", told["pid"])).unwrap();
+        let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
+        assert_eq!(session, told["pid"].to_string(), "it leads a session of its own");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "running");
+        assert_eq!(rig.call(&["stop", "r", "-q"]).status.code(), Some(0), "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted");
+        rig.write("go", "");
+        assert_eq!(run(&["resume", "r", "-q"]).status.code(), Some(0));
+        assert_eq!(rig.read("b.txt"), "14\n");
+
+        let named = run(&["run", "flow.yaml", "--detach"]);
+        let said = rig.told(&named);
+        assert!(
+            said.contains("goes on by itself, in process") && said.contains("waypost events flow-"),
+            "{said}"
+        );
+        wait_until("the other run", || rig.json(&["list", "--json"])["runs"][0]["status"] == "completed");
+        assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2), "no secret");
+        assert_eq!(run(&["run", "flow.yaml", "--id", "r", "--detach"]).status.code(), Some(2), "it is there");
+    }
+    let rig = Rig::with("steps: [{run: 'true'}]").at("memory:");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2));
 }

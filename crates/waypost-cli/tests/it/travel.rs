@@ -76,6 +76,35 @@ fn a_run_is_forked_with_other_params_and_outlives_the_first() {
 }
 
 #[test]
+fn a_run_is_forked_with_another_file() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = completed(store);
+        // What is finished there is not touched; `b` has another param, and `d` is new.
+        let longer = LINE.replace("who:", "whom:").replace("params.who", "params.whom");
+        rig.write("other.yaml", &format!("{longer}  - {{id: d, run: echo d >> trace}}\n"));
+        let forked = rig.call(&["fork", "r@2", "--id", "s", "--with", "other.yaml", "-p", "whom=you"]);
+        let said = rig.told(&forked);
+        assert_eq!(forked.status.code(), Some(0), "{said}");
+        assert!(said.contains("other.yaml differs, but not in what is finished"), "{said}");
+        assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb you\nc 5\nd\n", "{store}");
+        // The new run is one of that file.
+        assert_eq!(code(&rig, &["resume", "s", "--from", "d", "-q"]), Some(0));
+        assert!(rig.json(&["show", "s", "--json"])["path"].as_str().unwrap().ends_with("other.yaml"));
+
+        // From its end, with another first step: all that comes after it is done again.
+        rig.write("other.yaml", &LINE.replace("echo a >>", "echo other a >>"));
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        let forked = rig.call(&["fork", "r", "--id", "t", "--with", "other.yaml"]);
+        let said = rig.told(&forked);
+        assert!(said.contains("~ step a does something else, which is finished"), "{said}");
+        assert_eq!(rig.read("trace"), "other a\nb me\nc 5\n", "{store}");
+        assert_eq!(code(&rig, &["fork", "r", "--with", "none.yaml"]), Some(2));
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+        ["r", "s", "t"].iter().for_each(|run| assert_eq!(code(&rig, &["verify", run]), Some(0), "{run}"));
+    }
+}
+
+#[test]
 fn screens_of_going_back() {
     let rig = completed("sqlite:kept/waypost.db");
     check("travel_diff", &rig.waypost(&["diff", "r@1", "r"]));

@@ -180,3 +180,26 @@ fn what_is_given_to_a_run_holds_no_secret() {
     assert_eq!(call(&["signal", "r", "go", "now"]), Some(0));
     assert_eq!(call(&["resume", "r", "-q"]), Some(0));
 }
+
+#[test]
+fn a_question_of_an_item_is_answered_by_its_branch() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let each = "{items: [a, b c], steps: [{id: ok, approve: 'Take ${{ item }}?'}]}";
+        let rig = Rig::with(&format!("steps: [{{id: each, foreach: {each}}}]")).at(store);
+        let asked = rig.call(&["run", "flow.yaml", "--id", "r", "--wait", "0s"]);
+        assert_eq!(asked.status.code(), Some(75), "{store}");
+        let said = rig.told(&asked);
+        let commands: Vec<Vec<&str>> = said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("waypost answer "))
+            .map(|line| line.split(' ').take(2).collect())
+            .collect();
+        assert_eq!(commands.len(), 2, "{said}");
+        assert_eq!(commands[0], ["r", "each:a/ok"], "{said}");
+        for words in commands {
+            let answered = rig.call(&["answer", words[0], words[1], "yes"]);
+            assert_eq!(answered.status.code(), Some(0), "{}", rig.told(&answered));
+        }
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0), "{store}");
+    }
+}

@@ -11,14 +11,23 @@ use super::{Adoption, Engine, OnChange, RunError};
 
 /// Carries the position over to the shape in hand, which is not that of the run.
 pub(super) fn adopt_change(base: &Base, shape: &Shape, adoption: &Adoption) -> Result<Position, String> {
-    let definition = &base.snapshot.definition;
-    let changes = change::changes(&adoption.before, &base.position, definition, shape);
+    carried(&base.position, &base.snapshot.definition, shape, adoption)
+}
+
+/// Carries a position of one definition over to a shape.
+pub(super) fn carried(
+    position: &Position,
+    definition: &Definition,
+    shape: &Shape,
+    adoption: &Adoption,
+) -> Result<Position, String> {
+    let changes = change::changes(&adoption.before, position, definition, shape);
     let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
     let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
-    Ok(change::carry_over(&adoption.before, &base.position, definition, shape).position)
+    Ok(change::carry_over(&adoption.before, position, definition, shape).position)
 }
 
 /// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and

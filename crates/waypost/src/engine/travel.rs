@@ -18,7 +18,7 @@ use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
 use super::snapshot::{Snapshot, changed_at, position_of};
-use super::{Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
+use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
 impl Engine {
     /// Answers the wait `id` of a run. A resume, or the session at work, goes on with the answer.
@@ -214,10 +214,14 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, position, definition, settled, mut along } = origin;
+        let Origin { checkpoint, mut position, definition, settled, mut along } = origin;
         let header = checkpoint.header();
-        let fits = super::fit::check_fit(program.shape(), &position, &definition, start.on_change);
-        fits.map_err(|why| RunError::Changed { run: header.run.clone(), why })?;
+        let refused = |why| RunError::Changed { run: header.run.clone(), why };
+        if let Some(adoption) = &start.adoption {
+            position =
+                super::fit::carried(&position, &definition, program.shape(), adoption).map_err(refused)?;
+        }
+        super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
@@ -318,6 +322,9 @@ pub struct StartOptions<S> {
     pub edit: Option<super::Edit<S>>,
     /// What to do where the program is not that of the checkpoint.
     pub on_change: OnChange,
+    /// How the definition there becomes that of the program: steps that it touches run again, with all after them.
+    /// Without it, the new run stands at the very steps at which the other one stood.
+    pub adoption: Option<Adoption>,
     /// Whether the evidence of what is finished there is checked.
     pub evidence: OriginEvidence,
 }
@@ -338,6 +345,7 @@ impl<S> Default for StartOptions<S> {
             session: SessionOptions::default(),
             edit: None,
             on_change: OnChange::Stop,
+            adoption: None,
             evidence: OriginEvidence::Checked,
         }
     }
