@@ -51,6 +51,7 @@ mod room;
 mod same;
 mod schedule;
 mod session;
+mod sitting;
 mod snapshot;
 mod stand;
 mod stop;

@@ -63,7 +63,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest};
-use crate::record::{Definition, Flaw, Parent, Position, Record, SealedRun};
+use crate::record::{Definition, Flaw, Header, Parent, Position, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::sealed::{RecordText, begin, check, finish, json_to_the_byte, member, parse, push_record_members};
 use crate::store::{StoreError, check_blob_name};
@@ -155,13 +155,13 @@ impl Portable {
     /// Returns the config in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn config(&self) -> &Map<String, Value> {
         let changed = self.position.config.and_then(|seq| self.changed_at(&self.checkpoint, seq));
-        changed.and_then(|(_, config)| config).unwrap_or(&self.run.record().config)
+        changed.and_then(|changed| changed.config).unwrap_or(&self.run.record().config)
     }
 
     /// Returns the definition in force at the checkpoint: that of the run, or one that it was later continued with.
     pub fn definition(&self) -> &Definition {
         let changed = self.position.definition.and_then(|seq| self.changed_at(&self.checkpoint, seq));
-        changed.and_then(|(definition, _)| definition).unwrap_or(&self.run.record().definition)
+        changed.and_then(|changed| changed.definition).unwrap_or(&self.run.record().definition)
     }
 
     /// Returns the checkpoint with its body.
@@ -341,19 +341,16 @@ impl Portable {
 
     /// The definition and the config that the record of this seq changed, on the branch of `newest`: as it says, or as the
     /// one behind it repeats.
-    fn changed_at<'a>(
-        &'a self,
-        newest: &'a Record,
-        seq: u64,
-    ) -> Option<(Option<&'a Definition>, Option<&'a Map<String, Value>>)> {
+    fn changed_at<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<Changed<'a>> {
         if let Some(record) = self.referred(newest, seq) {
-            return Some((record.header().definition.as_ref(), record.header().config.as_ref()));
+            let Header { definition, config, .. } = record.header();
+            return Some(Changed { definition: definition.as_ref(), config: config.as_ref() });
         }
         let branch = &newest.header().branch;
         let mut own = self.history.iter().chain([newest]).filter(|record| record.header().branch == *branch);
         let again =
             own.find_map(|record| record.header().repeated.as_ref().filter(|again| again.of == seq))?;
-        Some((again.definition.as_ref(), again.config.as_ref()))
+        Some(Changed { definition: again.definition.as_ref(), config: again.config.as_ref() })
     }
 
     /// The header of this seq on the branch of `newest`.
@@ -365,6 +362,12 @@ impl Portable {
         let at = self.history.binary_search_by_key(&(branch, seq), place_of).ok()?;
         self.history.get(at)
     }
+}
+
+/// What a record changed for all that came after it.
+struct Changed<'a> {
+    definition: Option<&'a Definition>,
+    config: Option<&'a Map<String, Value>>,
 }
 
 fn malformed(what: String) -> Result<(), Flaw> {

@@ -22,7 +22,7 @@ use crate::shape::Shape;
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::back::{dead_at, is_left_behind, joins, load_with_state};
-use super::begin::{decode_state, is_done_again};
+use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::fan::{FanOut, Item, Items, thaw};
@@ -32,6 +32,7 @@ use super::recheck::joined_on;
 use super::redo::opener_of;
 use super::schedule::{children_of, for_children};
 use super::session::Session;
+use super::sitting::Sitting;
 use super::snapshot::{accepted_on, position_of};
 use super::travel::{begun_anew, copy_of, settled_at};
 use super::{Engine, Program, RunError};
@@ -433,25 +434,6 @@ impl Along {
     /// Returns the frozen items by the names that the new run has for them.
     pub(super) fn into_items(self) -> BTreeMap<String, Vec<u8>> {
         self.items.into_values().map(|text| (name_of(Digest::of(&text)), text)).collect()
-    }
-}
-
-/// A fan-out that a branch of the new run is in the middle of.
-pub(super) struct Sitting {
-    step: StepId,
-    fan: Fan,
-    /// All of its branches have ended, and the step that joins them is the next.
-    is_joining: bool,
-}
-
-impl Sitting {
-    pub(super) fn of(position: &Position, shape: &Shape) -> Vec<Self> {
-        let staying = position.frontier.iter().filter(|entry| !is_done_again(entry, shape));
-        let entries = staying.filter_map(|entry| {
-            let (step, fan) = (entry.step.clone(), entry.fan.clone()?);
-            Some(Self { step, fan, is_joining: joins(entry) })
-        });
-        entries.collect()
     }
 }
 

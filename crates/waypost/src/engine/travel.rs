@@ -12,11 +12,12 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
-use super::carry::{Along, Sitting, copy_settled, openings, settled_on};
+use super::carry::{Along, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
+use super::sitting::Sitting;
 use super::snapshot::{Snapshot, changed_at, position_of};
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
