@@ -39,6 +39,7 @@ mod given;
 mod leave;
 mod line;
 mod lines;
+mod newest;
 mod open;
 mod options;
 mod outcome;

@@ -17,6 +17,7 @@ use super::chain::Chain;
 use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
 use super::line::{Line, LineId, Opener};
+use super::newest::{Newest, NewestOf};
 use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
@@ -144,6 +145,8 @@ impl<'a, P: Program> Session<'a, P> {
         let name = children_of(line, place).name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
+        let store = self.engine.store.clone();
+        let mut newest = NewestOf::new(store.as_ref(), run, (branch.clone(), name.clone()), unknown);
         let (mut failed, mut ends, mut missing) = (0, Vec::new(), Vec::new());
         while let Some(item) = reader.next().await? {
             if here[item.index as usize] {
@@ -157,12 +160,9 @@ impl<'a, P: Program> Session<'a, P> {
                 }
             }
             let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-            let scan =
-                Scan { branch: Some(child), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(&run) };
-            let found = self.engine.store.scan(&scan).await?;
-            if let Some(record) = found.records.first() {
-                failed += record.header().dead_with_it();
-                ends.push((item.index, record.header().seq, record.digest()));
+            if let Some(Newest { seq, digest, dead }) = newest.of(&child).await? {
+                failed += dead;
+                ends.push((item.index, seq, digest));
             }
         }
         if !missing.is_empty() {

@@ -1,0 +1,113 @@
+//! The newest records of the branches of a fan-out, found in one walk over the run.
+//!
+//! A store gives the records of a run branch by branch, in the order in which those were opened, which is that of their
+//! items. So who asks for one branch after the other in that order finds each where the walk has come to. Asking for each by
+//! itself costs some stores a look at the whole run each time.
+
+use std::collections::HashMap;
+
+use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::record::Record;
+use crate::store::{Scan, ScanOrder, Store, StoreError};
+
+/// Fewer branches than this are asked for one by one: a walk over a long run for them would take longer.
+const WALK_MIN: u64 = 16;
+/// Branches found before they were asked for, as those that were opened anew: so many are kept.
+const ASIDE_MAX: usize = 4_096;
+
+/// What is known of how a branch stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Newest {
+    pub(super) seq: u64,
+    pub(super) digest: Digest,
+    /// How many branches had failed with it.
+    pub(super) dead: u64,
+}
+
+/// A walk over the branches that `opener` opened on `above`.
+pub(super) struct NewestOf<'s> {
+    store: &'s dyn Store,
+    run: RunId,
+    above: BranchPath,
+    opener: StepId,
+    /// Where the walk goes on; none once it has come to its end, or where none is worth while.
+    walk: Option<Scan>,
+    page: std::vec::IntoIter<Record>,
+    last: Option<BranchPath>,
+    aside: HashMap<BranchPath, Newest>,
+}
+
+impl<'s> NewestOf<'s> {
+    /// Begins a walk in which so many branches are asked for.
+    pub(super) fn new(
+        store: &'s dyn Store,
+        run: RunId,
+        (above, opener): (BranchPath, StepId),
+        count: u64,
+    ) -> Self {
+        let walk = Scan { order: ScanOrder::NewestFirst, ..Scan::of(&run) };
+        Self {
+            store,
+            run,
+            above,
+            opener,
+            walk: Some(walk).filter(|_| count >= WALK_MIN),
+            page: Vec::new().into_iter(),
+            last: None,
+            aside: HashMap::new(),
+        }
+    }
+
+    /// Returns the newest sound record of a branch, if it has one.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) async fn of(&mut self, branch: &BranchPath) -> Result<Option<Newest>, StoreError> {
+        if let Some(found) = self.aside.remove(branch) {
+            return Ok(Some(found));
+        }
+        while let Some((found, newest)) = self.next().await? {
+            if found == *branch {
+                return Ok(Some(newest));
+            }
+            if self.aside.len() < ASIDE_MAX {
+                self.aside.insert(found, newest);
+            }
+        }
+        // It was passed by, or is not there.
+        let scan = Scan {
+            branch: Some(branch.clone()),
+            order: ScanOrder::NewestFirst,
+            limit: 1,
+            ..Scan::of(&self.run)
+        };
+        Ok(self.store.scan(&scan).await?.records.first().map(newest_by))
+    }
+
+    /// Goes on to the next branch that was opened there.
+    async fn next(&mut self) -> Result<Option<(BranchPath, Newest)>, StoreError> {
+        loop {
+            for record in self.page.by_ref() {
+                let branch = &record.header().branch;
+                if self.last.as_ref() == Some(branch) {
+                    continue;
+                }
+                self.last = Some(branch.clone());
+                let is_child = branch.parent().as_ref() == Some(&self.above)
+                    && branch.opened_by().is_some_and(|(opener, _)| opener == self.opener);
+                if is_child {
+                    return Ok(Some((branch.clone(), newest_by(&record))));
+                }
+            }
+            let Some(scan) = &self.walk else { return Ok(None) };
+            let page = self.store.scan(scan).await?;
+            self.walk = page.next.map(|cursor| Scan { cursor: Some(cursor), ..scan.clone() });
+            self.page = page.records.into_iter();
+        }
+    }
+}
+
+fn newest_by(record: &Record) -> Newest {
+    let header = record.header();
+    Newest { seq: header.seq, digest: record.digest(), dead: header.dead_with_it() }
+}
