@@ -14,7 +14,7 @@ mod letters;
 mod scripts;
 mod steps;
 
-pub(crate) use exchange::{ExportArgs, ImportArgs};
+pub(crate) use exchange::{ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs};
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;

@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use waypost::store::{Store, StoreError};
 use waypost::{Clock as _, RunId, SystemClock};
 
-use crate::cli::{Cli, Color, Command};
+use crate::cli::{Cli, Color, Command, ImportWhat};
 use crate::config::{Config, Origin};
 use crate::error::Error;
 use crate::everywhere;
@@ -34,6 +34,7 @@ mod event;
 mod events;
 mod export;
 mod import;
+mod import_workflow;
 mod list;
 mod logs;
 mod new;
@@ -226,7 +227,10 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
         Command::Export(args) => export::export(context, args).await,
-        Command::Import(args) => import::import(context, args).await,
+        Command::Import(args) => match args.what {
+            Some(ImportWhat::Workflow(args)) => import_workflow::import_workflow(context, &args).await,
+            None => import::import(context, args.checkpoint).await,
+        },
         Command::Config => config::config(context).await,
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,

@@ -117,6 +117,17 @@ pub(crate) enum Error {
     /// A configuration file is wrong; everything that is, with its places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
+    /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
+    #[error("{} cannot be imported: {}", .0.path().display(), first_problem(.0))]
+    Foreign(Box<FileError>),
+    /// A workflow file that was made does not pass the check: everything that is wrong with it.
+    #[error("what was made of {} is no workflow that can be run: {}", made_of.display(), first_problem(error))]
+    Made {
+        /// What it was made of.
+        made_of: PathBuf,
+        /// What is wrong.
+        error: Box<FileError>,
+    },
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
@@ -249,13 +260,24 @@ impl Error {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
+    /// Returns what is wrong with a file, if it is that.
+    fn file_error(&self) -> Option<&FileError> {
+        match self {
+            Self::File(error) | Self::ParamsFile(error) | Self::Config(error) | Self::Foreign(error) => {
+                Some(error)
+            }
+            Self::Made { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
     /// Returns what is told of it.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let (code, exit, hint) = self.kind();
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
-        if let Self::File(error) | Self::ParamsFile(error) | Self::Config(error) = self {
+        if let Some(error) = self.file_error() {
             let place = |problem: &ProblemView| {
                 let ProblemView { line, column, message, hint, help } = problem;
                 let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
@@ -264,15 +286,12 @@ impl Error {
             };
             causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
         }
-        let rendered = match self {
-            Self::File(error) | Self::ParamsFile(error) | Self::Config(error) => Some(Rendered {
-                file: error.path().to_owned(),
-                plain: error.render(),
-                styled: error.render_styled(),
-                problems: error.problems().iter().map(ProblemView::from).collect(),
-            }),
-            _ => None,
-        };
+        let rendered = self.file_error().map(|error| Rendered {
+            file: error.path().to_owned(),
+            plain: error.render(),
+            styled: error.render_styled(),
+            problems: error.problems().iter().map(ProblemView::from).collect(),
+        });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }
 
@@ -318,6 +337,20 @@ impl Error {
                 ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
             }
             Self::Config(_) => ("invalid_config", Exit::InvalidWorkflow, None),
+            Self::Foreign(_) => (
+                "invalid_workflow",
+                Exit::InvalidWorkflow,
+                hint(
+                    "workflows of Prodigy can be imported; `waypost import ./FILE` takes an exported checkpoint",
+                ),
+            ),
+            Self::Made { .. } => (
+                "internal",
+                Exit::Internal,
+                hint(
+                    "this is a fault of waypost: please tell of it; mend the file that was made by hand until then",
+                ),
+            ),
             Self::Params(error) => {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)

@@ -197,6 +197,15 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<fs::File> {
     Ok(file)
 }
 
+/// Reads a regular file, but no more of it than one byte above `bytes_max`.
+pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+    let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = open_regular(path).map_err(unreadable)?;
+    io::Read::read_to_end(&mut io::Read::take(file, bytes_max + 1), &mut bytes).map_err(unreadable)?;
+    Ok(bytes)
+}
+
 /// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
 ///
 /// # Source

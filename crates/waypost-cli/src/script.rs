@@ -8,15 +8,9 @@ mod scan;
 mod split;
 mod write;
 
-pub(crate) use write::{make, scalar};
+pub(crate) use write::make;
 
-/// Something that is not as it was in the script.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Remark {
-    /// The line of the script, from 1.
-    pub(crate) line: usize,
-    pub(crate) text: String,
-}
+use crate::draft::Remark;
 
 /// Says whether `name` stands in a text as a word of its own.
 fn mentions(text: &str, name: &str) -> bool {
@@ -26,7 +20,7 @@ fn mentions(text: &str, name: &str) -> bool {
 }
 
 /// Says whether a text is the name of a variable.
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -15,7 +15,8 @@ mod scripts;
 mod upkeep;
 
 pub(crate) use scripts::{
-    DemoCommandView, DemoStepView, DemoView, FinishedView, NewView, OnceView, RemarkView, ReportView,
+    DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
+    RemarkView, ReportView,
 };
 pub(crate) use upkeep::{
     CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,

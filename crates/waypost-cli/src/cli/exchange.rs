@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::key_value;
 use crate::time;
@@ -20,9 +20,43 @@ pub(crate) struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true,
+    override_usage = "waypost import [OPTIONS] <FILE>\n       waypost import workflow [OPTIONS] <FILE>"
+)]
 pub(crate) struct ImportArgs {
-    /// The file that `waypost export` wrote
+    #[command(subcommand)]
+    pub(crate) what: Option<ImportWhat>,
+    #[command(flatten)]
+    pub(crate) checkpoint: ImportCheckpointArgs,
+}
+
+/// What is no exported checkpoint.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImportWhat {
+    /// Turn a workflow of Prodigy into one of Waypost, and say what could not be carried over
+    Workflow(ImportWorkflowArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportWorkflowArgs {
+    /// The workflow file of Prodigy
     pub(crate) file: PathBuf,
+    /// Write it into this file [default: print it]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Write over a file that is there
+    #[arg(long, requires = "out")]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportCheckpointArgs {
+    /// The file that `waypost export` wrote
+    #[arg(required = true)]
+    pub(crate) file: Option<PathBuf>,
     /// Run its commands: they come from elsewhere, and can do whatever you can
     #[arg(long)]
     pub(crate) trust: bool,

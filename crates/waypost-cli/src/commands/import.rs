@@ -3,7 +3,7 @@
 //! What is in such a file comes from elsewhere: its hash tells damage, not malice. So its commands run only on a person's word,
 //! and until then nothing is made of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use waypost::RunId;
@@ -16,7 +16,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::branched::{Params, id_of};
 use super::run::relative;
-use crate::cli::ImportArgs;
+use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -24,9 +24,10 @@ use crate::place::Access;
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 
-pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, Error> {
-    let portable = Portable::load(&args.file)?;
-    let workflow = workflow_of(&portable, &args)?;
+pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Result<Exit, Error> {
+    let file = args.file.clone().expect("it is required where nothing else is imported");
+    let portable = Portable::load(&file)?;
+    let workflow = workflow_of(&portable, &file)?;
     if args.show {
         return show(context, &portable, &workflow);
     }
@@ -35,7 +36,7 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
             1 => "1 step".to_owned(),
             count => format!("{count} steps"),
         };
-        return Err(Error::NotTrusted { file: args.file, steps });
+        return Err(Error::NotTrusted { file, steps });
     }
     let frozen = portable.run().record().clone();
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
@@ -88,11 +89,11 @@ pub(crate) async fn import(context: &Context, args: ImportArgs) -> Result<Exit, 
     session.conclude(&outcome, &told)
 }
 
-fn workflow_of(portable: &Portable, args: &ImportArgs) -> Result<Workflow, Error> {
+fn workflow_of(portable: &Portable, file: &Path) -> Result<Workflow, Error> {
     let record = portable.run().record();
     let Some(text) = &portable.definition().text else {
         return Err(Error::usage(
-            format!("run {} in {} was not made from a workflow file", record.run, args.file.display()),
+            format!("run {} in {} was not made from a workflow file", record.run, file.display()),
             "only the program that made it can go on with it",
         ));
     };
@@ -117,7 +118,7 @@ fn show(context: &Context, portable: &Portable, workflow: &Workflow) -> Result<E
     Ok(Exit::Done)
 }
 
-fn base_folder(args: &ImportArgs) -> Result<PathBuf, Error> {
+fn base_folder(args: &ImportCheckpointArgs) -> Result<PathBuf, Error> {
     let folder = args.dir.clone().unwrap_or_else(|| PathBuf::from("."));
     let base = folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.clone(), source })?;
     match base.is_dir() {

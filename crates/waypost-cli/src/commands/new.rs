@@ -8,11 +8,12 @@ use waypost_workflow::file::Workflow;
 
 use super::Context;
 use crate::cli::NewArgs;
+use crate::draft::{Remark, literal, scalar};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{shown, shown_lines};
 use crate::place::{self, quoted};
-use crate::script::{self, Remark};
+use crate::script;
 use crate::view::{NewView, RemarkView, VERSION};
 
 /// Largest script that is read: what a workflow file may have.
@@ -88,7 +89,7 @@ fn is_there(file: &Path) -> Error {
     )
 }
 
-fn write_new(file: &Path, text: &str) -> Result<(), Error> {
+pub(super) fn write_new(file: &Path, text: &str) -> Result<(), Error> {
     place::refuse_no_folder(file)?;
     let made = fs::OpenOptions::new().write(true).create_new(true).open(file);
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
@@ -104,10 +105,7 @@ fn write_new(file: &Path, text: &str) -> Result<(), Error> {
 }
 
 fn read_script(path: &Path) -> Result<String, Error> {
-    let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    let file = place::open_regular(path).map_err(unreadable)?;
-    io::Read::read_to_end(&mut io::Read::take(file, SCRIPT_BYTES_MAX + 1), &mut bytes).map_err(unreadable)?;
+    let bytes = place::read_regular(path, SCRIPT_BYTES_MAX)?;
     if bytes.len() as u64 > SCRIPT_BYTES_MAX {
         return Err(Error::usage(
             format!("{} has more than {} MiB", path.display(), SCRIPT_BYTES_MAX >> 20),
@@ -119,7 +117,7 @@ fn read_script(path: &Path) -> Result<String, Error> {
     })
 }
 
-fn stem(path: &Path) -> String {
+pub(super) fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
@@ -152,14 +150,13 @@ fn begun(file: &Path, name: &str, commands: &[String]) -> String {
          #   waypost show            says how far it is\n\
          version: 1\n\
          name: {}\n",
-        script::scalar(name)
+        scalar(name)
     );
     if commands.is_empty() {
         return head + EXAMPLE;
     }
     let steps = commands.iter().enumerate().map(|(index, command)| {
-        let command = command.replace("${{", "${{ '${{' }}");
-        format!("\n  - id: step-{}\n    run: {}\n", index + 1, script::scalar(&command))
+        format!("\n  - id: step-{}\n    run: {}\n", index + 1, scalar(&literal(command)))
     });
     format!("{head}{STEPS}{}", steps.collect::<String>())
 }

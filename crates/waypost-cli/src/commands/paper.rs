@@ -103,10 +103,26 @@ fn page_name(root: &clap::Command, command: &clap::Command) -> String {
     }
 }
 
+/// Lists the commands within one, which have no pages of their own.
+fn subcommands(name: &str, command: &clap::Command) -> String {
+    let plain = |text: &str| text.replace('\\', "\\e").replace('-', "\\-");
+    let mut section = String::new();
+    for inner in shown(command).filter(|inner| inner.get_name() != "help") {
+        if section.is_empty() {
+            section.push_str(".SH \"COMMANDS\"\n");
+        }
+        let about = inner.get_about().map(ToString::to_string).unwrap_or_default();
+        let call = format!("{} {}", name.replacen('-', " ", 1), inner.get_name());
+        section.push_str(&format!(".TP\n.B {}\n{}\n", plain(&call), plain(&about)));
+    }
+    section
+}
+
 /// Makes the page of a command. The exit codes, whose table is laid out, stand as they are.
 fn page(root: &clap::Command, command: clap::Command) -> Result<Vec<u8>, Error> {
     let name = page_name(root, &command);
     let version = concat!("waypost ", env!("CARGO_PKG_VERSION"));
+    let within = if name == PROGRAM { String::new() } else { subcommands(&name, &command) };
     let command = command.name(name.clone()).display_name(name.clone()).after_help("");
     let man = Man::new(command).title(name.to_uppercase()).section("1").source(version).manual("Waypost");
     let mut page = Vec::new();
@@ -115,6 +131,7 @@ fn page(root: &clap::Command, command: clap::Command) -> Result<Vec<u8>, Error> 
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
+    page.extend_from_slice(within.as_bytes());
     if name == PROGRAM {
         man.render_subcommands_section(&mut page)?;
         page.extend_from_slice(b".SH \"EXIT CODES\"\n");

@@ -1,16 +1,11 @@
 //! The workflow file of a script.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use super::mentions;
 use super::scan::{Unit, units};
 use super::split::{Part, Parts, parts};
-use super::{Remark, mentions};
-
-/// Longest id that a step gets; there is room for a number behind it.
-const ID_CHARACTERS_MAX: usize = 40;
-/// What ends a value in the file of outputs.
-const END: &str = "WAYPOST_END_OF_VALUE";
+use crate::draft::{END, Ids, Remark, fits_block, literal, plain, scalar};
 
 /// A workflow file that was made.
 #[derive(Debug)]
@@ -206,23 +201,8 @@ impl Writer<'_> {
     }
 
     fn ids(&self) -> Vec<String> {
-        let mut taken = BTreeSet::new();
-        let named = |part: &Part| {
-            let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
-            let slug: String = part.word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
-            let slug = slug.trim_matches('-').to_owned();
-            let is_word = matches!(slug.to_ascii_lowercase().as_str(), "true" | "false" | "null");
-            let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
-            let base = if is_sound { slug } else { format!("line-{}", part.line) };
-            let mut id = base.clone();
-            let mut count = 1;
-            while !taken.insert(id.clone()) {
-                count += 1;
-                id = format!("{base}-{count}");
-            }
-            id
-        };
-        self.parts.iter().map(named).collect()
+        let mut ids = Ids::default();
+        self.parts.iter().map(|part| ids.take(&part.word, part.line)).collect()
     }
 
     fn step(&self, text: &mut String, part: &Part, id: &str, ids: &[String]) {
@@ -268,12 +248,8 @@ impl Writer<'_> {
 
 /// Writes a command as a block of YAML that reads the same.
 fn block(text: &mut String, command: &str) {
-    let command = command.replace("${{", "${{ '${{' }}");
-    let odd = |c: char| {
-        (c.is_control() && c != '\n' && c != '\t')
-            || matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
-    };
-    if command.contains(odd) || command.trim().is_empty() {
+    let command = literal(command);
+    if !fits_block(&command) {
         let _ = writeln!(text, "    run: {}", scalar(&command));
         return;
     }
@@ -287,15 +263,4 @@ fn block(text: &mut String, command: &str) {
             let _ = writeln!(text, "      {line}");
         }
     }
-}
-
-/// Writes a text as one value of YAML.
-pub(crate) fn scalar(text: &str) -> String {
-    // A string of JSON is one of YAML, too.
-    serde_json::Value::from(text).to_string()
-}
-
-/// Shows a text within a comment.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -52,6 +52,29 @@ pub(crate) struct RemarkView {
     pub(crate) message: String,
 }
 
+/// The answer of `import workflow`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ImportedView {
+    pub(crate) v: u32,
+    /// The file that was written; none where the workflow is in `text`.
+    pub(crate) file: Option<String>,
+    pub(crate) workflow: String,
+    /// The workflow that it was made of.
+    pub(crate) from: String,
+    pub(crate) steps: Vec<String>,
+    pub(crate) notes: Vec<NoteView>,
+    pub(crate) text: Option<String>,
+}
+
+/// Something of an imported workflow that is not as it was.
+#[derive(Debug, Serialize)]
+pub(crate) struct NoteView {
+    pub(crate) line: usize,
+    pub(crate) key: String,
+    pub(crate) message: String,
+    pub(crate) help: String,
+}
+
 /// The answer of `demo`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoView {

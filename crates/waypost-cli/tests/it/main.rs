@@ -28,6 +28,7 @@ mod new;
 mod newer;
 mod once;
 mod paper;
+mod prodigy;
 mod pruning;
 mod reading;
 mod repeating;

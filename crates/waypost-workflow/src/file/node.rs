@@ -28,7 +28,7 @@ const ALIAS_NODES_MAX: usize = 100_000;
 
 /// A value and its place.
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
+pub struct Node {
     pub(crate) kind: Kind,
     /// Where it is used: for a value that came by an alias, the alias.
     pub(crate) span: Range<usize>,
@@ -59,7 +59,8 @@ impl Node {
     }
 
     /// The node in a sentence: "a list", "the number 5".
-    pub(crate) fn described(&self) -> String {
+    #[must_use]
+    pub fn described(&self) -> String {
         match &self.kind {
             Kind::Null => "nothing".to_owned(),
             Kind::Bool(_) => format!("`{}`", self.spelling.as_deref().unwrap_or("true or false")),
@@ -73,7 +74,8 @@ impl Node {
     }
 
     /// A scalar as text, spelled as in the file: `1.10` stays `1.10`.
-    pub(crate) fn spelled(&self) -> Option<&str> {
+    #[must_use]
+    pub fn spelled(&self) -> Option<&str> {
         match &self.kind {
             Kind::Text(text) => Some(text),
             Kind::Bool(_) | Kind::Number(_) => self.spelling.as_deref(),
@@ -82,7 +84,8 @@ impl Node {
     }
 
     /// The JSON of the node; of duplicate keys the later one, keys that are not text by their spelling.
-    pub(crate) fn to_json(&self) -> Value {
+    #[must_use]
+    pub fn to_json(&self) -> Value {
         match &self.kind {
             Kind::Null => Value::Null,
             Kind::Bool(truth) => Value::Bool(*truth),
@@ -97,7 +100,8 @@ impl Node {
     }
 
     /// A key's text; keys that are lists or maps were refused before.
-    pub(crate) fn key_text(&self) -> &str {
+    #[must_use]
+    pub fn key_text(&self) -> &str {
         match &self.kind {
             Kind::Text(text) => text,
             _ => self.spelling.as_deref().unwrap_or_default(),

@@ -1,0 +1,64 @@
+//! A workflow file that is being written, whatever it is made of: ids of steps, values of YAML, remarks.
+
+use std::collections::BTreeSet;
+
+/// Longest id that a step gets; there is room for a number behind it.
+const ID_CHARACTERS_MAX: usize = 40;
+/// What ends a value in the file of outputs.
+pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
+
+/// Something that is not as it was in what a file is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Remark {
+    /// The line there, from 1.
+    pub(crate) line: usize,
+    pub(crate) text: String,
+}
+
+/// Ids of steps, each given once.
+#[derive(Debug, Default)]
+pub(crate) struct Ids(BTreeSet<String>);
+
+impl Ids {
+    /// Makes an id of a word, or of the line where that gives none.
+    pub(crate) fn take(&mut self, word: &str, line: usize) -> String {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
+        let slug: String = word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
+        let slug = slug.trim_matches('-').to_owned();
+        let is_word = matches!(slug.to_ascii_lowercase().as_str(), "true" | "false" | "null");
+        let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
+        let base = if is_sound { slug } else { format!("line-{line}") };
+        let mut id = base.clone();
+        let mut count = 1;
+        while !self.0.insert(id.clone()) {
+            count += 1;
+            id = format!("{base}-{count}");
+        }
+        id
+    }
+}
+
+/// Writes a text as one value of YAML.
+pub(crate) fn scalar(text: &str) -> String {
+    // A string of JSON is one of YAML, too.
+    serde_json::Value::from(text).to_string()
+}
+
+/// Writes what begins an expression so that it begins none.
+pub(crate) fn literal(text: &str) -> String {
+    text.replace("${{", "${{ '${{' }}")
+}
+
+/// Says whether a text can stand in a block of YAML, and reads the same there.
+pub(crate) fn fits_block(text: &str) -> bool {
+    let odd = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
+    };
+    !text.contains(odd) && !text.trim().is_empty()
+}
+
+/// Shows a text within a comment.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,387 @@
+//! What comes after a step: its hooks, the steps that mend what made it fail, and its next try.
+
+use waypost_workflow::file::{Node, parse_duration};
+
+use super::Import;
+use super::fields::Fields;
+use super::names::{Done, Format};
+use super::step::{Draft, Work, with_comments};
+use super::write::{Item, Map, Value};
+use crate::draft::END;
+
+/// Tries of a retry that says none.
+const RETRY_ATTEMPTS: u64 = 3;
+
+/// Passes of a group, without the first.
+const AGAIN_MAX: u64 = 999;
+
+/// What is done about a failure.
+struct Failure {
+    items: Vec<Item>,
+    /// How often the step is done again after them.
+    again: u64,
+    /// It is the run's when all that was of no use.
+    fails: bool,
+}
+
+/// What a step does after its end, by the key that says when.
+#[derive(Default)]
+struct Hooks(Vec<(&'static str, Value)>);
+
+impl Import<'_> {
+    /// Writes a step with all that follows it.
+    pub(super) fn with_what_follows(&mut self, fields: &Fields<'_>, mut draft: Draft) -> Vec<Item> {
+        let mut hooks = Hooks::default();
+        let success = fields.take("on_success");
+        if let Some(items) =
+            success.map(|node| self.hook(node, &draft.done, false)).filter(|items| !items.is_empty())
+        {
+            hooks.0.push(("on_success", Value::List(items)));
+        }
+        let mut by_code = Map::default();
+        for (code, node) in fields.take("on_exit_code").and_then(Node::entries).unwrap_or_default() {
+            let number = code.key_text().parse::<u8>();
+            let items = self.hook(node, &draft.done, number != Ok(0));
+            match number {
+                Ok(number) if !items.is_empty() => by_code.put(&number.to_string(), Value::List(items)),
+                Ok(_) => {}
+                Err(_) => {
+                    let message = format!("what is done after exit code {} is left out", code.key_text());
+                    self.note(code, "on_exit_code", message, "exit codes are numbers from 0 to 255");
+                }
+            }
+        }
+        if !by_code.is_empty() {
+            hooks.0.push(("on_exit_code", Value::Map(by_code)));
+        }
+        let failure = fields.take("on_failure");
+        let failure = failure.or_else(|| fields.node.get("test")?.get("on_failure"));
+        if let Some(fails) = fields.take("fail_workflow").and_then(Node::truth) {
+            draft.tolerates |= !fails;
+        }
+        fields.pass(&["test"]);
+        let failure = failure.and_then(|node| self.failure(node, &draft.done));
+        let Some(failure) = failure else { return vec![self.finish(draft, hooks)] };
+        if failure.again > 0 && !failure.items.is_empty() {
+            return vec![self.mended(draft, hooks, failure)];
+        }
+        draft.tolerates |= !failure.fails;
+        if !failure.items.is_empty() {
+            hooks.0.push(("on_failure", Value::List(failure.items)));
+        }
+        vec![self.finish(draft, hooks)]
+    }
+
+    /// Carries steps over that follow one.
+    fn hook(&mut self, node: &Node, done: &Done, has_failed: bool) -> Vec<Item> {
+        self.following(done, has_failed, |import| match node.items() {
+            Some(nodes) => nodes.iter().flat_map(|node| import.commented_step(node, &[])).collect(),
+            None => import.commented_step(node, &[]),
+        })
+    }
+
+    fn following(
+        &mut self,
+        done: &Done,
+        has_failed: bool,
+        make: impl FnOnce(&mut Self) -> Vec<Item>,
+    ) -> Vec<Item> {
+        let before = self.scope.done.len();
+        let timeouts = std::mem::take(&mut self.item_timeouts);
+        self.scope.done.push(Done { has_failed, ..done.clone() });
+        let items = make(self);
+        self.scope.done.truncate(before);
+        self.item_timeouts = timeouts;
+        if items.iter().all(|item| item.map.is_empty()) {
+            // A list of comments is no list: they stand before the step.
+            let comments = items.into_iter().flat_map(|item| item.comments);
+            self.comments.last_mut().expect("there is one for the file").extend(comments);
+            return Vec::new();
+        }
+        items
+    }
+
+    fn commented_step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
+        if let Some(text) = node.spelled() {
+            return self.worded_step(node, text);
+        }
+        let (items, comments) = self.commented(|import| import.step(node, others));
+        with_comments(items, comments)
+    }
+
+    /// A step that is only a command: of Claude with a slash, else of the shell.
+    fn worded_step(&mut self, node: &Node, text: &str) -> Vec<Item> {
+        let line = self.line(node);
+        let is_agent = text.starts_with('/');
+        let (work, comments) = self.commented(|import| match is_agent {
+            true => {
+                import.tell_of_agents(node);
+                Work::Agent(import.pasted(node, "on_failure", text))
+            }
+            false => Work::Run(import.command(node, "on_failure", text, &[])),
+        });
+        let word = text.trim_start_matches('/').split_whitespace().next().unwrap_or_default();
+        let done = Done { id: self.ids.take(word, line), is_agent, ..Done::default() };
+        let draft = Draft {
+            done,
+            name: None,
+            condition: None,
+            work,
+            env: Vec::new(),
+            dir: None,
+            timeout: None,
+            retry: None,
+            capture: None,
+            tolerates: false,
+            comments,
+        };
+        vec![self.finish(draft, Hooks::default())]
+    }
+
+    fn failure(&mut self, node: &Node, done: &Done) -> Option<Failure> {
+        if let Some(ignores) = node.truth() {
+            return ignores.then_some(Failure { items: Vec::new(), again: 0, fails: false });
+        }
+        if node.entries().is_none() {
+            let items = self.hook(node, done, true);
+            return Some(Failure { items, again: 0, fails: false });
+        }
+        let fields = Fields::new(node);
+        let fails = fields.is_true("fail_workflow");
+        let number = |key: &str| fields.word(key).and_then(|text| text.parse::<u64>().ok());
+        let given = number("max_attempts").or(number("max_retries"));
+        if let Some(commands) = fields.take("commands") {
+            for key in ["strategy", "timeout", "capture", "handler_failure_fatal"] {
+                if fields.has(key) && fields.word(key) != Some("false") {
+                    let help = "give the steps below what they need for themselves";
+                    self.note(node, key, "it is left out", help);
+                }
+                fields.pass(&[key]);
+            }
+            let items = self.hook(commands, done, true);
+            self.lost_keys(&fields);
+            return Some(Failure { items, again: given.unwrap_or(0).min(AGAIN_MAX), fails });
+        }
+        if !["shell", "claude", "write_file", "foreach", "test"].iter().any(|key| fields.has(key)) {
+            self.lost_keys(&fields);
+            return Some(Failure { items: Vec::new(), again: 0, fails });
+        }
+        // In a map-reduce workflow it is one try where nothing is said.
+        let usual = if self.is_map_reduce { 1 } else { 3 };
+        let others = ["fail_workflow", "max_attempts", "max_retries", "retry_original"];
+        let items = self.following(done, true, |import| import.commented_step(node, &others));
+        Some(Failure { items, again: given.unwrap_or(usual).min(AGAIN_MAX), fails })
+    }
+
+    /// Writes a step that is done again after each of its failures was mended: a group that is repeated.
+    fn mended(&mut self, mut draft: Draft, hooks: Hooks, failure: Failure) -> Item {
+        let id = draft.done.id.clone();
+        let group = self.ids.take(&format!("{id}-until-done"), 0);
+        let Failure { items, again, fails } = failure;
+        let condition = draft.condition.take();
+        let comments = std::mem::take(&mut draft.comments);
+        draft.tolerates = true;
+        let done = format!("steps.{id}.status == 'completed'");
+        let until = if fails { done } else { format!("{done} || iteration > {again}") };
+        let mut steps = vec![self.finish(draft, hooks)];
+        if let Some(last) = self.scope.done.last_mut() {
+            last.may_lack = true;
+        }
+        for mut item in items {
+            if !item.map.is_empty() {
+                item.map.guard(&format!("steps.{id}.status != 'completed' && iteration <= {again}"));
+                item.map.tolerate();
+            }
+            steps.push(item);
+        }
+        let mut map = Map::default();
+        map.text("id", group);
+        if let Some(condition) = condition {
+            map.text("if", condition);
+        }
+        let mut repeat = Map::default();
+        repeat.text("until", until);
+        repeat.raw("max", (again + 1).to_string());
+        map.put("repeat", Value::Map(repeat));
+        map.steps("steps", steps);
+        Item { comments, map }
+    }
+
+    /// Writes a step; from now on others may speak of it.
+    fn finish(&mut self, draft: Draft, hooks: Hooks) -> Item {
+        let Draft {
+            mut done,
+            name,
+            condition,
+            work,
+            mut env,
+            dir,
+            timeout,
+            retry,
+            capture,
+            tolerates,
+            comments,
+        } = draft;
+        let mut map = Map::default();
+        map.text("id", done.id.clone());
+        if let Some(name) = name {
+            map.text("name", name);
+        }
+        if let Some(condition) = condition {
+            map.text("if", condition);
+        }
+        match work {
+            Work::Agent(prompt) => {
+                map.text("agent", "claude");
+                map.text("prompt", prompt);
+            }
+            Work::Run(command) => {
+                env.extend(command.env);
+                let is_read = self.scope.read_after_failure.contains(&done.id);
+                map.text("run", if is_read { keeping(&command.text) } else { command.text });
+            }
+            Work::Write(command, content) => {
+                env.extend(command.env);
+                map.text("run", command.text);
+                map.text("stdin", content);
+            }
+        }
+        map.texts("env", &env);
+        if let Some(dir) = dir {
+            map.text("dir", dir);
+        }
+        if let Some(timeout) = timeout {
+            map.raw("timeout", timeout);
+        }
+        if let Some(retry) = retry {
+            map.put("retry", Value::Map(retry));
+        }
+        let capture = match capture {
+            Some(Format::Json) => Some("json"),
+            Some(Format::Lines) => Some("lines"),
+            Some(Format::Number) => Some("number"),
+            // The answer of an agent is a text already.
+            Some(Format::Text | Format::Truth) => (!done.is_agent).then_some("text"),
+            None => None,
+        };
+        if let Some(capture) = capture {
+            map.raw("capture", capture);
+        }
+        if tolerates {
+            map.raw("continue_on_error", "true");
+        }
+        hooks.0.into_iter().for_each(|(key, value)| map.put(key, value));
+        done.may_lack |= tolerates;
+        self.scope.done.push(done);
+        Item { comments, map }
+    }
+
+    /// Carries the tries of a step over.
+    pub(super) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
+        if let Some(count) = metadata.and_then(|metadata| metadata.word("retries")) {
+            return count.parse::<u64>().ok().filter(|count| (1..=1_000).contains(count)).map(|count| {
+                let mut map = Map::default();
+                map.raw("max", count.to_string());
+                map
+            });
+        }
+        let node = fields.take("retry").or_else(|| fields.take("retries"))?;
+        let retry = Fields::new(node);
+        let attempts = match node.entries() {
+            Some(_) => retry.word("attempts").map_or(Ok(RETRY_ATTEMPTS), str::parse),
+            None => node.spelled().unwrap_or_default().parse::<u64>().map(|count| count + 1),
+        };
+        // Theirs counts the first try, too.
+        let Some(count) =
+            attempts.ok().map(|attempts| attempts.saturating_sub(1)).filter(|count| *count <= 1_000)
+        else {
+            self.note(node, "retry", "it is left out: the number of tries is not known", "write `retry: 3`");
+            return None;
+        };
+        if count == 0 {
+            return None;
+        }
+        let mut map = Map::default();
+        map.raw("max", count.to_string());
+        if node.entries().is_some() {
+            self.waits(&retry, &mut map);
+        }
+        if node.entries().is_some() {
+            map.raw("backoff", self.backoff(&retry));
+            map.raw("jitter", if retry.is_true("jitter") { "true" } else { "false" });
+            retry.pass(&["jitter_factor", "retry_budget", "attempts"]);
+            if let Some(causes) =
+                retry.take("retry_on").and_then(Node::items).filter(|causes| !causes.is_empty())
+            {
+                match causes.iter().all(|cause| cause.spelled() == Some("timeout")) {
+                    true => map.raw("when", "[timeout]"),
+                    false => {
+                        let help = "name exit codes, or `timeout`: `when: [timeout, exit 75]`";
+                        self.note(node, "retry_on", "every failure is tried again", help);
+                    }
+                }
+            }
+            if retry.has("retry_budget") {
+                let help = "the waits come to less with a smaller `max` or `max_delay`";
+                self.note(node, "retry_budget", "it is left out", help);
+            }
+            self.lost_keys(&retry);
+        }
+        Some(map)
+    }
+
+    /// How long is waited between the tries, at first and at most.
+    fn waits(&mut self, retry: &Fields<'_>, map: &mut Map) {
+        let mut least = None;
+        for (theirs, ours, usual) in [("initial_delay", "delay", "1s"), ("max_delay", "max_delay", "30s")] {
+            let text = retry.word(theirs).unwrap_or(usual).replace(' ', "");
+            match parse_duration(&text) {
+                // A longest wait below the first means nothing.
+                Ok(time) if least.is_some_and(|least| time < least) => {}
+                Ok(time) => {
+                    least = Some(time);
+                    map.raw(ours, text);
+                }
+                Err(_) => {
+                    self.note(
+                        retry.node,
+                        theirs,
+                        format!("`{text}` is left out: it is no time"),
+                        "write `10s`",
+                    );
+                }
+            }
+        }
+    }
+
+    fn backoff(&mut self, retry: &Fields<'_>) -> &'static str {
+        let Some(node) = retry.take("backoff") else { return "exponential" };
+        let name = node.entries().and_then(|entries| entries.first()).map(|(key, _)| key.key_text());
+        let name = name.or_else(|| node.spelled()).unwrap_or_default();
+        let (ours, is_same) = match name {
+            "fixed" => ("fixed", true),
+            "linear" => ("linear", node.entries().is_none()),
+            "exponential" => ("exponential", true),
+            _ => ("exponential", false),
+        };
+        if !is_same {
+            let message = format!("waits grow as `{ours}` does here, by the `delay`");
+            self.note(node, "backoff", message, "there is `fixed`, `linear` and `exponential`");
+        }
+        ours
+    }
+}
+
+/// Has a command keep what it prints, so that it can be read when it has failed.
+fn keeping(command: &str) -> String {
+    format!(
+        "kept=\"$WAYPOST_OUTPUT.kept\" code=0\n\
+         (\n\
+         {}\n\
+         ) > \"$kept\" || code=$?\n\
+         cat \"$kept\"\n\
+         printf 'printed<<{END}\\n%s\\n{END}\\n' \"$(tail -c 100000 \"$kept\")\" >> \"$WAYPOST_OUTPUT\"\n\
+         exit \"$code\"\n",
+        command.trim_end_matches('\n')
+    )
+}

@@ -1,0 +1,65 @@
+//! The keys of a map: which of them were understood, and which were not.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use waypost_workflow::file::Node;
+
+/// The keys of a map.
+#[derive(Debug)]
+pub(super) struct Fields<'n> {
+    pub(super) node: &'n Node,
+    understood: RefCell<BTreeSet<&'n str>>,
+}
+
+impl<'n> Fields<'n> {
+    pub(super) fn new(node: &'n Node) -> Self {
+        Self { node, understood: RefCell::default() }
+    }
+
+    /// Returns what stands under a key, which counts as understood; nothing where it is empty.
+    pub(super) fn take(&self, key: &str) -> Option<&'n Node> {
+        let (name, value) = self.node.entries()?.iter().find(|(name, _)| name.key_text() == key)?;
+        self.understood.borrow_mut().insert(name.key_text());
+        (!value.is_null()).then_some(value)
+    }
+
+    /// Counts keys as understood: somebody else reads them, or they mean nothing here.
+    pub(super) fn pass(&self, keys: &[&str]) {
+        let names = self.node.entries().unwrap_or_default().iter().map(|(name, _)| name.key_text());
+        self.understood.borrow_mut().extend(names.filter(|name| keys.contains(name)));
+    }
+
+    /// Counts all keys as understood.
+    pub(super) fn pass_all(&self) {
+        let names = self.node.entries().unwrap_or_default().iter().map(|(name, _)| name.key_text());
+        self.understood.borrow_mut().extend(names);
+    }
+
+    /// Returns a value as it is spelled.
+    pub(super) fn word(&self, key: &str) -> Option<&'n str> {
+        self.take(key)?.spelled()
+    }
+
+    /// Returns a text that is not empty.
+    pub(super) fn filled(&self, key: &str) -> Option<&'n str> {
+        self.word(key).filter(|text| !text.trim().is_empty())
+    }
+
+    /// Says whether a key is there and true.
+    pub(super) fn is_true(&self, key: &str) -> bool {
+        self.take(key).and_then(Node::truth) == Some(true)
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.node.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    /// Returns the keys that nobody has asked for.
+    pub(super) fn rest(&self) -> Vec<(&'n Node, &'n Node)> {
+        let understood = self.understood.borrow();
+        let entries = self.node.entries().unwrap_or_default().iter();
+        let rest = entries.filter(|(name, _)| !understood.contains(name.key_text()));
+        rest.map(|(name, value)| (name, value)).collect()
+    }
+}

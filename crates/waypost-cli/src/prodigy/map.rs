@@ -1,0 +1,356 @@
+//! Steps over items: the map phase of a map-reduce workflow, and `foreach`.
+
+use waypost_workflow::file::Node;
+use waypost_workflow::output::JsonPath;
+
+use super::Import;
+use super::fields::Fields;
+use super::names::{Item as Kind, item_name};
+use super::write::{Item, Map, Value};
+
+/// Items at once where nothing is said.
+const PARALLEL: &str = "10";
+/// Items at once that are allowed.
+const PARALLEL_MAX: u64 = 1_000;
+
+/// Where items come from.
+struct Source {
+    map: Map,
+    /// Variables for the command that lists them.
+    env: Vec<(String, String)>,
+    kind: Kind,
+}
+
+impl Import<'_> {
+    /// Carries the map phase over; returns the step that works on the items.
+    pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
+        let fields = Fields::new(node);
+        let (map, comments) = self.commented(|import| {
+            let help = "let the first step of an item make one: `git worktree add`";
+            let message =
+                "items share one folder; in Prodigy each has a git worktree, and its commits are merged";
+            import.note(node, "map", message, help);
+            let id = import.ids.take("map", import.line(node));
+            let template = fields.take("agent_template");
+            let nodes = steps_of(template);
+            let source = import.source(&fields, &nodes);
+            let mut foreach = Map::default();
+            foreach.put("items", Value::Map(source.map));
+            import.selection(&fields, &mut foreach);
+            let parallel = import.parallel(fields.take("max_parallel"), PARALLEL);
+            foreach.raw("max_parallel", parallel);
+            import.policy(policy, &mut foreach);
+            import.timeouts(&fields);
+            let steps = import.of_item(source.kind, &nodes, template.unwrap_or(node), "agent_template");
+            import.item_timeouts = [None, None];
+            foreach.steps("steps", steps);
+            import.lost_keys(&fields);
+            import.scope.map = Some(id.clone());
+            let mut map = Map::default();
+            map.text("id", id);
+            map.texts("env", &source.env);
+            map.put("foreach", Value::Map(foreach));
+            map
+        });
+        Item { comments, map }
+    }
+
+    /// Carries the steps of an item over.
+    fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
+        let before = self.scope.done.len();
+        let outer = self.scope.item.replace(kind);
+        self.scope.item_depth += 1;
+        let mut steps = self.steps(nodes);
+        if steps.iter().all(|item| item.map.is_empty()) {
+            self.note(place, key, "there is nothing to do with an item", "write a step");
+            steps.push(self.nothing());
+        }
+        self.scope.item = outer;
+        self.scope.item_depth -= 1;
+        self.scope.done.truncate(before);
+        steps
+    }
+
+    /// A step that does nothing, where there must be one.
+    pub(super) fn nothing(&mut self) -> Item {
+        let mut map = Map::default();
+        map.text("id", self.ids.take("nothing", 0));
+        map.text("run", ":");
+        Item { comments: Vec::new(), map }
+    }
+
+    fn source(&mut self, fields: &Fields<'_>, steps: &[Node]) -> Source {
+        let mut source = Source { map: Map::default(), env: Vec::new(), kind: Kind::Json };
+        let input = fields.take("input").unwrap_or(fields.node);
+        let text = input.spelled().unwrap_or_default().trim();
+        let path_node = fields.take("json_path");
+        let path = path_node.and_then(Node::spelled).unwrap_or_default().trim();
+        if is_file(text) {
+            let file = self.pasted(input, "input", text);
+            source.map.text("file", file);
+        } else {
+            let command = self.command(input, "input", text, &[]);
+            source.map.text("run", command.text);
+            source.env = command.env;
+            if path.is_empty() && !reads_fields(steps) {
+                source.kind = Kind::Text;
+                return source;
+            }
+        }
+        let path = match path {
+            "" => "$",
+            path => path,
+        };
+        match JsonPath::parse(path) {
+            Ok(_) => source.map.text("json", path),
+            Err(error) => {
+                let help = "make the list in a step before, with `jq` for example";
+                let message = format!("`{path}` is left out, and the whole is taken for the list: {error}");
+                self.note(path_node.unwrap_or(input), "json_path", message, help);
+                source.map.text("json", "$");
+            }
+        }
+        source
+    }
+
+    /// Which items, and in which order.
+    fn selection(&mut self, fields: &Fields<'_>, foreach: &mut Map) {
+        if let Some(filter) = fields.take("filter").and_then(|node| self.filter(node)) {
+            foreach.text("filter", filter);
+        }
+        if let Some(order) = fields.take("sort_by").and_then(|node| self.order(node)) {
+            foreach.text("sort_by", order);
+        }
+        if let Some(distinct) = fields.take("distinct").and_then(|node| self.distinct(node)) {
+            foreach.text("distinct", distinct);
+        }
+        for key in ["offset", "max_items"] {
+            let Some(node) = fields.take(key) else { continue };
+            let number = self.constant(node);
+            match number.parse::<u64>() {
+                Ok(count) if count > 0 => foreach.raw(key, number),
+                Ok(_) if key == "offset" => {}
+                _ => {
+                    let message = format!("`{number}` is left out");
+                    self.note(node, key, message, "write a number from 1");
+                }
+            }
+        }
+    }
+
+    fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
+        let Some(node) = node else { return usual.to_owned() };
+        let number = self.constant(node);
+        match number.parse::<u64>() {
+            Ok(count) if (1..=PARALLEL_MAX).contains(&count) => number,
+            _ => {
+                let message = format!("`{number}` is no number from 1 to {PARALLEL_MAX}; it is {usual} here");
+                self.note(node, "max_parallel", message, "write the number");
+                usual.to_owned()
+            }
+        }
+    }
+
+    /// What failures of items mean; of what stands twice the first counts.
+    fn policy(&mut self, policy: &[(&Node, &str)], foreach: &mut Map) {
+        let get = |key: &str| policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node);
+        let action = get("on_item_failure");
+        let word = action.and_then(Node::spelled).unwrap_or("dlq");
+        let goes_on = get("continue_on_failure").and_then(Node::truth).unwrap_or(true);
+        let ours = match word {
+            "dlq" => "dead_letter",
+            "skip" | "stop" => word,
+            other => {
+                let help = match other {
+                    "retry" => "give the steps of an item a `retry`, or call `waypost dead-letters retry`",
+                    _ => "call `waypost dead-letters` for what is to be done with them",
+                };
+                let message = format!("`{other}` is `dead_letter` here");
+                self.note(action.unwrap_or(self.document.root()), "on_item_failure", message, help);
+                "dead_letter"
+            }
+        };
+        foreach.raw("on_item_failure", ours);
+        let limits = ["max_failures", "failure_threshold", "circuit_breaker"]
+            .map(|key| get(key).map(|node| (key, node)));
+        if ours == "stop" {
+            for (key, node) in limits.into_iter().flatten() {
+                self.note(
+                    node,
+                    key,
+                    "it is left out",
+                    "it means nothing where the first failure stops the run",
+                );
+            }
+        } else {
+            let limit = get("max_failures").map(|node| (node, self.constant(node).parse::<u64>()));
+            match (goes_on, limit) {
+                (false, _) => foreach.raw("max_failures", "0"),
+                // Theirs counts the failure that stops it, ours those that may be.
+                (true, Some((_, Ok(count)))) => {
+                    foreach.raw("max_failures", count.saturating_sub(1).to_string())
+                }
+                (true, Some((node, Err(_)))) => {
+                    self.note(node, "max_failures", "it is left out: it is no number", "write a number");
+                }
+                (true, None) => {}
+            }
+            if let Some(node) = get("failure_threshold") {
+                match node.spelled().and_then(|text| text.parse::<f64>().ok()) {
+                    Some(rate) if (0.0..=1.0).contains(&rate) => {
+                        foreach.raw("failure_rate", rate.to_string())
+                    }
+                    _ => self.note(node, "failure_threshold", "it is left out", "write a number from 0 to 1"),
+                }
+            }
+            if let Some(node) = get("circuit_breaker") {
+                self.circuit_breaker(node, foreach);
+            }
+        }
+        if let Some(node) = get("error_collection").filter(|node| node.spelled() != Some("aggregate")) {
+            let help = "`waypost events -f` tells of each failure as it happens";
+            self.note(node, "error_collection", "it is left out", help);
+        }
+        if let Some(node) = get("retry_config") {
+            let help = "give the steps of an item a `retry`";
+            self.note(node, "retry_config", "items are not tried again by themselves", help);
+        }
+    }
+
+    fn circuit_breaker(&mut self, node: &Node, foreach: &mut Map) {
+        let fields = Fields::new(node);
+        let count = fields.word("failure_threshold").unwrap_or("5");
+        match count.parse::<u32>() {
+            Ok(count) if count > 0 => foreach.raw("circuit_breaker", count.to_string()),
+            _ => self.note(node, "circuit_breaker", "it is left out", "write how many failures in a row"),
+        }
+        for key in ["timeout", "success_threshold", "half_open_requests"] {
+            if let Some(node) = fields.take(key) {
+                let help = "`waypost resume RUN --retry-failed` goes on when what failed is well again";
+                self.note(node, key, "it is left out: what has stopped does not begin again by itself", help);
+            }
+        }
+        self.lost_keys(&fields);
+    }
+
+    /// How long the steps of an item may take.
+    fn timeouts(&mut self, fields: &Fields<'_>) {
+        let config = fields.take("timeout_config").map(Fields::new);
+        let whole = fields.take("agent_timeout_secs");
+        let whole = whole.or_else(|| config.as_ref().and_then(|config| config.take("agent_timeout_secs")));
+        if let Some(node) = whole {
+            let time = self.seconds(node, "agent_timeout_secs");
+            if time.is_some() {
+                let message = "each step of an item may take that long; in Prodigy all of them together";
+                self.note(node, "agent_timeout_secs", message, "give them smaller `timeout`s of their own");
+            }
+            self.item_timeouts = [time.clone(), time];
+        }
+        let Some(config) = config else { return };
+        for (name, node) in config.take("command_timeouts").and_then(Node::entries).unwrap_or_default() {
+            let time = self.seconds(node, "command_timeouts");
+            match name.key_text() {
+                "claude" => self.item_timeouts[0] = time,
+                "shell" => self.item_timeouts[1] = time,
+                other => {
+                    let message = format!("the time for `{other}` is left out");
+                    self.note(node, "command_timeouts", message, "give its steps a `timeout`");
+                }
+            }
+        }
+        if let Some(node) = config.take("cleanup_grace_period_secs") {
+            let help = "give steps a `grace`: how long they have to end by themselves";
+            self.note(node, "cleanup_grace_period_secs", "it is left out", help);
+        }
+        for key in ["timeout_policy", "timeout_action"] {
+            if let Some(node) = config.take(key) {
+                self.note(node, key, "it is left out", "a step that takes too long fails its item");
+            }
+        }
+        config.pass(&["enable_monitoring"]);
+        self.lost_keys(&config);
+    }
+
+    /// Carries `foreach` over, which stands within a map of its own or beside the other keys of the step.
+    pub(super) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
+        let Some(node) = outer.take("foreach") else { return Vec::new() };
+        let inner = node.entries().map(|_| Fields::new(node));
+        let fields = inner.as_ref().unwrap_or(outer);
+        let list = if inner.is_some() { fields.take("foreach") } else { Some(node) };
+        let list = list.unwrap_or(node);
+        let id = self.ids.take(outer.word("id").unwrap_or("foreach"), self.line(node));
+        let condition = outer.take("when").and_then(|when| self.when(when));
+        let mut map = Map::default();
+        map.text("id", id);
+        if let Some(name) = outer.word("name") {
+            map.text("name", name);
+        }
+        if let Some(condition) = &condition {
+            map.text("if", condition.clone());
+        }
+        let mut foreach = Map::default();
+        if list.items().is_some() {
+            let values = list.to_json().to_string();
+            if values.contains("${") {
+                let help = "write one expression that gives the list";
+                self.note(list, "foreach", "variables in the list stay as they are", help);
+            }
+            // A list of JSON is one of YAML, too. It must hold no expressions.
+            foreach.raw("items", values.replace("${{", "$ {{"));
+        } else {
+            let text = list.spelled().filter(|text| !text.trim().is_empty()).unwrap_or(":");
+            let command = self.command(list, "foreach", text, &[]);
+            let mut items = Map::default();
+            items.text("run", command.text);
+            foreach.put("items", Value::Map(items));
+            map.texts("env", &command.env);
+        }
+        let name = item_name(self.scope.item_depth + 1);
+        if name != "item" {
+            foreach.text("as", name);
+        }
+        if let Some(count) =
+            fields.word("max_items").filter(|count| count.parse::<u64>().is_ok_and(|n| n > 0))
+        {
+            foreach.raw("max_items", count);
+        }
+        let parallel = match fields.take("parallel") {
+            Some(node) if node.truth() == Some(true) => PARALLEL.to_owned(),
+            Some(node) if node.truth().is_none() => self.parallel(Some(node), PARALLEL),
+            _ => "1".to_owned(),
+        };
+        foreach.raw("max_parallel", parallel);
+        let goes_on = fields.is_true("continue_on_error");
+        foreach.raw("on_item_failure", if goes_on { "dead_letter" } else { "stop" });
+        let nodes = steps_of(fields.take("do"));
+        let steps = self.of_item(Kind::Text, &nodes, node, "do");
+        foreach.steps("steps", steps);
+        map.put("foreach", Value::Map(foreach));
+        if let Some(inner) = &inner {
+            self.lost_keys(inner);
+        }
+        vec![Item { comments: Vec::new(), map }]
+    }
+}
+
+/// Returns steps that stand in a list, or below `commands`.
+pub(super) fn steps_of(node: Option<&Node>) -> Vec<Node> {
+    let node = node.map(|node| node.get("commands").unwrap_or(node));
+    node.and_then(Node::items).unwrap_or_default().to_vec()
+}
+
+/// Says whether items come from a file of this name, not from a command.
+fn is_file(text: &str) -> bool {
+    let is_script = [".sh", ".py", ".pl", ".rb", ".js"].iter().any(|end| text.ends_with(end));
+    let name = text.rsplit('/').next().unwrap_or_default();
+    !text.contains(char::is_whitespace) && !is_script && (name.contains('.') || text.contains('/'))
+}
+
+/// Says whether steps read fields of their item, so that it is no mere line.
+fn reads_fields(steps: &[Node]) -> bool {
+    let text = steps.iter().map(|step| step.to_json().to_string()).collect::<String>();
+    text.split("${item.").skip(1).any(|rest| {
+        let name = rest.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
+        !matches!(name, "item" | "value" | "path" | "name")
+    })
+}

@@ -1,0 +1,353 @@
+//! What the variables of a Prodigy workflow are in one of ours: expressions over steps, items and params, or variables
+//! of the shell.
+
+use std::collections::BTreeSet;
+
+/// How the output of a step was captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Text,
+    Json,
+    Lines,
+    Number,
+    Truth,
+}
+
+/// A name for the output of a step.
+#[derive(Debug, Clone)]
+pub(super) struct Captured {
+    pub(super) name: String,
+    pub(super) format: Format,
+    /// Where in the output it stands, such as `.rows[0]`.
+    pub(super) below: String,
+}
+
+/// A step that later ones may speak of.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Done {
+    /// Its id here.
+    pub(super) id: String,
+    /// Its id there.
+    pub(super) own: Option<String>,
+    pub(super) is_agent: bool,
+    pub(super) captured: Vec<Captured>,
+    /// Names of files that it makes, and the steps here that find them.
+    pub(super) files: Vec<(String, String)>,
+    /// It may have been skipped.
+    pub(super) may_skip: bool,
+    /// It may have been skipped, or have failed.
+    pub(super) may_lack: bool,
+    /// What is read follows its failure.
+    pub(super) has_failed: bool,
+}
+
+/// The item that steps work on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item {
+    /// A text, such as a line.
+    Text,
+    /// A value of JSON.
+    Json,
+}
+
+/// Everything that a variable may mean where it stands.
+#[derive(Debug, Default)]
+pub(super) struct Scope {
+    pub(super) done: Vec<Done>,
+    pub(super) item: Option<Item>,
+    /// How deep in items within items that is.
+    pub(super) item_depth: usize,
+    /// The step that works on the items, once it has.
+    pub(super) map: Option<String>,
+    /// Variables that the file declares.
+    pub(super) env: BTreeSet<String>,
+    pub(super) secrets: BTreeSet<String>,
+    pub(super) workflow: String,
+    /// Steps whose output is read where they have failed.
+    pub(super) read_after_failure: BTreeSet<String>,
+    /// The results of all items are read.
+    pub(super) reads_results: bool,
+    /// What stands for a value that is not there, as an expression.
+    pub(super) otherwise: Option<String>,
+}
+
+/// What a variable is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// The value of an expression.
+    Value(String, Format),
+    Constant(String),
+    /// A variable that the file declares, or the caller.
+    Variable(String),
+    /// What a command prints.
+    Command(String),
+    /// What the command line gave.
+    Param(&'static str),
+    /// Something of Prodigy that is not there here.
+    Absent,
+    /// Nothing of Prodigy: it belongs to the shell, or is only text.
+    Foreign,
+}
+
+/// Arguments of Prodigy's own command line, and the params that stand for them.
+const ARGUMENTS: [(&str, &str); 4] =
+    [("ARG", "arg"), ("ARGUMENT", "arg"), ("FILE", "file"), ("FILE_PATH", "file")];
+
+impl Scope {
+    /// Says what `${inner}` or `$inner` is, and which part of it is lost.
+    pub(super) fn meaning(&mut self, inner: &str) -> (Meaning, Option<String>) {
+        let computed = |prefix: &str| inner.strip_prefix(prefix).map(str::trim);
+        if let Some(command) = computed("cmd:") {
+            return (Meaning::Command(command.to_owned()), None);
+        }
+        if let Some(path) = computed("file:") {
+            return (Meaning::Command(format!("cat -- {}", quoted(path))), None);
+        }
+        if let Some(format) = computed("date:") {
+            return (Meaning::Command(format!("date {}", quoted(&format!("+{format}")))), None);
+        }
+        if let Some(name) = computed("env:").or_else(|| computed("env."))
+            && crate::script::is_name(name.split(":-").next().unwrap_or_default())
+        {
+            return (Meaning::Variable(name.to_owned()), None);
+        }
+        if inner == "uuid" || inner.starts_with("json:") {
+            return (Meaning::Absent, None);
+        }
+        let default = inner.split_once("|default:").or_else(|| inner.split_once(":-"));
+        let (name, default) = default.map_or((inner, None), |(name, text)| (name, Some(text)));
+        let (name, rest) = match name.split_once('|') {
+            Some((name, rest)) => (name, Some(format!("`|{rest}`"))),
+            None => (name, None),
+        };
+        let name = name.trim();
+        self.otherwise = default.map(text_literal);
+        let value = self.value(name);
+        self.otherwise = None;
+        let meaning = match value {
+            Some((value, format)) => Meaning::Value(value, format),
+            None => self.no_value(name, inner, default),
+        };
+        (meaning, rest)
+    }
+
+    fn no_value(&self, name: &str, inner: &str, default: Option<&str>) -> Meaning {
+        if name == "workflow.name" {
+            return Meaning::Constant(self.workflow.clone());
+        }
+        if self.env.contains(name) || self.secrets.contains(name) {
+            return Meaning::Variable(inner.to_owned());
+        }
+        if let Some((_, param)) = ARGUMENTS.iter().find(|(argument, _)| *argument == name) {
+            return Meaning::Param(param);
+        }
+        // No variable of a shell has a dot behind its name.
+        let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
+        let is_theirs = crate::script::is_name(part) && name[part.len()..].starts_with('.')
+            || self.item.is_some() && name == "item_total"
+            || self.item == Some(Item::Text) && name == "total";
+        match (is_theirs, default) {
+            (true, Some(text)) => Meaning::Constant(text.to_owned()),
+            (true, None) => Meaning::Absent,
+            (false, _) => Meaning::Foreign,
+        }
+    }
+
+    fn value(&mut self, name: &str) -> Option<(String, Format)> {
+        if let Some(found) = self.of_item(name) {
+            return Some(found);
+        }
+        if let Some(found) = self.of_map(name) {
+            return Some(found);
+        }
+        if let Some(found) = self.captured(name) {
+            return Some(found);
+        }
+        let count = self.done.len();
+        match name {
+            "shell.output" => self.last(count, |done| !done.is_agent, Self::printed),
+            "claude.output" => self.last(count, |done| done.is_agent, Self::printed),
+            "last.output" | "handler.output" => self.last(count, |_| true, Self::printed),
+            "last.exit_code" | "shell.exit_code" => {
+                let code = self.last(count, |_| true, |scope, done| scope.exit_code(done))?;
+                return Some((code, Format::Number));
+            }
+            "workflow.id" => Some("run.id".to_owned()),
+            _ => return self.by_id(name),
+        }
+        .map(|value| (value, Format::Text))
+    }
+
+    /// Reads something of the last step of a kind before a place; where that was skipped, of the one before it.
+    fn last(
+        &mut self,
+        before: usize,
+        is: fn(&Done) -> bool,
+        read: fn(&mut Self, &Done) -> String,
+    ) -> Option<String> {
+        let at = self.done[..before].iter().rposition(is)?;
+        let done = self.done[at].clone();
+        let value = read(self, &done);
+        let earlier = if done.may_skip && !done.has_failed { self.last(at, is, read) } else { None };
+        Some(match earlier {
+            Some(earlier) => format!("({earlier}) if steps.{}.status == 'skipped' else ({value})", done.id),
+            None => value,
+        })
+    }
+
+    fn of_item(&self, name: &str) -> Option<(String, Format)> {
+        let kind = self.item?;
+        let format = if kind == Item::Text { Format::Text } else { Format::Json };
+        let plain = |text: &str| (text.to_owned(), Format::Text);
+        let item = item_name(self.item_depth);
+        match name {
+            "item" => return Some((item, format)),
+            "item_index" | "index" => return Some(("item_index".to_owned(), Format::Number)),
+            "item_id" => return Some(plain("'item_' ~ item_index")),
+            _ => {}
+        }
+        let below = name.strip_prefix("item.")?;
+        match kind {
+            Item::Text if matches!(below, "item" | "value" | "path" | "name") => Some(plain(&item)),
+            Item::Json if is_path(&format!(".{below}")) => Some((format!("{item}.{below}"), Format::Json)),
+            _ => None,
+        }
+    }
+
+    fn of_map(&mut self, name: &str) -> Option<(String, Format)> {
+        let map = self.map.as_ref()?;
+        let part = match name.strip_prefix("map.")? {
+            "total" => "total",
+            "successful" => "succeeded",
+            "failed" => "failed",
+            "results" | "results_json" => {
+                self.reads_results = true;
+                return Some((format!("steps.{map}.items"), Format::Json));
+            }
+            _ => return None,
+        };
+        Some((format!("steps.{map}.{part}"), Format::Number))
+    }
+
+    fn captured(&mut self, name: &str) -> Option<(String, Format)> {
+        for at in (0..self.done.len()).rev() {
+            let found = self.done[at].captured.iter().rev().find_map(|captured| {
+                let rest = name.strip_prefix(captured.name.as_str())?;
+                (rest.is_empty() || rest.starts_with(['.', '['])).then(|| (captured.clone(), rest.to_owned()))
+            });
+            let Some((captured, rest)) = found else { continue };
+            let done = self.done[at].clone();
+            match rest.as_str() {
+                ".success" => return Some((succeeded(&done), Format::Truth)),
+                ".exit_code" => return Some((self.exit_code(&done), Format::Number)),
+                ".stderr" | ".duration" => return None,
+                "" if done.has_failed => return Some((self.printed(&done), Format::Text)),
+                _ => {}
+            }
+            let below = format!("{}{rest}", captured.below);
+            let is_whole = below.is_empty();
+            if !(is_whole || captured.format == Format::Json && is_path(&below)) {
+                return None;
+            }
+            let whole = format!("steps.{}.outputs.result", done.id);
+            let value = self.read(&whole, &below, captured.format, done.may_lack);
+            return Some((value, captured.format));
+        }
+        None
+    }
+
+    fn by_id(&mut self, name: &str) -> Option<(String, Format)> {
+        let name = name.strip_prefix("steps.").or_else(|| name.strip_prefix("step.")).unwrap_or(name);
+        let (own, part) = name.split_once('.')?;
+        let is_it = |done: &&Done| done.own.as_deref() == Some(own);
+        let done = self.done.iter().rev().find(is_it).cloned()?;
+        if let Some((_, finder)) = done.files.iter().find(|(file, _)| file == part) {
+            let value = format!("steps.{finder}.outputs.result");
+            return Some((self.read(&value, "", Format::Text, done.may_lack), Format::Text));
+        }
+        match part {
+            "output" | "stdout" | "result" => Some((self.printed(&done), Format::Text)),
+            "exit_code" => Some((self.exit_code(&done), Format::Number)),
+            "success" => Some((succeeded(&done), Format::Truth)),
+            _ => None,
+        }
+    }
+
+    /// What a step printed; of one that has failed, what its command keeps for that.
+    fn printed(&mut self, done: &Done) -> String {
+        let id = &done.id;
+        let (value, may_lack) = match (done.is_agent, done.has_failed) {
+            (true, has_failed) => (format!("steps.{id}.outputs.result"), has_failed || done.may_lack),
+            (false, true) => {
+                self.read_after_failure.insert(id.clone());
+                (format!("steps.{id}.outputs.printed"), true)
+            }
+            (false, false) => (format!("steps.{id}.stdout"), done.may_lack),
+        };
+        self.read(&value, "", Format::Text, may_lack)
+    }
+
+    fn exit_code(&self, done: &Done) -> String {
+        self.read(&format!("steps.{}.exit_code", done.id), "", Format::Number, done.may_lack)
+    }
+
+    /// Reads a value below another, which may not be there.
+    fn read(&self, value: &str, below: &str, format: Format, may_lack: bool) -> String {
+        match (&self.otherwise, may_lack) {
+            (None, false) => format!("{value}{below}"),
+            (None, true) if format == Format::Text => format!("{} | default('', true)", parts(value, below)),
+            (otherwise, _) => {
+                // `default` alone would take 0 and false for nothing.
+                let otherwise = otherwise.as_deref().unwrap_or("''");
+                format!("[{} | default(none), {otherwise}] | reject('none') | first", parts(value, below))
+            }
+        }
+    }
+}
+
+/// Names the item of steps over items, so that one within others has a name of its own.
+pub(super) fn item_name(depth: usize) -> String {
+    match depth {
+        0 | 1 => "item".to_owned(),
+        depth => format!("item_{depth}"),
+    }
+}
+
+/// Reads a value of which only the last part of its path may be missing.
+pub(super) fn parts(value: &str, below: &str) -> String {
+    let mut value = value.to_owned();
+    let mut rest = below;
+    while !rest.is_empty() {
+        let end = rest[1..].find(['.', '[']).map_or(rest.len(), |end| end + 1);
+        value = format!("({value} | default({{}}, true)){}", &rest[..end]);
+        rest = &rest[end..];
+    }
+    value
+}
+
+fn succeeded(done: &Done) -> String {
+    format!("(steps.{}.status == 'completed')", done.id)
+}
+
+/// Says whether a text is a path below a value, as expressions write it.
+pub(super) fn is_path(path: &str) -> bool {
+    let mut names = path.split(['.', '[']).skip(1);
+    let is_part = |part: &str| {
+        let number = part.strip_suffix(']');
+        match number {
+            Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
+            None => crate::script::is_name(&part.replace('-', "_")),
+        }
+    };
+    path.starts_with(['.', '[']) && names.all(is_part)
+}
+
+/// Writes a text within an expression.
+pub(super) fn text_literal(text: &str) -> String {
+    format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
+}
+
+/// Writes a word for a shell.
+pub(super) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}

@@ -1,0 +1,459 @@
+//! One step: what it does, and the keys that say how.
+
+use waypost_workflow::file::{Node, parse_duration};
+
+use super::Import;
+use super::fields::Fields;
+use super::names::{Captured, Done, Format};
+use super::texts::Command;
+use super::write::{Item, Map};
+
+/// Keys of a step that have no place here: what is lost, and what to do instead.
+const LOST: [(&str, &str, &str); 15] = [
+    (
+        "validate",
+        "what it did is not validated",
+        "repeat it until a check holds: `repeat: { until: …, max: N }`",
+    ),
+    (
+        "step_validate",
+        "what it did is not validated",
+        "put a step behind it that fails where it must not go on",
+    ),
+    ("validation_timeout", "there is no validation", "give the step that checks a `timeout`"),
+    (
+        "ignore_validation_failure",
+        "there is no validation",
+        "give the step that checks `continue_on_error: true`",
+    ),
+    ("skip_validation", "there is no validation", "nothing needs to be done"),
+    (
+        "commit_required",
+        "that it made a commit is not checked",
+        "put a step behind it that looks at `git log`",
+    ),
+    ("auto_commit", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
+    ("commit_config", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
+    ("analysis", "nothing is analysed for it", "put a step before it that does what it needs"),
+    ("output_file", "its output goes to its log only", "write it with `> FILE` in the command"),
+    ("clear_env", "it finds the caller's variables, too", "begin the command with `env -i`"),
+    ("retry_original", "that is the case wherever `max_attempts` is above 0", "nothing needs to be done"),
+    ("handler", "a handler of Prodigy's own does not run", "write the command that it stands for as `run`"),
+    ("output", "Prodigy passes over it, too", "write it with `> FILE` in the command"),
+    ("options", "they are left out", "write them into the prompt"),
+];
+
+/// What a step does.
+pub(super) enum Work {
+    Run(Command),
+    /// A command that reads a text.
+    Write(Command, String),
+    Agent(String),
+}
+
+/// A step of ours about to be written.
+pub(super) struct Draft {
+    pub(super) done: Done,
+    pub(super) name: Option<String>,
+    pub(super) condition: Option<String>,
+    pub(super) work: Work,
+    pub(super) env: Vec<(String, String)>,
+    pub(super) dir: Option<String>,
+    pub(super) timeout: Option<String>,
+    pub(super) retry: Option<Map>,
+    pub(super) capture: Option<Format>,
+    pub(super) tolerates: bool,
+    pub(super) comments: Vec<String>,
+}
+
+impl Import<'_> {
+    /// Carries a list of steps over.
+    pub(super) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
+        let mut items = Vec::new();
+        for node in nodes {
+            let (made, comments) = self.commented(|import| import.step(node, &[]));
+            items.extend(with_comments(made, comments));
+        }
+        items
+    }
+
+    /// Carries a step over, but for these keys, which somebody else reads; returns what it is made of.
+    pub(super) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
+        let fields = Fields::new(node);
+        fields.pass(others);
+        if node.spelled().is_none() && node.entries().is_none() {
+            let message = format!("{} is no step, and is left out", node.described());
+            self.note(node, "commands", message, "write what it stands for as `run`");
+            return Vec::new();
+        }
+        let items = if fields.has("foreach") {
+            self.foreach_step(&fields)
+        } else {
+            match self.work_of(&fields) {
+                Some((key, text)) => self.one_step(&fields, key, &text),
+                None => self.lost_step(&fields),
+            }
+        };
+        self.lost_keys(&fields);
+        items
+    }
+
+    /// Finds what a step does: the key that says it, and its text.
+    fn work_of(&mut self, fields: &Fields<'_>) -> Option<(&'static str, String)> {
+        if let Some(text) = fields.node.spelled() {
+            return Some(("claude", format!("/{}", text.trim_start_matches('/'))));
+        }
+        if let Some(test) = fields.node.get("test").filter(|test| test.get("command").is_some()) {
+            return Some(("test", test.get("command")?.spelled()?.to_owned()));
+        }
+        for key in ["shell", "claude", "write_file"] {
+            let Some(node) = fields.take(key) else { continue };
+            let text = node.spelled().unwrap_or_default().to_owned();
+            if key == "write_file" || !text.trim().is_empty() {
+                return Some((key, text));
+            }
+        }
+        let is_other = ["analyze", "goal_seek", "handler"].iter().any(|key| fields.has(key));
+        let key = if fields.has("command") { "command" } else { "name" };
+        if is_other || !fields.has(key) {
+            return None;
+        }
+        // The oldest form: the name of a command of Claude, with its arguments.
+        let mut text = format!("/{}", fields.word(key)?.trim_start_matches('/'));
+        for argument in fields.take("args").and_then(Node::items).unwrap_or_default() {
+            text.push(' ');
+            text.push_str(argument.spelled().unwrap_or_default());
+        }
+        Some(("claude", text))
+    }
+
+    fn lost_step(&mut self, fields: &Fields<'_>) -> Vec<Item> {
+        let known = [
+            (
+                "analyze",
+                "Prodigy's analysis of the project is left out",
+                "write the command that does it as `run`",
+            ),
+            (
+                "goal_seek",
+                "it is left out; newer versions of Prodigy do not know it either",
+                "write a group: `repeat: { until: …, max: N }` with `steps`",
+            ),
+            (
+                "handler",
+                "a handler of Prodigy's own is left out",
+                "write the command that it stands for as `run`",
+            ),
+        ];
+        let found = known.iter().find(|(key, ..)| fields.has(key));
+        match found {
+            Some((key, message, help)) => {
+                let node = fields.take(key).unwrap_or(fields.node);
+                self.note(node, key, *message, *help);
+                // All that belongs to it is lost with it.
+                fields.pass_all();
+            }
+            None => self.note(
+                fields.node,
+                "commands",
+                "the step has nothing to do that is known, and is left out",
+                "write what it does as `run`",
+            ),
+        }
+        vec![Item { comments: Vec::new(), map: Map::default() }]
+    }
+
+    fn one_step(&mut self, fields: &Fields<'_>, key: &'static str, text: &str) -> Vec<Item> {
+        let node = fields.node;
+        let line = self.line(node);
+        let own = fields.word("id").map(str::to_owned);
+        let word = own.clone().unwrap_or_else(|| word_of(key, text));
+        let id = self.ids.take(&word, line);
+        if let Some(own) = own.as_ref().filter(|own| **own != id) {
+            let message = format!("`{own}` cannot be the id of a step, or is taken: it is `{id}` here");
+            self.note(node, "id", message, "what speaks of it does so by the new id");
+        }
+        let condition = fields.take("when").and_then(|when| self.when(when));
+        let mut env = self.variables(fields.take("env"), "env");
+        let metadata = fields.take("metadata").map(Fields::new);
+        if let Some(metadata) = &metadata {
+            env.extend(self.variables(metadata.take("env"), "env"));
+        }
+        let work = match key {
+            "claude" => {
+                self.tell_of_agents(node);
+                let place = fields.node.get(key).unwrap_or(node);
+                Work::Agent(self.pasted(place, key, text))
+            }
+            "write_file" => self.write_file(fields, &env),
+            _ => {
+                let place = fields.node.get(key).unwrap_or(node);
+                Work::Run(self.command(place, key, text, &env))
+            }
+        };
+        let is_agent = matches!(work, Work::Agent(_));
+        let (captured, capture) = self.capture(fields);
+        let files = self.files(fields, own.as_deref().unwrap_or(&id), line);
+        let mut draft = Draft {
+            name: fields.filled("name").or_else(|| fields.filled("description")).map(str::to_owned),
+            dir: fields
+                .take("working_dir")
+                .filter(|dir| dir.spelled().is_some_and(|dir| !dir.is_empty()))
+                .map(|dir| {
+                    let text = dir.spelled().unwrap_or_default();
+                    self.pasted(dir, "working_dir", text)
+                }),
+            timeout: self.timeout_of(fields, metadata.as_ref(), is_agent),
+            retry: self.retry_of(fields, metadata.as_ref()),
+            capture,
+            tolerates: false,
+            comments: Vec::new(),
+            done: Done {
+                id,
+                own: own.clone(),
+                is_agent,
+                captured,
+                files: files.iter().map(|(field, id, _)| (field.clone(), id.clone())).collect(),
+                may_skip: condition.is_some(),
+                may_lack: condition.is_some(),
+                has_failed: false,
+            },
+            condition,
+            work,
+            env,
+        };
+        let tolerant = ["allow_failure", "continue_on_error", "ignore_errors"];
+        draft.tolerates = tolerant.map(|key| fields.is_true(key)).contains(&true);
+        if let Some(metadata) = &metadata {
+            draft.tolerates |= metadata.is_true("continue_on_error");
+            self.lost_keys(metadata);
+        }
+        // A step has the environment to itself, and can be done twice.
+        fields.pass(&["temporary"]);
+        let mut items = self.with_what_follows(fields, draft);
+        for (_, id, pattern) in files {
+            let mut map = Map::default();
+            map.text("id", id);
+            map.text("run", FIND_FILE);
+            map.texts("env", &[("PATTERN".to_owned(), crate::draft::literal(&pattern))]);
+            map.raw("capture", "text");
+            items.push(Item { comments: Vec::new(), map });
+        }
+        items
+    }
+
+    /// Tells once how an agent of ours is called.
+    pub(super) fn tell_of_agents(&mut self, node: &Node) {
+        if std::mem::replace(&mut self.has_agent, true) {
+            return;
+        }
+        let message = "the agent `claude` is called as the configuration says, and asks before it changes anything; \
+                       Prodigy lets it do all";
+        let help = "say under `agents` in `.waypost/config.yaml` what it may do without a question";
+        self.note(node, "claude", message, help);
+    }
+
+    /// Carries variables over that a step has for itself.
+    pub(super) fn variables(&mut self, node: Option<&Node>, key: &str) -> Vec<(String, String)> {
+        let mut variables = Vec::new();
+        for (name, value) in node.and_then(Node::entries).unwrap_or_default() {
+            let name = name.key_text();
+            match value.spelled() {
+                Some(text) if is_variable(name) => {
+                    let text = self.pasted(value, key, text);
+                    variables.push((name.to_owned(), text));
+                }
+                _ => {
+                    let message =
+                        format!("the variable `{name}` is left out: its value is {}", value.described());
+                    self.note(value, key, message, "set it in the command");
+                }
+            }
+        }
+        variables
+    }
+
+    fn write_file(&mut self, fields: &Fields<'_>, env: &[(String, String)]) -> Work {
+        let whole = fields.node.get("write_file").unwrap_or(fields.node);
+        let file = Fields::new(whole);
+        let place = file.take("path").unwrap_or(whole);
+        let path = self.pasted(place, "write_file", place.spelled().unwrap_or_default());
+        let content = file.take("content").unwrap_or(whole);
+        let text = self.pasted(content, "write_file", content.spelled().unwrap_or_default());
+        if let Some(format) = file.word("format").filter(|format| *format != "text") {
+            let message = format!("that the content is {format} is not checked, and it is not laid out");
+            self.note(whole, "format", message, "put a program such as `jq` into the command");
+        }
+        let name = if env.iter().any(|(name, _)| name == "FILE") { "WRITTEN_FILE" } else { "FILE" };
+        let mut command = String::new();
+        if file.is_true("create_dirs") {
+            command.push_str(&format!("mkdir -p \"$(dirname \"${name}\")\" && "));
+        }
+        command.push_str(&format!("cat > \"${name}\""));
+        let is_mode = |mode: &&str| !mode.is_empty() && mode.bytes().all(|byte| byte.is_ascii_digit());
+        if let Some(mode) = file.word("mode").filter(|mode| !matches!(*mode, "0644" | "644")).filter(is_mode)
+        {
+            command.push_str(&format!(" && chmod {mode} \"${name}\""));
+        }
+        self.lost_keys(&file);
+        Work::Write(Command { text: command, env: vec![(name.to_owned(), path)] }, text)
+    }
+
+    /// Under which names its output is known, and what is captured for that.
+    fn capture(&mut self, fields: &Fields<'_>) -> (Vec<Captured>, Option<Format>) {
+        let mut names: Vec<String> = Vec::new();
+        for key in ["capture", "capture_output"] {
+            let Some(node) = fields.take(key) else { continue };
+            // True means only that the output can be read as `${shell.output}`, which it can anyway.
+            if let (None, Some(name)) = (node.truth(), node.spelled()) {
+                names.push(name.to_owned());
+            }
+        }
+        let format = match fields.word("capture_format") {
+            None | Some("text" | "string") => Format::Text,
+            Some("json") => Format::Json,
+            Some("lines") => Format::Lines,
+            Some("number") => Format::Number,
+            Some("boolean") => Format::Truth,
+            Some(other) => {
+                let message = format!("`{other}` is no format that is known; the output is taken as text");
+                self.note(
+                    fields.node,
+                    "capture_format",
+                    message,
+                    "write `capture: text`, `json`, `lines` or `number`",
+                );
+                Format::Text
+            }
+        };
+        if let Some(node) = fields.take("capture_streams") {
+            let is_asked = node.get("stderr").and_then(Node::truth) == Some(true)
+                || matches!(node.spelled(), Some("stderr" | "both" | "combined"));
+            if is_asked {
+                let help = "write `2>&1` behind the command";
+                self.note(node, "capture_streams", "only standard output is captured", help);
+            }
+        }
+        let captured: Vec<Captured> =
+            names.into_iter().map(|name| Captured { name, format, below: String::new() }).collect();
+        let capture = (!captured.is_empty()).then_some(format);
+        (captured, capture)
+    }
+
+    /// Files that it makes and that later steps speak of: name, id of the step that finds it, and how it is called.
+    fn files(&mut self, fields: &Fields<'_>, stem: &str, line: usize) -> Vec<(String, String, String)> {
+        let mut files = Vec::new();
+        let outputs = fields.take("outputs").and_then(Node::entries).unwrap_or_default();
+        for (field, value) in outputs {
+            let field = field.key_text();
+            match value.get("file_pattern").and_then(Node::spelled) {
+                Some(pattern) => {
+                    let message =
+                        format!("`{field}` is the file in the newest commit that has one of this name");
+                    self.note(value, "outputs", message, "Prodigy looks only at the commits of this step");
+                    let id = self.ids.take(&format!("{stem}-{field}"), line);
+                    files.push((field.to_owned(), id, pattern.to_owned()));
+                }
+                None => {
+                    let help = "let the command write `name=value` to \"$WAYPOST_OUTPUT\"";
+                    self.note(value, "outputs", format!("the output `{field}` is left out"), help);
+                }
+            }
+        }
+        files
+    }
+
+    fn timeout_of(
+        &mut self,
+        fields: &Fields<'_>,
+        metadata: Option<&Fields<'_>>,
+        is_agent: bool,
+    ) -> Option<String> {
+        let node = fields.take("timeout").or_else(|| metadata.and_then(|metadata| metadata.take("timeout")));
+        match node {
+            Some(node) => self.seconds(node, "timeout"),
+            None => self.item_timeouts[usize::from(!is_agent)].clone(),
+        }
+    }
+
+    /// Carries a time in seconds over.
+    pub(super) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
+        let text = self.constant(node);
+        let duration = match text.parse::<u64>() {
+            Ok(seconds) => format!("{seconds}s"),
+            Err(_) => text.replace(' ', ""),
+        };
+        if parse_duration(&duration).is_ok_and(|time| !time.is_zero()) {
+            return Some(duration);
+        }
+        self.note(node, key, format!("`{text}` is left out: it is no time"), format!("write `{key}: 10m`"));
+        None
+    }
+
+    /// Returns a value, or that of the variable of the file that it names.
+    pub(super) fn constant(&self, node: &Node) -> String {
+        let text = node.spelled().unwrap_or_default().trim();
+        let name = text.strip_prefix('$').map(|name| name.trim_start_matches('{').trim_end_matches('}'));
+        let value = name.and_then(|name| self.values.get(name));
+        value.map_or(text, String::as_str).to_owned()
+    }
+
+    /// Tells of keys that nobody has asked for.
+    pub(super) fn lost_keys(&mut self, fields: &Fields<'_>) {
+        for (key, value) in fields.rest() {
+            let name = key.key_text();
+            if value.is_null() || value.truth() == Some(false) && LOST.iter().any(|(lost, ..)| *lost == name)
+            {
+                continue;
+            }
+            match LOST.iter().find(|(lost, ..)| *lost == name) {
+                Some((_, message, help)) => self.note(key, name, *message, *help),
+                None => self.note(
+                    key,
+                    name,
+                    "it is not known, and is left out",
+                    "`waypost schema` lists what there is",
+                ),
+            }
+        }
+    }
+}
+
+/// Finds the newest file of a name among those that were committed.
+const FIND_FILE: &str =
+    "git log -1 --format= --name-only --diff-filter=AM -- \":(glob)**/$PATTERN\" | tail -n 1";
+
+/// Puts comments before the first of some steps.
+pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<Item> {
+    if items.is_empty() && !comments.is_empty() {
+        items.push(Item { comments: Vec::new(), map: Map::default() });
+    }
+    if let Some(first) = items.first_mut() {
+        first.comments.splice(0..0, comments);
+    }
+    items
+}
+
+/// Says whether a name can be that of a variable here.
+pub(super) fn is_variable(name: &str) -> bool {
+    crate::script::is_name(name) && !name.starts_with("WAYPOST_")
+}
+
+/// Finds the word of a step that names it best.
+fn word_of(key: &str, text: &str) -> String {
+    if key == "write_file" {
+        return "write-file".to_owned();
+    }
+    let keyword = |word: &&str| {
+        let is_name = word.starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '_'));
+        let known = [
+            "if", "for", "while", "until", "case", "set", "cd", "export", "then", "do", "sudo", "time", "env",
+        ];
+        is_name && !word.contains('=') && !known.contains(word)
+    };
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    // Of a command that begins with a keyword no word says what it does.
+    let word = line.and_then(|line| line.split_whitespace().next()).filter(keyword).unwrap_or_default();
+    let word = word.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    word.split(['.', ';', '|', '&']).next().unwrap_or_default().to_owned()
+}

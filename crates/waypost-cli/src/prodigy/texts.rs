@@ -1,0 +1,284 @@
+//! Texts with variables: commands, which find the values in variables of their shell, and all others, into which they
+//! are pasted.
+
+use waypost_workflow::file::Node;
+
+use super::Import;
+use super::names::{Meaning, text_literal};
+use super::shell::{self, Found, Place};
+use crate::draft::literal;
+
+/// Names that a shell, or nearly every program, reads in its own sense.
+const TAKEN: [&str; 20] = [
+    "PATH", "HOME", "IFS", "PWD", "OLDPWD", "SHELL", "USER", "LANG", "TERM", "ENV", "PS1", "PS2", "PS4",
+    "UID", "PPID", "CDPATH", "TMPDIR", "EDITOR", "RANDOM", "OPTIND",
+];
+
+/// A command, and the variables that it reads.
+#[derive(Debug, Default)]
+pub(super) struct Command {
+    pub(super) text: String,
+    pub(super) env: Vec<(String, String)>,
+}
+
+impl Import<'_> {
+    /// Carries a shell command over; `taken` are variables that it has already.
+    pub(super) fn command(
+        &mut self,
+        node: &Node,
+        key: &str,
+        text: &str,
+        taken: &[(String, String)],
+    ) -> Command {
+        let found = shell::in_command(text);
+        let own = self.own_part(node, key, text, &found);
+        let mut command = Command::default();
+        let mut at = 0;
+        for found in &found {
+            command.text.push_str(&literal(&text[at..found.range.start]));
+            at = found.range.end;
+            let before = &text[found.range.clone()];
+            let meaning = self.meaning(node, key, found);
+            let template = match &meaning {
+                Meaning::Value(expression, _) => Some(format!("${{{{ {expression} }}}}")),
+                Meaning::Constant(text) => Some(literal(text)),
+                Meaning::Param(name) => Some(format!("${{{{ params.{name} }}}}")),
+                _ => None,
+            };
+            let Some(template) = template else {
+                let written = self.of_shell(node, key, found, before, &meaning);
+                at += put(&mut command.text, &written, text, found);
+                continue;
+            };
+            if found.place == Place::Verbatim {
+                let message = format!("the value of `{before}` is pasted into the command");
+                let help = "the here-document has quotes, so that no variable is read in it";
+                self.note(node, key, message, help);
+                command.text.push_str(&template);
+                continue;
+            }
+            let known = command.env.iter().find(|(_, value)| *value == template);
+            let name = match known.map(|(name, _)| name.clone()) {
+                Some(name) => name,
+                None => {
+                    let name = self.free_name(&found.inner, &own, taken, &command.env);
+                    command.env.push((name.clone(), template));
+                    name
+                }
+            };
+            let written = in_place(&format!("${{{name}}}"), &format!("${name}"), found.place);
+            at += put(&mut command.text, &written, text, found);
+        }
+        command.text.push_str(&literal(&text[at..]));
+        command
+    }
+
+    /// Returns a command without the variables that something else stands for.
+    fn own_part(&mut self, node: &Node, key: &str, text: &str, found: &[Found]) -> String {
+        let mut own = String::new();
+        let mut at = 0;
+        for found in found {
+            own.push_str(&text[at..found.range.start]);
+            let is_own = matches!(self.meaning(node, key, found), Meaning::Foreign | Meaning::Command(_));
+            own.push_str(if is_own { &text[found.range.clone()] } else { " " });
+            at = found.range.end;
+        }
+        own.push_str(&text[at..]);
+        own
+    }
+
+    /// Makes the name of a variable that a command has no other use for.
+    fn free_name(
+        &self,
+        inner: &str,
+        own: &str,
+        taken: &[(String, String)],
+        others: &[(String, String)],
+    ) -> String {
+        let is_taken = |name: &str| {
+            TAKEN.contains(&name)
+                || self.scope.env.contains(name)
+                || self.scope.secrets.contains(name)
+                || taken.iter().chain(others).any(|(taken, _)| taken == name)
+                || uses(own, name)
+        };
+        variable_name(inner, is_taken)
+    }
+
+    /// Writes what the shell itself finds the value of.
+    fn of_shell(&mut self, node: &Node, key: &str, found: &Found, before: &str, meaning: &Meaning) -> String {
+        match (meaning, found.place) {
+            (Meaning::Variable(name), Place::Verbatim) if self.scope.env.contains(name) => {
+                format!("${{{{ env.{name} }}}}")
+            }
+            (Meaning::Variable(_) | Meaning::Command(_), Place::Verbatim) => {
+                let message = format!("`{before}` stays as it is");
+                self.note(
+                    node,
+                    key,
+                    message,
+                    "take the quotes of the here-document away, so that it is read",
+                );
+                before.to_owned()
+            }
+            (Meaning::Variable(name), Place::Single) => format!("'\"${{{name}}}\"'"),
+            (Meaning::Variable(name), _)
+                if before == format!("${{{name}}}") || before == format!("${name}") =>
+            {
+                before.to_owned()
+            }
+            (Meaning::Variable(name), place) => in_place(&format!("${{{name}}}"), &format!("${name}"), place),
+            (Meaning::Command(command), place) => {
+                let command = format!("$({})", literal(command));
+                in_place(&command, &command, place)
+            }
+            _ => literal(before),
+        }
+    }
+
+    /// Carries a text over into which values are pasted: a prompt, a path, the value of a variable.
+    pub(super) fn pasted(&mut self, node: &Node, key: &str, text: &str) -> String {
+        let mut pasted = String::new();
+        let mut at = 0;
+        for found in shell::in_text(text) {
+            pasted.push_str(&literal(&text[at..found.range.start]));
+            at = found.range.end;
+            let before = &text[found.range.clone()];
+            let value = match self.meaning(node, key, &found) {
+                Meaning::Value(expression, _) => format!("${{{{ {expression} }}}}"),
+                Meaning::Param(name) => format!("${{{{ params.{name} }}}}"),
+                Meaning::Constant(text) => literal(&text),
+                Meaning::Variable(name) if self.scope.env.contains(&name) => format!("${{{{ env.{name} }}}}"),
+                Meaning::Variable(name) => {
+                    let help = "only commands find it; pass it on by a step that prints it, or as a param";
+                    self.note(
+                        node,
+                        key,
+                        format!("`{before}` stays as it is: `{name}` is the caller's"),
+                        help,
+                    );
+                    literal(before)
+                }
+                Meaning::Command(command) => {
+                    let help =
+                        "run it in a step before with `capture: text`, and read `steps.ID.outputs.result`";
+                    let message = format!("`{before}` stays as it is: `{command}` runs in commands only");
+                    self.note(node, key, message, help);
+                    literal(before)
+                }
+                Meaning::Foreign | Meaning::Absent => {
+                    let help = "write what is meant, such as `${{ steps.ID.outputs.result }}`";
+                    self.note(node, key, format!("`{before}` stays as it is: no step gives it"), help);
+                    literal(before)
+                }
+            };
+            pasted.push_str(&value);
+        }
+        pasted.push_str(&literal(&text[at..]));
+        pasted
+    }
+
+    /// Says what a variable is; for what Prodigy alone can give a param stands.
+    pub(super) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
+        let (meaning, lost) = self.scope.meaning(&found.inner);
+        if let Some(lost) = lost {
+            let message = format!("of `${{{}}}` the part {lost} is left out", found.inner);
+            self.note(node, key, message, "write it as a filter of an expression");
+        }
+        if self.scope.reads_results {
+            self.scope.reads_results = false;
+            let message = "the results of the items have another form: `key`, `index`, `item`, `status`, `error` and \
+                           `steps.ID.outputs` of each";
+            let help = "of more than 1,000 items they are in the file `steps.ID.items_file`";
+            self.note(node, key, message, help);
+        }
+        match meaning {
+            Meaning::Absent => {
+                let name = self.param(&found.inner, &format!("Stands for ${{{}}} of Prodigy", found.inner));
+                let message =
+                    format!("nothing here gives `${{{}}}`: the param `{name}` stands for it", found.inner);
+                let help = format!("give `-p {name}=…`, or put a step before that finds it out");
+                self.note(node, key, message, help);
+                Meaning::Value(format!("params.{name}"), super::names::Format::Text)
+            }
+            Meaning::Param(name) => {
+                self.param(name, "What --args or --map gave in Prodigy, in a run for each");
+                Meaning::Param(name)
+            }
+            meaning => meaning,
+        }
+    }
+
+    /// Writes what a variable is as an operand of an expression; nothing where it is none.
+    pub(super) fn operand(
+        &mut self,
+        node: &Node,
+        key: &str,
+        inner: &str,
+    ) -> Option<(String, super::names::Format)> {
+        let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
+        let text = super::names::Format::Text;
+        match self.meaning(node, key, &found) {
+            Meaning::Value(expression, format) => Some((expression, format)),
+            Meaning::Constant(constant) => Some((text_literal(&constant), text)),
+            Meaning::Param(name) => Some((format!("params.{name}"), text)),
+            Meaning::Variable(name) if self.scope.env.contains(&name) => Some((format!("env.{name}"), text)),
+            _ => None,
+        }
+    }
+}
+
+/// Writes a variable of the shell so that its value is one word, whatever quotes are around.
+fn in_place(braced: &str, short: &str, place: Place) -> String {
+    match place {
+        Place::Bare => format!("\"{short}\""),
+        Place::Double | Place::Inner | Place::Verbatim => braced.to_owned(),
+        Place::Single => format!("'\"{short}\"'"),
+    }
+}
+
+/// Puts what stands for a variable behind a command; returns how many of the characters after it are taken with it.
+///
+/// Between single quotes those are ended and begun again, but not where nothing else stands between them.
+fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize {
+    let is_split = found.place == Place::Single && written.starts_with("'\"") && written.ends_with("\"'");
+    let opens = is_split && text[..found.range.start].ends_with('\'');
+    let closes = is_split && text[found.range.end..].starts_with('\'');
+    if opens {
+        command.pop();
+    }
+    let written = if opens { &written[1..] } else { written };
+    command.push_str(if closes { &written[..written.len() - 1] } else { written });
+    usize::from(closes)
+}
+
+/// Makes the name of a variable of what it stands for.
+fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
+    let inner = inner.split(['|', ':']).next().unwrap_or_default().trim();
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    let name: String = inner.chars().map(plain).take(60).collect();
+    let name = name.split('_').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_");
+    let name = match name.starts_with(|c: char| c.is_ascii_alphabetic()) && !name.starts_with("WAYPOST_") {
+        true => name,
+        false => format!("VALUE_{name}"),
+    };
+    let mut chosen = name.clone();
+    let mut count = 1;
+    while is_taken(&chosen) {
+        chosen = if count == 1 { format!("{name}_VALUE") } else { format!("{name}_VALUE{count}") };
+        count += 1;
+    }
+    chosen
+}
+
+/// Says whether a command reads or sets a variable of this name.
+fn uses(command: &str, name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let uses = |(at, _): (usize, &str)| {
+        let (before, after) = (&command[..at], &command[at + name.len()..]);
+        let words = ["$", "${", "for ", "read ", "read -r ", "local ", "unset "];
+        let by_word = words.iter().any(|word| before.ends_with(word));
+        !before.ends_with(is_part) && !after.starts_with(is_part) && (after.starts_with('=') || by_word)
+    };
+    command.match_indices(name).any(uses)
+}

@@ -1,0 +1,402 @@
+//! The whole file: what kind it is, what stands beside its steps, and how ours begins.
+
+use waypost_workflow::file::{Document, FileError, Node};
+
+use super::fields::Fields;
+use super::map::steps_of;
+use super::names::{Captured, Done, Format};
+use super::step::is_variable;
+use super::write::{Item, Map, Value};
+use super::{Import, Imported};
+use crate::draft::plain;
+
+/// Keys of the whole file that say what failures of items mean.
+const POLICY: [&str; 5] =
+    ["on_item_failure", "continue_on_failure", "max_failures", "failure_threshold", "error_collection"];
+/// What a step of ours does, and none of theirs.
+const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
+/// What a step of theirs does.
+const THEIRS: [&str; 10] = [
+    "shell",
+    "claude",
+    "test",
+    "analyze",
+    "goal_seek",
+    "foreach",
+    "write_file",
+    "handler",
+    "command",
+    "name",
+];
+
+/// Makes a workflow file of one of Prodigy.
+pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Imported, FileError> {
+    let root = document.root();
+    let nodes = check(document)?;
+    let fields = Fields::new(root);
+    let name = fields.word("name").filter(|name| !name.trim().is_empty()).unwrap_or(stem).to_owned();
+    let mut import = Import::new(document, &name);
+    import.is_map_reduce = root.get("map").is_some();
+    fields.pass(&["mode"]);
+    let env = import.env(fields.take("env"));
+    let secrets = import.secrets(fields.take("secrets"), &env);
+    let mut steps = import.computed(&env);
+    let env: Vec<(String, String)> =
+        env.into_iter().filter_map(|variable| Some((variable.name, variable.value?))).collect();
+    match root.get("map") {
+        Some(_) => steps.extend(import.map_reduce(&fields)),
+        None => {
+            fields.pass(&["commands", "steps"]);
+            steps.extend(import.steps(nodes));
+        }
+    }
+    let ((), more) = import.commented(|import| import.beside(&fields));
+    if steps.iter().all(|item| item.map.is_empty()) {
+        import.note(root, "commands", "nothing of it is left to do", "write the steps");
+        steps.push(import.nothing());
+    }
+    let mut map = Map::default();
+    map.raw("version", "1");
+    map.text("name", name);
+    if let Some(description) = fields.word("description") {
+        map.text("description", description);
+    }
+    let params = std::mem::take(&mut import.params);
+    let mut declared = Map::default();
+    for (name, why) in params {
+        let mut param = Map::default();
+        param.raw("type", "string");
+        param.text("description", why);
+        declared.put(&name, Value::Map(param));
+    }
+    if !declared.is_empty() {
+        map.put("params", Value::Map(declared));
+    }
+    map.texts("env", &env);
+    if !secrets.is_empty() {
+        map.raw("secrets", format!("[{}]", secrets.join(", ")));
+    }
+    let mut defaults = Map::default();
+    defaults.raw("shell", "[sh, -c]");
+    map.put("defaults", Value::Map(defaults));
+    let mut comments = import.comments.pop().unwrap_or_default();
+    comments.extend(more);
+    map.steps("steps", steps);
+    let mut notes = import.notes;
+    notes.sort_by_key(|note| note.line);
+    Ok(Imported { text: head(from, &comments) + &map.written(), notes })
+}
+
+/// Writes what a reader of the file must know.
+fn head(from: &str, comments: &[String]) -> String {
+    let mut text = format!(
+        "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
+         #\n\
+         # It works in the folder where it lies, or in that of `--dir`, and in no git worktree. Values come to\n\
+         # commands in variables, each as one word.\n",
+        plain(from)
+    );
+    if !comments.is_empty() {
+        text.push_str("#\n# What is not as it was there, by its lines, and what to do instead; more stands at the steps:\n");
+    }
+    for comment in comments {
+        text.push_str(&format!("#   {}\n", plain(comment)));
+    }
+    text
+}
+
+/// Finds the steps of a file, if it is a workflow of Prodigy.
+fn check(document: &Document) -> Result<&[Node], FileError> {
+    let root = document.root();
+    let help = "a workflow of Prodigy is a list of steps, or a map with `commands`, or one with `map`";
+    if root.is_null() {
+        return Err(document.wrong(root, "the file is empty", help));
+    }
+    if let Some(map) = root.get("map") {
+        for key in ["input", "agent_template"] {
+            let is_empty =
+                |node: &Node| node.is_null() || node.spelled().is_some_and(|text| text.trim().is_empty());
+            if map.get(key).is_none_or(is_empty) {
+                let help = "`map` has an `input` and an `agent_template`";
+                return Err(document.wrong(map, format!("`map` has no `{key}`"), help));
+            }
+        }
+        return Ok(&[]);
+    }
+    if root.get("mode").and_then(Node::spelled) == Some("mapreduce") {
+        return Err(document.wrong(root, "a map-reduce workflow has no `map`", help));
+    }
+    let list = root.get("commands").or_else(|| root.get("steps")).unwrap_or(root);
+    let Some(nodes) = list.items() else {
+        let message = match root.entries() {
+            Some(_) => "the file is no workflow of Prodigy: it has neither `commands` nor `map`".to_owned(),
+            None => format!("the file is no workflow of Prodigy, but {}", root.described()),
+        };
+        return Err(document.wrong(list, message, help));
+    };
+    if nodes.is_empty() {
+        return Err(document.wrong(list, "the workflow has no steps", help));
+    }
+    let is_ours = |node: &&Node| OURS.iter().any(|key| node.get(key).is_some()) || is_our_foreach(node);
+    if let Some(node) = nodes.iter().find(is_ours) {
+        let message = "the file is a workflow of Waypost already";
+        return Err(document.wrong(node, message, "`waypost check FILE` says whether it is right"));
+    }
+    let is_theirs =
+        |node: &Node| node.spelled().is_some() || THEIRS.iter().any(|key| node.get(key).is_some());
+    if !nodes.iter().any(is_theirs) {
+        return Err(document.wrong(
+            &nodes[0],
+            "the file is no workflow of Prodigy: its steps do nothing",
+            help,
+        ));
+    }
+    Ok(nodes)
+}
+
+fn is_our_foreach(node: &Node) -> bool {
+    node.get("foreach")
+        .is_some_and(|foreach| foreach.get("items").is_some() && foreach.get("steps").is_some())
+}
+
+/// A variable of the whole file.
+struct Variable<'n> {
+    name: String,
+    /// What it is, if that is known.
+    value: Option<String>,
+    /// The command that finds it out.
+    command: Option<&'n Node>,
+    is_secret: bool,
+}
+
+impl Import<'_> {
+    fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
+        let mut variables = Vec::new();
+        for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
+            let name = key.key_text().to_owned();
+            if !is_variable(&name) {
+                self.note(
+                    key,
+                    "env",
+                    format!("`{name}` is left out: it is no name of a variable"),
+                    "rename it",
+                );
+                continue;
+            }
+            let mut variable = Variable { name: name.clone(), value: None, command: None, is_secret: false };
+            if let Some(text) = node.spelled() {
+                // Variables of one level do not read each other.
+                if text.contains('$') && !super::shell::in_text(text).is_empty() {
+                    let help = "set it in the caller's environment, or by a step";
+                    self.note(node, "env", format!("the value of `{name}` stays as it is: `{text}`"), help);
+                }
+                variable.value = Some(crate::draft::literal(text));
+                self.values.insert(name.clone(), text.to_owned());
+                self.scope.env.insert(name);
+            } else if let Some(command) = node.get("command") {
+                variable.command = Some(command);
+            } else if node.get("secret").is_some() {
+                variable.is_secret = true;
+                let value = node.get("value").and_then(Node::spelled).unwrap_or_default().to_owned();
+                self.secret_from(node, &name, &value);
+                self.scope.secrets.insert(name);
+            } else {
+                let help = "set it in the caller's environment, or by a step that decides";
+                self.note(
+                    node,
+                    "env",
+                    format!("the variable `{name}` is left out: it depends on a condition"),
+                    help,
+                );
+            }
+            variables.push(variable);
+        }
+        variables
+    }
+
+    /// Writes a step for each variable that a command finds out.
+    fn computed(&mut self, env: &[Variable<'_>]) -> Vec<Item> {
+        let mut items = Vec::new();
+        for (name, node) in env.iter().filter_map(|variable| Some((&variable.name, variable.command?))) {
+            let id = self.ids.take(&format!("env-{}", name.to_ascii_lowercase()), self.line(node));
+            let command = self.command(node, "env", node.spelled().unwrap_or_default(), &[]);
+            let mut map = Map::default();
+            map.text("id", id.clone());
+            map.text("run", command.text);
+            map.texts("env", &command.env);
+            map.raw("capture", "text");
+            items.push(Item { comments: Vec::new(), map });
+            let captured = Captured { name: name.clone(), format: Format::Text, below: String::new() };
+            // No command speaks of it as the last one.
+            self.scope
+                .done
+                .insert(0, Done { id, is_agent: false, captured: vec![captured], ..Done::default() });
+        }
+        items
+    }
+
+    fn secrets(&mut self, node: Option<&Node>, env: &[Variable<'_>]) -> Vec<String> {
+        let mut names: Vec<String> =
+            env.iter().filter(|variable| variable.is_secret).map(|variable| variable.name.clone()).collect();
+        for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
+            let name = key.key_text();
+            if !is_variable(name) || self.scope.env.contains(name) || names.iter().any(|known| known == name)
+            {
+                let message = format!("the secret `{name}` is left out: its name is taken, or cannot be one");
+                self.note(key, "secrets", message, "rename it");
+                continue;
+            }
+            match (node.spelled(), node.get("provider").and_then(Node::spelled)) {
+                (Some(value), _) => self.secret_from(node, name, value),
+                (None, Some("env")) => {
+                    let value = node.get("key").and_then(Node::spelled).unwrap_or_default();
+                    self.secret_from(node, name, value);
+                }
+                (None, provider) => {
+                    let provider = provider.unwrap_or("another place");
+                    let message =
+                        format!("`{name}` comes from the caller's environment, not from {provider}");
+                    self.note(
+                        node,
+                        "secrets",
+                        message,
+                        format!("fetch it before: `{name}=$(…) waypost run FILE`"),
+                    );
+                }
+            }
+            self.scope.secrets.insert(name.to_owned());
+            names.push(name.to_owned());
+        }
+        names
+    }
+
+    /// Tells where a secret must come from, if it had another name.
+    fn secret_from(&mut self, node: &Node, name: &str, value: &str) {
+        let source = value.trim_start_matches("${").trim_start_matches('$').trim_end_matches('}');
+        let source = source.trim_start_matches("env:").trim_start_matches("env.");
+        if source != name {
+            let message = format!("the secret `{name}` comes from the caller's variable of that name");
+            let source = if is_variable(source) { format!("\"${source}\"") } else { "…".to_owned() };
+            self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
+        }
+    }
+
+    fn map_reduce(&mut self, fields: &Fields<'_>) -> Vec<Item> {
+        let mut steps = Vec::new();
+        if let Some(setup) = fields.take("setup") {
+            steps.extend(self.setup(setup));
+        }
+        let error_policy = fields.take("error_policy");
+        // What stands beside `map` counts before what stands below `error_policy`.
+        let mut policy: Vec<(&Node, &str)> =
+            POLICY.iter().filter_map(|key| Some((fields.take(key)?, *key))).collect();
+        let below = error_policy.and_then(Node::entries).unwrap_or_default();
+        for (key, node) in below {
+            match key.key_text() {
+                known if POLICY.contains(&known) || matches!(known, "circuit_breaker" | "retry_config") => {
+                    policy.push((node, known));
+                }
+                other => self.note(
+                    key,
+                    other,
+                    "it is not known, and is left out",
+                    "`waypost schema` lists what there is",
+                ),
+            }
+        }
+        if let Some(map) = fields.take("map") {
+            steps.push(self.map_phase(map, &policy));
+        }
+        let reduce = steps_of(fields.take("reduce"));
+        steps.extend(self.steps(&reduce));
+        steps
+    }
+
+    fn setup(&mut self, node: &Node) -> Vec<Item> {
+        let nodes = steps_of(Some(node));
+        let mut steps = Vec::new();
+        let outputs = node.get("capture_outputs").and_then(Node::entries).unwrap_or_default();
+        for (index, step) in nodes.iter().enumerate() {
+            let before = self.scope.done.len();
+            let mut items = self.steps(std::slice::from_ref(step));
+            for (name, value) in outputs {
+                let at = value
+                    .get("command_index")
+                    .unwrap_or(value)
+                    .spelled()
+                    .and_then(|at| at.parse::<usize>().ok());
+                if at == Some(index) {
+                    self.capture_output(name.key_text(), value, before, &mut items);
+                }
+            }
+            steps.extend(items);
+        }
+        let fields = Fields::new(node);
+        fields.pass(&["commands", "capture_outputs"]);
+        if let Some(timeout) = fields.take("timeout") {
+            let message = "the time for all steps of `setup` is left out";
+            self.note(timeout, "timeout", message, "give them `timeout`s of their own");
+        }
+        self.lost_keys(&fields);
+        steps
+    }
+
+    /// Has the output of a step known by a name that stands apart from it.
+    fn capture_output(&mut self, name: &str, value: &Node, before: usize, items: &mut [Item]) {
+        let path = value.get("json_path").and_then(Node::spelled);
+        let below = path.and_then(|path| path.strip_prefix('$')).unwrap_or_default();
+        let is_path = below.is_empty() || super::names::is_path(below);
+        for key in ["pattern", "default", "max_size", "multiline", "source"] {
+            let Some(node) = value.get(key) else { continue };
+            if !matches!((key, node.spelled()), ("source", Some("stdout")) | ("multiline", Some("preserve")))
+            {
+                let message =
+                    format!("of the output `{name}` this is left out, and all that is printed is taken");
+                self.note(node, key, message, "let the command print just what is wanted");
+            }
+        }
+        let format = if path.is_some() { Format::Json } else { Format::Text };
+        let done = self.scope.done.get_mut(before..).and_then(|done| done.last_mut());
+        let (Some(done), Some(item)) = (done.filter(|_| is_path), items.last_mut()) else {
+            let help = "give the step a `capture`, and read `steps.ID.outputs.result`";
+            self.note(value, "capture_outputs", format!("the output `{name}` is left out"), help);
+            return;
+        };
+        done.captured.push(Captured { name: name.to_owned(), format, below: below.to_owned() });
+        item.map.capture(if format == Format::Json { "json" } else { "text" });
+    }
+
+    /// Tells of what stands beside the steps and has no place here.
+    fn beside(&mut self, fields: &Fields<'_>) {
+        let lost = [
+            ("merge", "nothing is merged: there is no worktree", "merge in steps at the end"),
+            (
+                "profiles",
+                "there are no profiles",
+                "give variables by params: `-p NAME=VALUE`, or `--params-file`",
+            ),
+            (
+                "env_files",
+                "no file of variables is read",
+                "read it before: `set -a; . ./FILE; set +a; waypost run …`",
+            ),
+            ("retry_defaults", "it is left out", "write `defaults: { retry: … }`"),
+            ("config", "it is left out", "write `defaults`, or `timeout` and `retry` of steps"),
+        ];
+        for (key, message, help) in lost {
+            if let Some(node) = fields.take(key) {
+                self.note(node, key, message, help);
+            }
+        }
+        for key in POLICY.iter().chain(&["error_policy", "setup", "reduce"]).filter(|key| fields.has(key)) {
+            if !self.is_map_reduce {
+                let node = fields.take(key).unwrap_or(fields.node);
+                self.note(node, key, "it is left out: there is no `map`", "it belongs to `mode: mapreduce`");
+            }
+        }
+        fields.pass(&["description"]);
+        if fields.node.entries().is_some() {
+            self.lost_keys(fields);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! YAML as it is written, with comments where they belong.
+
+use crate::draft::{fits_block, plain, scalar};
+
+/// A value.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    /// As it stands.
+    Raw(String),
+    Text(String),
+    List(Vec<Item>),
+    Map(Map),
+}
+
+/// An item of a list, with the comments before it.
+#[derive(Debug, Clone)]
+pub(super) struct Item {
+    pub(super) comments: Vec<String>,
+    /// Nothing where there are only comments.
+    pub(super) map: Map,
+}
+
+/// Entries in their order, each with the comments before it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Map(Vec<(Vec<String>, String, Value)>);
+
+impl Map {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn raw(&mut self, key: &str, value: impl Into<String>) {
+        self.put(key, Value::Raw(value.into()));
+    }
+
+    pub(super) fn text(&mut self, key: &str, value: impl Into<String>) {
+        self.put(key, Value::Text(value.into()));
+    }
+
+    pub(super) fn put(&mut self, key: &str, value: Value) {
+        self.commented(Vec::new(), key, value);
+    }
+
+    pub(super) fn commented(&mut self, comments: Vec<String>, key: &str, value: Value) {
+        self.0.push((comments, key.to_owned(), value));
+    }
+
+    /// Puts in texts under their names, if there are some.
+    pub(super) fn texts(&mut self, key: &str, values: &[(String, String)]) {
+        let mut map = Self::default();
+        values.iter().for_each(|(name, value)| map.text(name, value.clone()));
+        if !map.is_empty() {
+            self.put(key, Value::Map(map));
+        }
+    }
+
+    /// Puts in steps, if there are some.
+    pub(super) fn steps(&mut self, key: &str, items: Vec<Item>) {
+        if !items.is_empty() {
+            self.put(key, Value::List(items));
+        }
+    }
+
+    /// Has a step done only where this holds, too.
+    pub(super) fn guard(&mut self, condition: &str) {
+        match self.0.iter_mut().find(|(_, key, _)| key == "if") {
+            Some((_, _, Value::Text(own))) => *own = format!("({own}) && {condition}"),
+            _ => self.0.insert(1, (Vec::new(), "if".to_owned(), Value::Text(condition.to_owned()))),
+        }
+    }
+
+    /// Lets the failure of a step be, if it does something itself.
+    pub(super) fn tolerate(&mut self) {
+        let has = |wanted: &str| self.0.iter().any(|(_, key, _)| key == wanted);
+        if (has("run") || has("agent")) && !has("continue_on_error") {
+            self.raw("continue_on_error", "true");
+        }
+    }
+
+    /// Has the output of a step captured, where that is not so already.
+    pub(super) fn capture(&mut self, format: &str) {
+        let is_step = self.0.iter().any(|(_, key, _)| key == "run" || key == "agent");
+        if is_step && !self.0.iter().any(|(_, key, _)| key == "capture") {
+            self.raw("capture", format);
+        }
+    }
+
+    /// Writes it, with an empty line before each entry of the outermost one that takes several lines.
+    pub(super) fn written(&self) -> String {
+        let mut text = String::new();
+        for (comments, key, value) in &self.0 {
+            if matches!(value, Value::List(_) | Value::Map(_)) {
+                text.push('\n');
+            }
+            entry(&mut text, 0, comments, key, value);
+        }
+        text
+    }
+}
+
+fn entry(text: &mut String, indent: usize, comments: &[String], key: &str, value: &Value) {
+    remarks(text, indent, comments);
+    push_spaces(text, indent);
+    text.push_str(&if is_simple(key) { key.to_owned() } else { scalar(key) });
+    text.push(':');
+    match value {
+        Value::Raw(raw) => {
+            text.push(' ');
+            text.push_str(raw);
+            text.push('\n');
+        }
+        Value::Text(value) => words(text, indent, value),
+        Value::Map(map) => {
+            text.push('\n');
+            for (comments, key, value) in &map.0 {
+                entry(text, indent + 2, comments, key, value);
+            }
+        }
+        Value::List(items) => {
+            text.push('\n');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 && indent == 0 {
+                    text.push('\n');
+                }
+                list_item(text, indent + 2, item);
+            }
+        }
+    }
+}
+
+fn list_item(text: &mut String, indent: usize, item: &Item) {
+    remarks(text, indent, &item.comments);
+    let begin = text.len();
+    for (comments, key, value) in &item.map.0 {
+        entry(text, indent + 2, comments, key, value);
+    }
+    // The mark of the item takes the place of two spaces before its first key.
+    let first = text[begin..].find(|c| c != ' ').map_or(begin, |at| begin + at);
+    if first >= begin + 2 {
+        text.replace_range(first - 2..first, "- ");
+    }
+}
+
+fn remarks(text: &mut String, indent: usize, comments: &[String]) {
+    for comment in comments {
+        push_spaces(text, indent);
+        text.push_str("# ");
+        text.push_str(&plain(comment));
+        text.push('\n');
+    }
+}
+
+fn push_spaces(text: &mut String, count: usize) {
+    text.extend(std::iter::repeat_n(' ', count));
+}
+
+/// Writes a text so that it reads the same: as it is, in quotes, or as a block.
+fn words(text: &mut String, indent: usize, value: &str) {
+    let is_line = !value.contains('\n');
+    let can_block = fits_block(value) && !value.ends_with("\n\n");
+    if is_simple(value) {
+        text.push(' ');
+        text.push_str(value);
+        text.push('\n');
+        return;
+    }
+    if is_line && fits_block(value) && value.contains(['"', '\\']) && !value.contains('\'') {
+        text.push_str(&format!(" '{value}'\n"));
+        return;
+    }
+    if !can_block || (is_line && !value.contains(['"', '\\'])) {
+        text.push_str(&format!(" {}\n", scalar(value)));
+        return;
+    }
+    // With its indentation said, since the first line may have one of its own.
+    let indicator = if value.starts_with([' ', '\t', '\n']) { "2" } else { "" };
+    let end = if value.ends_with('\n') { "" } else { "-" };
+    text.push_str(&format!(" |{indicator}{end}\n"));
+    for line in value.strip_suffix('\n').unwrap_or(value).split('\n') {
+        if !line.is_empty() {
+            push_spaces(text, indent + 2);
+            text.push_str(line);
+        }
+        text.push('\n');
+    }
+}
+
+/// Says whether a text is itself without quotes, and nothing else.
+fn is_simple(text: &str) -> bool {
+    let is_word = matches!(
+        text.to_ascii_lowercase().as_str(),
+        "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n"
+    );
+    !is_word
+        && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && !text.ends_with(' ')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ' ' | '_' | '-' | '.' | '/'))
+}
