@@ -36,6 +36,10 @@ const LOCK_FLAGS: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 /// How often a lock file that was deleted between opening and locking is opened again. Each round means that one
 /// more `delete` of the same run happened in that moment.
 const REOPEN_ATTEMPTS_MAX: u32 = 16;
+/// What is left of a note that was forgotten.
+const FORGOTTEN_BYTES: u64 = 1;
+/// What a holder is that has forgotten its note.
+const LETTING_GO: &str = "letting go";
 
 /// Who holds a run's lock: one process, named so that a reader can tell it from a later one with the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +88,11 @@ impl Holder {
         }
     }
 
+    /// Stands for a holder that has ended, with all processes of the run, and is letting go.
+    fn letting_go() -> Self {
+        Self { what: LETTING_GO.to_owned(), ..Self::unknown() }
+    }
+
     /// Says whether that very process lives on this machine now.
     ///
     /// A lock can be held although this is false: by the supervisor of a killed engine, until the last process of
@@ -98,7 +107,11 @@ impl Holder {
     /// The lock may be held on by the supervisor that ends what the process left; it lets go within moments.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.same_boot() && !self.lives()
+        self.is_letting_go() || (self.same_boot() && !self.lives())
+    }
+
+    fn is_letting_go(&self) -> bool {
+        self.pid == 0 && self.what == LETTING_GO
     }
 
     /// Says whether the holder ran since this machine was last started, so that processes of it can still be here.
@@ -110,6 +123,9 @@ impl Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_letting_go() {
+            return f.write_str("a process that has ended and is about to let go");
+        }
         if self.pid == 0 {
             return f.write_str("a process that has not named itself yet");
         }
@@ -175,7 +191,7 @@ impl RunLock {
         for _ in 0..REOPEN_ATTEMPTS_MAX {
             let file = open_to_lock(path).map_err(failed)?;
             if !try_lock(&file).map_err(failed)? {
-                let holder = read_note(&file).map_err(failed)?.unwrap_or_else(Holder::unknown);
+                let holder = holder_by(&file).map_err(failed)?;
                 return Err(LockError::Held { path: path.to_owned(), holder: Box::new(holder) });
             }
             // A `delete` may have unlinked the file after it was opened: then the next taker would lock another.
@@ -206,7 +222,7 @@ impl RunLock {
         if !is_locked(&file)? {
             return Ok(None);
         }
-        Ok(Some(read_note(&file)?.unwrap_or_else(Holder::unknown)))
+        holder_by(&file).map(Some)
     }
 
     /// Returns the holder before this one, if it ended without forgetting its note.
@@ -262,7 +278,8 @@ impl AsFd for RunLock {
 /// # Errors
 /// The note could not be cut; the next holder then looks for orphans in vain.
 pub fn forget_note(lock: impl AsFd) -> io::Result<()> {
-    Ok(rustix::fs::ftruncate(lock, 0)?)
+    // One byte is left, so that it is told from a holder that has not written its note yet.
+    Ok(rustix::fs::ftruncate(lock, FORGOTTEN_BYTES)?)
 }
 
 /// Names the network file system that `folder` is on, or `None` if it is local as far as one can tell.
@@ -374,6 +391,15 @@ fn read_note(file: &File) -> io::Result<Option<Holder>> {
     let count = file.read_at(&mut bytes, 0)?;
     let line = bytes[..count].split(|byte| *byte == b'\n').next().unwrap_or_default();
     Ok(serde_json::from_slice(line).ok())
+}
+
+/// Returns who holds a lock, by the note in its file.
+fn holder_by(file: &File) -> io::Result<Holder> {
+    let nameless = || match file.metadata()?.len() {
+        FORGOTTEN_BYTES => Ok(Holder::letting_go()),
+        _ => Ok(Holder::unknown()),
+    };
+    read_note(file)?.map_or_else(nameless, Ok)
 }
 
 fn whole_file() -> libc::flock {

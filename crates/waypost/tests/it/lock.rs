@@ -135,6 +135,28 @@ fn a_holder_that_forgets_its_note_leaves_none() {
     assert_eq!(take(&path).unwrap().previous(), None);
 }
 
+// What happened: a resume right after `kill -9` was refused on a busy machine: the run was held by a process that had not
+// named itself yet.
+// Why: a supervisor forgets the note before the kernel takes the lock away with it, and what had no note was taken for a
+// holder that is about to write one. What stops it now: a note that was forgotten can be told from none.
+#[test]
+fn who_has_forgotten_its_note_is_about_to_let_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.lock");
+    let ending = take(&path).unwrap();
+    forget_note(&ending).unwrap();
+
+    let holder = RunLock::probe(&path).unwrap().unwrap();
+    assert!(holder.is_gone() && !holder.lives(), "{holder:?}");
+    let LockError::Held { holder, .. } = take(&path).unwrap_err() else { panic!("it is held") };
+    assert!(holder.is_gone(), "{holder}");
+    drop(ending);
+    assert_eq!(RunLock::probe(&path).unwrap(), None);
+    let next = take(&path).unwrap();
+    assert!(!RunLock::probe(&path).unwrap().unwrap().is_gone(), "it has named itself");
+    drop(next);
+}
+
 #[test]
 fn a_duplicate_keeps_the_lock_until_it_is_closed_too() {
     let folder = tempfile::tempdir().unwrap();
