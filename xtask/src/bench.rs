@@ -40,7 +40,7 @@ pub(crate) struct Options {
     /// Rounds, of which the median counts [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Only the topics whose name contains this text
+    /// Only the topics whose name contains this text, or one of several with commas between them
     #[arg(long)]
     only: Option<String>,
     /// The folder to write in, on the disk to be measured [default: bench in the target folder]
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         topics.push(topic(&bench)?);
     }
     if let Some(only) = &options.only {
-        topics.retain(|topic| topic.name.contains(only.as_str()));
+        topics.retain(|topic| only.split(',').any(|part| topic.name.contains(part)));
         ensure!(!topics.is_empty(), "there is no topic `{only}`");
     }
     let rounds = if options.short { 1 } else { options.rounds.unwrap_or(ROUNDS).max(1) };
