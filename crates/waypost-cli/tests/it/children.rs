@@ -214,6 +214,12 @@ fn files_that_cannot_be_run_are_refused_before_anything_is() {
         told.push_str(&format!("## {step}\n{}\n", rig.waypost(&["check", "flow.yaml"])));
     }
     check("child_errors", &told);
+    let comment = format!("{}\n", "# long".repeat(400 << 10));
+    rig.write("load.yaml", &format!("{comment}{load}"));
+    rig.write("flow.yaml", &format!("{comment}steps:\n  - {{workflow: load.yaml, params: {{day: x}}}}\n"));
+    let large = rig.waypost(&["check", "flow.yaml"]);
+    assert!(large.contains("are larger than 4 MiB together"), "{large}");
+    rig.write("load.yaml", load);
     rig.write("flow.yaml", "steps:\n  - {workflow: load.yaml, params: {day: x, n: '1${{ run.id }}'}}\n");
     check("child_param_at_run_time", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));
 }

@@ -22,6 +22,10 @@ use crate::suggest::listed;
 
 /// How a line begins that stands before the text of another file.
 const MARK: &str = "--- # file: ";
+/// What stands around the name of a file and its text in the copy of a run.
+const COPY_BYTES: usize = MARK.len() + 4;
+/// Bytes that JSON needs at most for one of a text.
+const ESCAPED_BYTES_MAX: usize = 6;
 /// How many files one within another may be: a branch is opened for each.
 const DEPTH_MAX: usize = 8;
 
@@ -98,6 +102,8 @@ impl Child {
 /// Where the files that one names are, and which of them are being read.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
+    /// The length of the first file, which has the others behind it in the copy of a run.
+    pub(super) first: usize,
     /// The texts of all that were found so far, by name.
     copies: BTreeMap<String, Arc<str>>,
     /// The folder of the first file, if others are read from the disk.
@@ -178,8 +184,11 @@ impl Family {
         })
     }
 
-    fn bytes(&self) -> usize {
-        self.copies.values().map(|text| text.len()).sum()
+    /// Returns how long the copy of a run is at most with one file more.
+    fn bytes_with(&self, name: &str, bytes: usize) -> usize {
+        let around = |name: &str| COPY_BYTES + ESCAPED_BYTES_MAX * name.len();
+        let copies = self.copies.iter().map(|(name, text)| around(name) + text.len());
+        self.first + copies.sum::<usize>() + around(name) + bytes
     }
 }
 
@@ -212,9 +221,9 @@ pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
             return None;
         }
     };
-    if bytes.len() + family.bytes() > FILE_BYTES_MAX {
+    if family.bytes_with(&name, bytes.len()) > FILE_BYTES_MAX {
         let message = format!(
-            "the files that it names are larger than {} MiB together",
+            "this file and those that it names are larger than {} MiB together",
             FILE_BYTES_MAX / (1024 * 1024)
         );
         checker.wrong(node, message, "a workflow names data files, it does not hold them");

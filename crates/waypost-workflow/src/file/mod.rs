@@ -122,6 +122,7 @@ impl Workflow {
 fn parse(bytes: &[u8], path: &Path, mut family: Family) -> Result<Workflow, FileError> {
     let whole = source(bytes, path)?;
     let own = family.separate(&whole.text);
+    family.first = own.len();
     let source = match own.len() == whole.text.len() {
         true => whole,
         false => Source::new(path.to_owned(), Arc::from(own)),
