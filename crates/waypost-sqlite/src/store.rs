@@ -243,11 +243,7 @@ impl SqliteStore {
     }
 
     /// Returns the folder of a run that is taken up, mended.
-    fn heal(
-        &self,
-        run: &RunId,
-        previous: Option<&Holder>,
-    ) -> Result<(Durability, Option<RunFolder>), StoreError> {
+    fn heal(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
         let frozen = self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
             view.frozen(id, run)
@@ -265,9 +261,9 @@ impl SqliteStore {
             let id = RunRow::get(view.connection, run)?.id;
             // A log that tells of more than there is stays as it is: it is the witness.
             if Lost::of(view, run, id, told)?.is_empty() {
-                folder.heal(NewestFirst::of(view, run)?, previous)
+                folder.heal(NewestFirst::of(view, run)?)
             } else {
-                folder.heal(std::iter::empty::<Result<Record, Failure>>(), previous)
+                folder.heal(std::iter::empty::<Result<Record, Failure>>())
             }
         })?;
         Ok((frozen.record().durability, Some(folder)))
@@ -361,7 +357,7 @@ impl Store for SqliteStore {
         };
         // Its last lease may have been dropped here, and not given back.
         self.teller.finish();
-        let (durability, folder) = self.heal(run, kernel_lock.previous())?;
+        let (durability, folder) = self.heal(run)?;
         self.hold(run, token, durability, folder);
         Ok(Lease::new(run.clone(), token, Some(kernel_lock)))
     }

@@ -23,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::disk::{Disk, DiskFile, Kind, Metadata, write_whole};
-use crate::lock::Holder;
 use crate::record::{Record, RunRecord};
 
 mod blobs;
@@ -124,18 +123,10 @@ impl RunFolder {
     /// missing. `newest_first` gives the records of all branches against the order of their commits, and is asked only until
     /// both files have one of them, or for [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
     ///
-    /// `previous` is who had the run before and did not let go of it. If that was since this machine was started, nothing that
-    /// was written was lost: then all that is older than the record with which a writer took the run up is there.
-    ///
     /// # Errors
     /// Those of `newest_first`. Troubles of the files themselves are remembered as for
     /// [`committed`](Self::committed).
-    pub fn heal<E>(
-        &self,
-        newest_first: impl Iterator<Item = Result<Record, E>>,
-        previous: Option<&Holder>,
-    ) -> Result<(), E> {
-        let is_kept = previous.is_some_and(Holder::same_boot);
+    pub fn heal<E>(&self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
         let removed = remove_leftovers(self.disk.as_ref(), &self.path)
             .and_then(|()| remove_folder(self.disk.as_ref(), &self.path.join(SCRATCH)));
         if let Err(source) = removed {
@@ -166,11 +157,7 @@ impl RunFolder {
             if unreported.is_none() && (is_enough || written.has(&record)) {
                 unreported = Some(count);
             }
-            let begins = record.header().resumed && record.header().branch.is_main();
             missing.push(record.without_body());
-            if unreported.is_none() && unlogged.is_some() && is_kept && begins {
-                unreported = Some(missing.len());
-            }
             if unlogged.is_some() && unreported.is_some() {
                 break;
             }

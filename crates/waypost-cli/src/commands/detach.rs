@@ -84,7 +84,9 @@ fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {
         Some("--detach") => OsString::from(OPTION),
         _ => word,
     });
-    let mut words: Vec<OsString> = given.collect();
+    // How much is said is for who listens.
+    let says = |word: &OsString| ["-q", "--quiet", "-v", "--verbose"].iter().any(|option| word == option);
+    let mut words: Vec<OsString> = given.filter(|word| !says(word)).collect();
     let options = words.iter().position(|word| word == OPTION).unwrap_or(words.len());
     let more = [OsString::from("-q")].into_iter();
     let id = ["--id", run.as_str()].into_iter().filter(|_| !has_id).map(OsString::from);

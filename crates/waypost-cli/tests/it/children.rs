@@ -219,6 +219,17 @@ fn files_that_cannot_be_run_are_refused_before_anything_is() {
     rig.write("flow.yaml", &format!("{comment}steps:\n  - {{workflow: load.yaml, params: {{day: x}}}}\n"));
     let large = rig.waypost(&["check", "flow.yaml"]);
     assert!(large.contains("are larger than 4 MiB together"), "{large}");
+    // Each names the next a dozen times: three thousand million in all.
+    for level in 0..8 {
+        let steps = format!("  - {{workflow: level-{}.yaml}}\n", level + 1).repeat(12);
+        rig.write(&format!("level-{level}.yaml"), &format!("steps:\n{steps}"));
+    }
+    rig.write("level-8.yaml", "steps: [{run: 'true'}]\n");
+    let many = rig.waypost(&["check", "level-1.yaml"]);
+    assert!(
+        many.starts_with("exit 78") && many.contains("more than 1000 steps that run another file"),
+        "{many}"
+    );
     rig.write("load.yaml", load);
     rig.write("flow.yaml", "steps:\n  - {workflow: load.yaml, params: {day: x, n: '1${{ run.id }}'}}\n");
     check("child_param_at_run_time", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));

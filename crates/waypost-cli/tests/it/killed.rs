@@ -43,3 +43,31 @@ fn nothing_is_left_when_supervisor_and_reaper_are_killed_together() {
         wait_until("the run to be free", || rig.call(&["resume", "r", "--dry-run"]).status.code() == Some(0));
     }
 }
+
+// A report that somebody took away comes back with what was finished in sessions before, also where the last one was killed.
+#[test]
+fn a_report_that_is_gone_comes_back_after_a_kill() {
+    let flow = "steps:\n  - {id: a, run: echo}\n  - {id: b, run: 'echo x >> begun; while [ ! -e go ]; do sleep 0.02; done'}\n";
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(flow).at(store);
+        let report = || {
+            ["kept/runs/r/report.md", "kept/waypost.db.waypost/runs/r/report.md"]
+                .map(|name| rig.path(name))
+                .into_iter()
+                .find(|path| path.exists())
+        };
+        for (count, args) in [(1, &["run", "flow.yaml", "--id", "r"][..]), (2, &["resume", "r"])] {
+            let running = rig.start(args);
+            rig.wait_for("begun", |text| text.lines().count() == count);
+            running.signal(libc::SIGKILL);
+            running.end();
+        }
+        std::fs::remove_file(report().expect("there is one")).unwrap();
+        rig.write("go", "");
+
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0), "{store}");
+
+        let text = std::fs::read_to_string(report().unwrap()).unwrap();
+        assert!(text.contains("## `a`: completed") && text.contains("## `b`: completed"), "{store}: {text}");
+    }
+}

@@ -364,7 +364,7 @@ fn a_detached_run_goes_on_by_itself() {
         assert_eq!(run(&["resume", "r", "-q"]).status.code(), Some(0));
         assert_eq!(rig.read("b.txt"), "14\n");
 
-        let named = run(&["run", "flow.yaml", "--detach"]);
+        let named = run(&["run", "flow.yaml", "-v", "--detach"]);
         let said = rig.told(&named);
         assert!(
             said.contains("goes on by itself, in process") && said.contains("waypost events flow-"),

@@ -28,6 +28,11 @@ const COPY_BYTES: usize = MARK.len() + 4;
 const ESCAPED_BYTES_MAX: usize = 6;
 /// How many files one within another may be: a branch is opened for each.
 const DEPTH_MAX: usize = 8;
+/// Steps that run another file, in all files together: each is a copy of all that is in that file, so that ten files that
+/// name one another ten times would be ten thousand million.
+const CHILDREN_MAX: usize = 1_000;
+/// Bytes that are read for them in all, as often as each is named.
+const CHILDREN_BYTES_MAX: usize = 4 * FILE_BYTES_MAX;
 
 /// Another file that a step runs.
 #[derive(Debug, Clone)]
@@ -110,6 +115,8 @@ pub(crate) struct Family {
     disk: Option<PathBuf>,
     /// The names of those around the one that is read, and its own; none for the first.
     around: Vec<String>,
+    /// How many steps that run one were found so far, and how much was read for them.
+    found: (usize, usize),
     /// What is wrong with those within.
     pub(super) wrong: Vec<FileError>,
 }
@@ -227,6 +234,16 @@ pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
             FILE_BYTES_MAX / (1024 * 1024)
         );
         checker.wrong(node, message, "a workflow names data files, it does not hold them");
+        return None;
+    }
+    let (count, read) = checker.family.found;
+    checker.family.found = (count + 1, read + bytes.len());
+    if count >= CHILDREN_MAX || read + bytes.len() > CHILDREN_BYTES_MAX {
+        let mebibytes = CHILDREN_BYTES_MAX / (1024 * 1024);
+        let message = format!(
+            "more than {CHILDREN_MAX} steps that run another file, or {mebibytes} MiB of them, in all files together"
+        );
+        checker.wrong(node, message, "work on a list with `foreach`, with one such step in it");
         return None;
     }
     let workflow = parsed(checker, node, (&file, &name), &bytes)?;

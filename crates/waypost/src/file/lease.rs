@@ -136,8 +136,7 @@ impl FileStore {
         // Before anything is written.
         frozen::refuse_newer(self.disk.as_ref(), run, &paths)?;
         let mut writer = Writer::new(self.disk.clone(), run.clone(), paths, 0);
-        let previous = lock.as_ref().and_then(RunLock::previous);
-        writer.take_over(self.retention, &self.index(), previous)?;
+        writer.take_over(self.retention, &self.index())?;
         Ok(Self::seat_writer(&mut seat, writer, lock, holder))
     }
 
@@ -211,12 +210,7 @@ fn lock_error(error: LockError) -> StoreError {
 impl Writer {
     /// Takes over a run from its last writer, alive or dead: cleans up, finds the newest sound commit, and makes a
     /// greater token durable, under which the last one's is refused for good.
-    fn take_over(
-        &mut self,
-        retention: Option<u32>,
-        index: &IndexSource<'_>,
-        previous: Option<&Holder>,
-    ) -> Result<(), StoreError> {
+    fn take_over(&mut self, retention: Option<u32>, index: &IndexSource<'_>) -> Result<(), StoreError> {
         let disk = self.disk.clone();
         let history = self.paths.history();
         let failed =
@@ -266,7 +260,7 @@ impl Writer {
         self.mend_run_record()?;
         if let Some((_, Ok(record))) = frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
-            self.heal(index, previous)?;
+            self.heal(index)?;
         }
         Ok(())
     }
@@ -332,9 +326,9 @@ impl Writer {
     }
 
     /// Adds to `events.jsonl` and `report.md` what a crash kept out of them.
-    fn heal(&self, index: &IndexSource<'_>, previous: Option<&Holder>) -> Result<(), StoreError> {
+    fn heal(&self, index: &IndexSource<'_>) -> Result<(), StoreError> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        folder.heal(NewestFirst::new(self.reader(), index), previous)
+        folder.heal(NewestFirst::new(self.reader(), index))
     }
 }
 

@@ -10,7 +10,6 @@ use waypost::BranchPath;
 use waypost::disk::RealDisk;
 use waypost::events::{self, Event};
 use waypost::folder::{RunFolder, append_blob, read_blob};
-use waypost::lock::Holder;
 use waypost::record::{Ending, Failure, FailureKind, Phase, Record, RunStatus, Start, Try};
 use waypost::store::{BLOB_CHUNK_BYTES, StoreError};
 
@@ -36,7 +35,7 @@ impl Place {
     /// Takes the folder up again, as the next writer does, with what the store has.
     fn healed(&self, stored: &[Record]) -> RunFolder {
         let folder = self.folder();
-        folder.heal(newest_first(stored), None).unwrap();
+        folder.heal(newest_first(stored)).unwrap();
         assert!(folder.take_trouble().is_none());
         folder
     }
@@ -229,41 +228,10 @@ fn healing_asks_for_no_more_than_is_missing() {
 
     let mut asked = 0;
     let counted = newest_first(&records).inspect(|_| asked += 1);
-    place.folder().heal(counted, None).unwrap();
+    place.folder().heal(counted).unwrap();
 
     assert_eq!(asked, 3, "two that are missing, and the one that was last");
     assert_eq!(place.events(), lines_of(&records));
-}
-
-// Each of a hundred crashes in a row, without a step that came to something, made the next resume read one record more.
-#[test]
-fn healing_looks_no_further_back_than_a_kill_could_take_anything() {
-    let place = Place::new();
-    let mut chain = Chain::new();
-    let mut records = vec![chain.completed("a")];
-    for _ in 0..100 {
-        let mut header = chain.links.header(&BranchPath::main());
-        (header.phase, header.resumed) = (Phase::Started, true);
-        records.push(chain.links.seal(header, &serde_json::json!({})));
-    }
-    records.push(chain.completed("b"));
-    let (last, before) = records.split_last().unwrap();
-    place.folder().committed(before);
-    place.folder().log(std::slice::from_ref(last));
-    let here = Holder::here(jiff::Timestamp::UNIX_EPOCH).unwrap();
-    let restarted = Holder { boot_id: "another".to_owned(), ..here.clone() };
-
-    for (previous, expected) in [(&restarted, 102), (&here, 2)] {
-        place.folder().committed(&[]);
-        let report = fs::read_to_string(place.path().join("report.md")).unwrap();
-        let mut asked = 0;
-        let counted = newest_first(&records).inspect(|_| asked += 1);
-        place.folder().heal(counted, Some(previous)).unwrap();
-        assert_eq!(asked, expected);
-        let healed = fs::read_to_string(place.path().join("report.md")).unwrap();
-        assert!(!report.contains("## `b`") && healed.contains("## `b`"), "{healed}");
-        fs::write(place.path().join("report.md"), report).unwrap();
-    }
 }
 
 #[test]
