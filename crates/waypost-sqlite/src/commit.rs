@@ -2,7 +2,8 @@
 //!
 //! Work is queued; whoever finds the queue empty leads: it gives others one turn of the runtime to queue theirs, then
 //! carries out all that waits in one transaction, with one sync. A single run pays no thread hop for that, and a
-//! hundred runs share a sync (docs/decisions/0004-commit-path.md).
+//! hundred runs share a sync (docs/decisions/0004-commit-path.md). Where many share commits, a thread leads for them
+//! (`crowd.rs`), so that their work goes on meanwhile.
 //!
 //! ```text
 //!   task A   queue --- yield --- [ BEGIN  A B C  COMMIT+sync ] [ BEGIN  D E ... ] ---> answer
@@ -28,6 +29,7 @@ use tokio::sync::oneshot;
 use waypost::record::Durability;
 use waypost::store::StoreError;
 
+use crate::crowd::Crowd;
 use crate::fault::{Failure, Fault};
 use crate::open::{self, Place};
 use crate::present::Present;
@@ -62,6 +64,7 @@ pub(crate) struct Writer {
     link: Mutex<Option<Link>>,
     poisoned: AtomicBool,
     commits: AtomicU64,
+    crowd: Crowd,
 }
 
 impl fmt::Debug for Writer {
@@ -131,6 +134,7 @@ impl Writer {
             link: Mutex::new(Some(link)),
             poisoned: AtomicBool::new(false),
             commits: AtomicU64::new(0),
+            crowd: Crowd::default(),
         }
     }
 
@@ -183,7 +187,7 @@ impl Writer {
             queue.push(job);
             queue.len() == 1
         };
-        if first {
+        if first && !self.crowd.takes_over(self) {
             let turn = Turn(Arc::clone(self));
             tokio::task::yield_now().await;
             drop(turn);
@@ -204,7 +208,7 @@ impl Writer {
     }
 
     /// Commits what waits until nothing waits, unless somebody else is at it.
-    fn lead(self: &Arc<Self>) {
+    pub(crate) fn lead(self: &Arc<Self>) {
         let mut groups = 0;
         loop {
             let mut guard = match self.link.try_lock() {
@@ -218,6 +222,7 @@ impl Writer {
                 if jobs.is_empty() {
                     break;
                 }
+                self.crowd.saw(jobs.len());
                 self.commit(guard.as_mut(), jobs);
                 groups += 1;
                 if groups >= LEAD_GROUPS_MAX
@@ -331,8 +336,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Waits until what is queued is committed, and nobody but the caller has this.
+    pub(crate) fn settle(&self) {
+        self.crowd.dissolve();
+    }
+
     /// Ends the connection, with a sync of what was acknowledged before one.
     pub(crate) fn close(&self) -> Result<(), StoreError> {
+        self.settle();
         let Some(link) = lock(&self.link).take() else { return Ok(()) };
         if let Err(missing) = link.present.check_seen() {
             // The log is left as it is to those who have it now: `open::writer` has seen to that.

@@ -28,6 +28,7 @@ mod beside;
 mod branch;
 mod commit;
 mod counters;
+mod crowd;
 mod fault;
 mod frame;
 mod frozen;

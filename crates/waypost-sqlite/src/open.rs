@@ -16,6 +16,7 @@ use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
 use crate::beside;
+use crate::crowd::is_shared_by_many;
 use crate::fault::Fault;
 use crate::schema;
 use crate::tips::Frames;
@@ -26,6 +27,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at up to
 /// 0.7 ms a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
 const CHECKPOINT_PAGES: i32 = 256;
+/// The same while many share commits: those write many pages each, most of them anew before the log is copied.
+const CHECKPOINT_PAGES_SHARED: i32 = 1_024;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
 /// Pause before the journal mode is asked for again while another process makes the same store.
@@ -225,6 +228,13 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
     }
 }
 
+/// As [`reader`], of a database whose version can be read.
+pub(crate) fn checked_reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
+    let reader = reader(place, options)?;
+    schema::check(&reader, place)?;
+    Ok(reader)
+}
+
 /// Opens a connection that keeps the database to itself, shares no memory, and leaves the log as it is.
 fn alone(place: &Place) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -299,7 +309,8 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
 /// the kernel tells of it only once, and commits of `async` runs may depend on it.
 fn watch_checkpoints(connection: &mut Connection) -> rusqlite::Result<()> {
     connection.wal_hook(Some(|log: &mut rusqlite::hooks::Wal, pages| {
-        if pages < CHECKPOINT_PAGES {
+        let limit = if is_shared_by_many() { CHECKPOINT_PAGES_SHARED } else { CHECKPOINT_PAGES };
+        if pages < limit {
             return Ok(());
         }
         match log.checkpoint() {

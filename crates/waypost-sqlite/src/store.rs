@@ -42,7 +42,8 @@ const TRIM_TRIES_MAX: u32 = 3;
 /// A call does its work on the thread that polls it, and so does the commit for all tasks that wait: a hop to another
 /// thread would cost more than the work. On a current-thread runtime, other tasks wait meanwhile: for a commit (as
 /// long as the disk takes to sync), or for another process that is writing, at most
-/// [`busy_timeout`](SqliteOptions::busy_timeout).
+/// [`busy_timeout`](SqliteOptions::busy_timeout). While eight or more share commits, a thread of the store makes them,
+/// and the tasks go on.
 ///
 /// Commits of runs with durability `async` do not wait for the disk: SQLite then syncs the log only when it copies it
 /// into the database. The last commit of such a run, and one at least every second in which there are commits, are
@@ -105,7 +106,7 @@ impl SqliteStore {
         options: SqliteOptions,
     ) -> Result<Self, StoreError> {
         // What writes has seen to the schema, and what it is not busy with it can read.
-        let reader = if writer.is_none() { Some(open_reader(&place, &options)?) } else { None };
+        let reader = if writer.is_none() { Some(open::checked_reader(&place, &options)?) } else { None };
         Ok(Self {
             options,
             place,
@@ -170,7 +171,7 @@ impl SqliteStore {
         let idle = self.writer.as_ref().filter(|writer| writer.commits() <= COMMITS_BEFORE_READER);
         match idle.and_then(|writer| writer.borrow()) {
             Some(borrowed) => read(borrowed.connection()),
-            None => read(reader.insert(open_reader(&self.place, &self.options)?)),
+            None => read(reader.insert(open::checked_reader(&self.place, &self.options)?)),
         }
     }
 
@@ -274,10 +275,12 @@ impl SqliteStore {
     }
 }
 
-fn open_reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
-    let reader = open::reader(place, options)?;
-    schema::check(&reader, place)?;
-    Ok(reader)
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.writer {
+            writer.settle();
+        }
+    }
 }
 
 impl fmt::Display for SqliteStore {

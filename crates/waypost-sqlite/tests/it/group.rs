@@ -14,10 +14,10 @@ use crate::support::{Site, Writing};
 /// Long enough for any disk; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
-async fn writers(store: &Arc<SqliteStore>, count: usize) -> Vec<Writing> {
+async fn writers(store: &Arc<SqliteStore>, count: usize, durability: Durability) -> Vec<Writing> {
     let mut writers = Vec::new();
     for index in 0..count {
-        writers.push(Writing::begin(store, &format!("r-{index}"), Durability::Async).await);
+        writers.push(Writing::begin(store, &format!("r-{index}"), durability).await);
     }
     writers
 }
@@ -27,7 +27,7 @@ async fn commits_per_append() -> f64 {
     const APPENDS: usize = 10;
     let site = Site::new();
     let store = site.open();
-    let writers = writers(&store, TASKS).await;
+    let writers = writers(&store, TASKS, Durability::Sync).await;
     let before = store.commits();
 
     let tasks = writers.into_iter().map(|mut writing| {
@@ -48,7 +48,7 @@ async fn commits_per_append() -> f64 {
 async fn a_hundred_tasks_of_one_thread_share_commits() {
     let share = commits_per_append().await;
 
-    assert!(share < 0.05, "{share} commits for each append");
+    assert!(share < 0.5, "{share} commits for each append");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,6 +56,29 @@ async fn a_hundred_tasks_of_two_threads_share_commits() {
     let share = commits_per_append().await;
 
     assert!(share < 0.5, "{share} commits for each append");
+}
+
+#[tokio::test]
+async fn while_many_share_commits_their_tasks_go_on() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writers = writers(&store, 16, Durability::Async).await;
+    let answers = join_all(writers.iter_mut().map(Writing::step)).await;
+    assert!(answers.iter().all(Result::is_ok), "they are known as many now: {answers:?}");
+    let other = site.tables();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+
+    // On the one thread that there is, nobody could let go while somebody waited for that.
+    let lets_go = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        other.execute_batch("COMMIT").unwrap();
+    };
+    let steps = join_all(writers.iter_mut().map(Writing::step));
+    let (answers, ()) = tokio::time::timeout(HANG, async { tokio::join!(steps, lets_go) }).await.unwrap();
+
+    assert!(answers.iter().all(|answer| matches!(answer, Ok(Appended::Now))), "{answers:?}");
+    drop((writers, store, other));
+    assert!(!site.file().with_extension("db-wal").exists(), "what committed has let go of the database");
 }
 
 #[tokio::test]
@@ -76,7 +99,7 @@ async fn a_task_alone_commits_each_append_once() {
 async fn more_tasks_than_fit_one_transaction_all_get_their_answer() {
     let site = Site::new();
     let store = site.open();
-    let mut writers = writers(&store, 600).await;
+    let mut writers = writers(&store, 600, Durability::Async).await;
     let before = store.commits();
 
     let answers = tokio::time::timeout(HANG, join_all(writers.iter_mut().map(Writing::step))).await.unwrap();
@@ -91,7 +114,7 @@ async fn more_tasks_than_fit_one_transaction_all_get_their_answer() {
 async fn a_dropped_append_leaves_nobody_waiting() {
     let site = Site::new();
     let store = site.open();
-    let mut writers = writers(&store, 2).await;
+    let mut writers = writers(&store, 2, Durability::Async).await;
     let (first, second) = writers.split_at_mut(1);
 
     let mut dropped = Box::pin(first[0].step());
@@ -151,7 +174,7 @@ async fn a_body_made_from_one_before_the_last_survives_a_trim() {
 async fn what_is_refused_does_not_hinder_its_neighbours() {
     let site = Site::new();
     let store = site.open();
-    let mut writers = writers(&store, 3).await;
+    let mut writers = writers(&store, 3, Durability::Async).await;
     let stale = Lease::new(writers[1].lease.run().clone(), 7, None);
     let before = store.commits();
 
@@ -171,7 +194,7 @@ async fn what_is_refused_does_not_hinder_its_neighbours() {
 async fn what_fails_half_way_does_not_hinder_its_neighbours() {
     let site = Site::new();
     let store = site.open();
-    let mut writers = writers(&store, 3).await;
+    let mut writers = writers(&store, 3, Durability::Async).await;
     site.tables()
         .execute_batch(
             "CREATE TRIGGER boom BEFORE INSERT ON records WHEN NEW.external = 'boom'
