@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// List the checkpoints of a run
     Checkpoints(CheckpointsArgs),
+    /// Have a checkpoint written of where a run stands, with a label to find it by
+    Checkpoint(CheckpointArgs),
     /// Print the events of a run, oldest first
     Events(EventsArgs),
     /// Print what steps printed
@@ -311,7 +313,7 @@ pub(crate) enum StatusName {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]")]
     pub(crate) run: Option<String>,
     /// Show only this step, in full
@@ -362,7 +364,7 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]", conflicts_with = "all")]
     pub(crate) run: Option<String>,
     /// Check every run of the store
@@ -413,13 +415,13 @@ pub(crate) struct PruneArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RollbackArgs {
-    /// Checkpoint to go back to: RUN@SEQ
+    /// Checkpoint to go back to: RUN@SEQ or RUN@LABEL
     pub(crate) checkpoint: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ForkArgs {
-    /// Checkpoint to begin with: RUN@SEQ, or a run for its newest
+    /// Checkpoint to begin with: RUN@SEQ or RUN@LABEL, or a run for its newest
     pub(crate) checkpoint: String,
     /// Go on with this workflow file; finished steps that it touches run again, with all after them
     #[arg(long, value_name = "FILE")]
@@ -440,7 +442,7 @@ pub(crate) struct ForkArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
-    /// Checkpoint: RUN@SEQ, or a run for its newest
+    /// Checkpoint: RUN@SEQ or RUN@LABEL, or a run for its newest
     pub(crate) before: String,
     /// The other one
     pub(crate) after: String,
@@ -465,6 +467,15 @@ pub(crate) struct SignalArgs {
     /// What it brings: JSON, or else a text
     #[arg(allow_negative_numbers = true)]
     pub(crate) value: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// What to find it by: RUN@LABEL
+    #[arg(long)]
+    pub(crate) label: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -23,6 +23,7 @@ mod answer;
 mod branched;
 mod cancel;
 mod check;
+mod checkpoint;
 mod checkpoints;
 mod config;
 mod dead_letters;
@@ -215,6 +216,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Rollback(args) => travel::rollback(context, args).await,
         Command::Fork(args) => travel::fork(context, args).await,
         Command::Diff(args) => travel::diff(context, args).await,
+        Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

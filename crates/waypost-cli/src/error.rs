@@ -440,6 +440,7 @@ impl Error {
                 )),
             ),
             Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
+            Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
             Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
             Self::Run(RunError::NotSettled { .. }) => (
                 "not_settled",

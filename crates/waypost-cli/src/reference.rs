@@ -1,7 +1,8 @@
-//! What is meant by `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ` and `@`.
+//! What is meant by `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ` and `@`.
 
 use std::collections::BTreeSet;
 
+use waypost::engine::labelled;
 use waypost::record::{Flaw, RunStatus};
 use waypost::store::{Damage, RunQuery, Store, StoreError};
 use waypost::{BranchPath, RunId};
@@ -18,11 +19,19 @@ pub(crate) struct Reference {
     /// Name or beginning of it; none for the newest.
     pub(crate) run: Option<String>,
     /// The checkpoint, if one is meant.
-    pub(crate) checkpoint: Option<(BranchPath, u64)>,
+    checkpoint: Option<Checkpoint>,
+}
+
+/// A checkpoint as the user named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Checkpoint {
+    Number(BranchPath, u64),
+    /// By what `waypost checkpoint --label` gave it.
+    Label(String),
 }
 
 impl Reference {
-    /// Reads `RUN`, `RUN@SEQ`, `RUN/BRANCH@SEQ`; `@` stands for the newest run.
+    /// Reads `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`; `@` stands for the newest run.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let run = |text: &str| (text != "@").then(|| text.to_owned());
         if text == "@" || !text.contains(['@', '/']) {
@@ -31,17 +40,50 @@ impl Reference {
         let wrong = || {
             Error::usage(
                 format!("`{text}` names no run and no checkpoint"),
-                "write RUN, RUN@SEQ or RUN/BRANCH@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
+                "write RUN, RUN@SEQ, RUN@LABEL or RUN/BRANCH@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
             )
         };
         let (left, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
+        if left.is_empty() || seq.is_empty() {
+            return Err(wrong());
+        }
+        if !seq.bytes().all(|byte| byte.is_ascii_digit()) {
+            let label = Some(Checkpoint::Label(seq.to_owned())).filter(|_| !left.contains('/'));
+            return Ok(Self { run: run(left), checkpoint: Some(label.ok_or_else(wrong)?) });
+        }
         let seq: u64 = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
         let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
         if name.is_empty() {
             return Err(wrong());
         }
         let branch = parse_branch(branch)?;
-        Ok(Self { run: run(name), checkpoint: Some((branch, seq)) })
+        Ok(Self { run: run(name), checkpoint: Some(Checkpoint::Number(branch, seq)) })
+    }
+
+    /// Finds the run that is meant, and the place of the checkpoint, if one is.
+    ///
+    /// # Errors
+    /// Those of [`find`]; [`Error::NotFound`]: no checkpoint has that label.
+    pub(crate) async fn locate(
+        &self,
+        store: &dyn Store,
+        default: Default,
+    ) -> Result<(RunId, Option<(BranchPath, u64)>), Error> {
+        let run = find(store, self.run.as_deref(), default).await?;
+        let at = match &self.checkpoint {
+            None => None,
+            Some(Checkpoint::Number(branch, seq)) => Some((branch.clone(), *seq)),
+            Some(Checkpoint::Label(label)) => {
+                let found = labelled(store, &run, label).await?.ok_or_else(|| {
+                    Error::not_found(
+                        format!("checkpoint with label `{label}` in run {run}"),
+                        format!("`waypost checkpoints {run}` lists them"),
+                    )
+                })?;
+                Some((found.branch, found.seq))
+            }
+        };
+        Ok((run, at))
     }
 }
 
@@ -181,12 +223,16 @@ pub(crate) fn no_run(name: &str) -> Error {
 mod tests {
     use waypost::BranchPath;
 
-    use super::Reference;
+    use super::{Checkpoint, Reference};
 
     fn parsed(text: &str) -> String {
         match Reference::parse(text) {
             Ok(Reference { run, checkpoint }) => {
-                let at = checkpoint.map(|(branch, seq)| format!(" {branch} {seq}")).unwrap_or_default();
+                let at = checkpoint.map(|checkpoint| match checkpoint {
+                    Checkpoint::Number(branch, seq) => format!(" {branch} {seq}"),
+                    Checkpoint::Label(label) => format!(" labelled {label}"),
+                });
+                let at = at.unwrap_or_default();
                 format!("{}{at}", run.as_deref().unwrap_or("newest"))
             }
             Err(error) => format!("error: {error}"),
@@ -201,8 +247,10 @@ mod tests {
         assert_eq!(parsed("r-1@3"), "r-1 main 3");
         assert_eq!(parsed("r-1/each:eu%40x@3"), "r-1 each:eu%40x 3");
         assert_eq!(parsed("r-1/a:b/c:d@3"), "r-1 a:b/c:d 3");
+        assert_eq!(parsed("r-1@before-load"), "r-1 labelled before-load");
+        assert_eq!(parsed("@@v1.2"), "newest labelled v1.2");
         assert!(BranchPath::new("each:eu%40x").is_ok());
-        for wrong in ["r-1@", "r-1@0", "r-1@x", "@3", "r-1/main", "r-1/x@3", "/main@3"] {
+        for wrong in ["r-1@", "r-1@0", "r-1/main@x", "@3", "@x", "r-1/main", "r-1/x@3", "/main@3"] {
             assert!(parsed(wrong).starts_with("error: "), "{wrong}: {}", parsed(wrong));
         }
     }

@@ -243,6 +243,9 @@ pub(crate) struct CheckpointView {
     pub(crate) prev: Option<String>,
     pub(crate) basis: Option<u64>,
     pub(crate) sound: bool,
+    /// By which it can be named, where a person gave it one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<String>,
     /// What is wrong with it, where something is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
@@ -494,6 +497,15 @@ pub(crate) struct StoppedView {
     pub(crate) status: RunStatus,
     /// It was running, and this call stopped it.
     pub(crate) stopped: bool,
+}
+
+/// The answer of `checkpoint`.
+#[derive(Debug, Serialize)]
+pub(crate) struct MarkedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) checkpoint: String,
+    pub(crate) label: Option<String>,
 }
 
 /// The answer of `logs`.

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::{Digest, RunId};
 use waypost::lock::{Holder, LockError, RunLock};
-use waypost::store::{Renewal, Signal, SignalKind, Signalled, StoreError};
+use waypost::store::{Renewal, Signal, Signalled, StoreError};
 
 use crate::counters;
 use crate::fault::{Failure, Fault};
@@ -113,7 +113,7 @@ pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<
         Some(row) if row.fence(run, token).is_ok() => {
             // A message that is damaged does not end the run; whoever asks for all of them is told.
             let sound = pending(connection, row.id)?.into_iter().flatten();
-            let asks = |signal: &Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+            let asks = |signal: &Signal| signal.kind.is_for_the_run();
             Ok(Renewal::Held(sound.filter(asks).collect()))
         }
         _ => Ok(Renewal::Lost),

@@ -26,6 +26,7 @@ mod attempt;
 mod back;
 mod begin;
 mod branches;
+mod by_hand;
 mod cancel;
 mod carry;
 pub(crate) mod chain;
@@ -60,6 +61,7 @@ mod take_up;
 mod travel;
 
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
+pub use by_hand::{MARK, labelled};
 pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{

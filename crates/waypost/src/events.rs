@@ -519,7 +519,7 @@ impl Told<'_> {
             }
         }
         // How the run stands may be written on any branch: on one that the last batch had a record of.
-        let Some(status) = header.status else { return };
+        let Some(status) = header.status.filter(|_| !header.stands_as_before()) else { return };
         let what = match status {
             RunStatus::Queued | RunStatus::Running => return,
             RunStatus::Waiting => EventKind::RunWaiting,

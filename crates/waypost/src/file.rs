@@ -41,7 +41,7 @@ use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
     Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
-    Scanned, Signal, SignalKind, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
+    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
 };
 
 mod create;
@@ -229,7 +229,7 @@ impl Store for FileStore {
             let answer = self.with_writer(lease, |writer| {
                 writer.check_newest()?;
                 let mut asked = signals::pending(&writer.reader(), Some(&writer.consumed))?;
-                asked.retain(|signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel));
+                asked.retain(|signal| signal.kind.is_for_the_run());
                 Ok(asked)
             });
             answers.push(match answer {

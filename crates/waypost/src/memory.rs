@@ -20,8 +20,8 @@ use crate::record::{Record, SealedRun};
 use crate::store::retention::{self, Mark};
 use crate::store::{
     Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Guard, Head, Heads, Lease, PAGE_ITEMS_MAX,
-    Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, SignalKind, Signalled, Store, StoreError,
-    TrimMode, Trimmed, check_blob_name,
+    Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode,
+    Trimmed, check_blob_name,
 };
 
 mod hooks;
@@ -193,7 +193,7 @@ impl Store for MemoryStore {
         let kept = self.open()?;
         let answer = |lease: &&Lease| match kept.runs.get(lease.run()) {
             Some(run) if run.check(lease).is_ok() => {
-                let asks = |signal: &&Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+                let asks = |signal: &&Signal| signal.kind.is_for_the_run();
                 let pending = run.signals.iter().filter(|(_, consumed)| !consumed).map(|(signal, _)| signal);
                 Renewal::Held(pending.filter(asks).cloned().collect())
             }

@@ -53,7 +53,7 @@ pub use query::{
 /// - `acquire_raises_the_token`: every lease has a greater token than all before it.
 /// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease can be acquired at once,
 ///   and the old one is refused.
-/// - `renew_tells_of_stop_requests`: a pending stop or cancel signal is answered by [`renew`](Self::renew) until it is
+/// - `renew_tells_of_stop_requests`: a pending stop, cancel or wish for a checkpoint is answered by [`renew`](Self::renew) until it is
 ///   consumed; a lost lease is told as lost.
 /// - `heads_are_the_newest_of_open_branches`: in the order in which the branches were opened; a branch whose newest
 ///   header has `end` is not among them.

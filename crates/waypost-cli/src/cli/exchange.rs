@@ -10,7 +10,7 @@ use crate::time;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Checkpoint: RUN@SEQ, or a run for its newest
+    /// Checkpoint: RUN@SEQ or RUN@LABEL, or a run for its newest
     pub(crate) checkpoint: String,
     /// The file to write
     pub(crate) file: PathBuf,

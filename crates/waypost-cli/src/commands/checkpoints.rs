@@ -1,5 +1,6 @@
 //! `waypost checkpoints`: the records of a run, each read and checked.
 
+use waypost::engine::MARK;
 use waypost::record::Record;
 use waypost::store::{Damage, Scan, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
@@ -76,6 +77,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
         prev: header.prev.map(|digest| digest.to_string()),
         basis: header.basis(),
         sound: true,
+        label: header.labels.get(MARK).cloned(),
         error: None,
     }
 }
@@ -98,6 +100,7 @@ fn of_damage(damage: &Damage) -> CheckpointView {
         prev: None,
         basis: None,
         sound: false,
+        label: None,
         error: Some(damage.flaw.to_string()),
     }
 }
@@ -126,10 +129,11 @@ pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
             view.reference.clone(),
             view.created_at.map(time::utc).unwrap_or_default(),
             view.phase.unwrap_or_default().to_owned(),
-            view.step
-                .as_ref()
-                .map(|step| format!("{step}{}", attempt.unwrap_or_default()))
-                .unwrap_or_default(),
+            match (&view.step, &view.label) {
+                (Some(step), _) => format!("{step}{}", attempt.unwrap_or_default()),
+                (None, Some(label)) => format!("label: {label}"),
+                (None, None) => String::new(),
+            },
             view.started.join(", "),
             view.bytes.map(|bytes| bytes.to_string()).unwrap_or_default(),
             if view.sound { "sound".to_owned() } else { "DAMAGED".to_owned() },

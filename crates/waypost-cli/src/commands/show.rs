@@ -35,9 +35,10 @@ const VALUE_CHARACTERS_MAX: usize = 40;
 pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
     let store = context.store(None, place::Access::Read)?;
-    let name = reference.as_ref().and_then(|reference| reference.run.as_deref());
-    let run = find(store.as_ref(), name, Default::Newest).await?;
-    let at = reference.and_then(|reference| reference.checkpoint);
+    let (run, at) = match reference {
+        Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
+        None => (find(store.as_ref(), None, Default::Newest).await?, None),
+    };
     let named = args.step.as_deref().map(StepRef::parse);
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;

@@ -20,14 +20,13 @@ use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
-use crate::reference::{Default as Meant, Reference, find};
+use crate::reference::{Default as Meant, Reference};
 use crate::surroundings::{self, Local};
 use crate::view::{DiffView, RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let Reference { run, checkpoint } = Reference::parse(&args.checkpoint)?;
-    let run = find(store.as_ref(), run.as_deref(), Meant::Newest).await?;
+    let (run, checkpoint) = Reference::parse(&args.checkpoint)?.locate(store.as_ref(), Meant::Newest).await?;
     let Some((branch, seq)) = checkpoint else {
         return Err(Error::usage(
             format!("`{}` names no checkpoint to go back to", args.checkpoint),
@@ -140,8 +139,7 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
 
 /// Finds a checkpoint; of a run alone, the newest one of its main branch.
 pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
-    let Reference { run, checkpoint } = Reference::parse(text)?;
-    let run = find(store, run.as_deref(), Meant::Newest).await?;
+    let (run, checkpoint) = Reference::parse(text)?.locate(store, Meant::Newest).await?;
     let (branch, seq) = match checkpoint {
         Some(checkpoint) => checkpoint,
         None => {

@@ -31,10 +31,12 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         return verify_all(context, store.as_ref()).await;
     }
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
-    let name = reference.as_ref().and_then(|reference| reference.run.as_deref());
-    let run = find(store.as_ref(), name, Default::Newest).await?;
+    let (run, at) = match reference {
+        Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
+        None => (find(store.as_ref(), None, Default::Newest).await?, None),
+    };
     let mut view = verify_run(store.as_ref(), &run).await?;
-    if let Some((branch, seq)) = reference.and_then(|reference| reference.checkpoint) {
+    if let Some((branch, seq)) = at {
         only(&mut view, &CheckpointRef { run: run.clone(), branch, seq })?;
     } else {
         view.errors.extend(store.inspect(None).await?);

@@ -24,6 +24,7 @@ mod killed;
 mod limits;
 mod looking;
 mod lost;
+mod marking;
 mod new;
 mod newer;
 mod once;

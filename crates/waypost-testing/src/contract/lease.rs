@@ -112,7 +112,7 @@ pub async fn release_frees(fixture: impl StoreFixture) {
 }
 
 fn asked(answers: &[Renewal]) -> Vec<Vec<&str>> {
-    let asks = |signal: &&Signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel);
+    let asks = |signal: &&Signal| signal.kind.is_for_the_run();
     let ids = |answer: &'static str| vec![answer];
     answers
         .iter()
@@ -123,7 +123,7 @@ fn asked(answers: &[Renewal]) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// A pending stop or cancel is answered until it is consumed; a lost lease is told as lost.
+/// A pending stop, cancel or wish for a checkpoint is answered until it is consumed; a lost lease is told as lost.
 pub async fn renew_tells_of_stop_requests(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -135,13 +135,14 @@ pub async fn renew_tells_of_stop_requests(mut fixture: impl StoreFixture) {
     assert_eq!(store.renew(&[]).await.unwrap(), []);
 
     store.signal(&run, &signal("z", SignalKind::Stop)).await.unwrap();
+    store.signal(&run, &signal("m", SignalKind::Checkpoint { label: None })).await.unwrap();
     store.signal(&run, &signal("a", SignalKind::Cancel)).await.unwrap();
     for _ in 0..2 {
-        assert_eq!(asked(&store.renew(&[&calm, &lease]).await.unwrap()), [vec![], vec!["z", "a"]]);
+        assert_eq!(asked(&store.renew(&[&calm, &lease]).await.unwrap()), [vec![], vec!["z", "m", "a"]]);
     }
 
     let mut batch = links.step();
-    batch.consumed = vec!["z".to_owned()];
+    batch.consumed = vec!["z".to_owned(), "m".to_owned()];
     store.append(&lease, batch).await.unwrap();
     assert_eq!(asked(&store.renew(&[&lease]).await.unwrap()), [["a"]]);
 

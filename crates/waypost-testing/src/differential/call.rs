@@ -7,7 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use waypost::record::{Record, SealedRun};
 use waypost::store::{
-    Appended, Batch, Damage, Lease, Renewal, RunQuery, Scan, Signal, SignalKind, Store, StoreError, TrimMode,
+    Appended, Batch, Damage, Lease, Renewal, RunQuery, Scan, Signal, Store, StoreError, TrimMode,
 };
 use waypost::{BranchPath, RunId};
 
@@ -213,8 +213,7 @@ fn asked(answer: &Renewal) -> Vec<String> {
     match answer {
         Renewal::Lost => vec!["lost".to_owned()],
         Renewal::Held(signals) => {
-            let asks =
-                signals.iter().filter(|signal| matches!(signal.kind, SignalKind::Stop | SignalKind::Cancel));
+            let asks = signals.iter().filter(|signal| signal.kind.is_for_the_run());
             asks.map(|signal| signal.id.clone()).collect()
         }
     }

@@ -7,11 +7,11 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{Body, Claim, Ending, Pack, Phase, Reason, Record, RunStatus, Verdict};
+use crate::record::{Claim, Ending, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, Draft, body_as_it_stands};
 use super::recheck::{Trust, judge};
 use super::snapshot::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
 use super::stand::survey;
@@ -141,17 +141,11 @@ impl Engine {
             drafts.push(draft);
         }
         if let Some(last) = drafts.last_mut() {
-            (last.end, last.status) = (header.end, header.status);
-            last.failed = header.failure().filter(|_| header.status == Some(RunStatus::Failed));
+            last.keep_standing(&newest);
         }
-        let (codec, schema) =
-            header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
-        let at = || header.reference().to_string();
-        let trimmed = || RunError::NoState { at: at(), why: "retention dropped its state".to_owned() };
-        let state = newest.state_bytes().ok_or_else(trimmed)?;
         let unwritable =
             |source| RunError::Serialize { run: lease.run().clone(), step: Some(step.clone()), source };
-        let body = Body::opaque(&position, state, codec, schema).map_err(unwritable)?;
+        let body = body_as_it_stands(&newest, &position)?;
         chain.seal(&drafts, body, self.clock.now(), records).map_err(unwritable)
     }
 }

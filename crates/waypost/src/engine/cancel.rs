@@ -5,11 +5,11 @@
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{
-    Body, End, FrontierEntry, Phase, Position, Reason, Record, RunStatus, Status, Try, Wait, WaitKind,
+    End, FrontierEntry, Phase, Position, Reason, Record, RunStatus, Status, Try, Wait, WaitKind,
 };
 use crate::store::{Batch, BatchId, Head, Lease, StoreExt as _, Summary};
 
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, Draft, body_as_it_stands};
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, RunError};
 
@@ -119,13 +119,8 @@ impl Engine {
         let mut draft = Draft::new(phase, Reason::Cancel, None, Try::default());
         draft.end = Some(End::Cancelled);
         draft.status = header.branch.is_main().then_some(RunStatus::Cancelled);
-        let (codec, schema) =
-            header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
-        let at = || header.reference().to_string();
-        let trimmed = || RunError::NoState { at: at(), why: "retention dropped its state".to_owned() };
-        let state = newest.state_bytes().ok_or_else(trimmed)?;
         let unwritable = |source| RunError::Serialize { run: lease.run().clone(), step: None, source };
-        let body = Body::opaque(&position, state, codec, schema).map_err(unwritable)?;
+        let body = body_as_it_stands(newest, &position)?;
         chain.seal(&[draft], body, self.clock.now(), records).map_err(unwritable)
     }
 }

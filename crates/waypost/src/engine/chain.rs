@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Reason, Record, Repeated, RunStatus,
-    SealedRun, Start, Try,
+    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record, Repeated,
+    RunStatus, SealedRun, Start, Try,
 };
 use crate::store::FIRST_TOKEN;
 
-use super::Told;
+use super::{RunError, Told};
 
 /// What is to be written, before it has a place in the chain.
 #[derive(Debug, Clone)]
@@ -62,6 +62,34 @@ impl Draft {
             stand: None,
         }
     }
+}
+
+impl Draft {
+    /// Says how the run and the branch stand, as the record behind which it is written says it.
+    pub(crate) fn keep_standing(&mut self, newest: &Record) {
+        let header = newest.header();
+        (self.end, self.status) = (header.end, header.status);
+        self.failed = header.failure().filter(|_| header.status == Some(RunStatus::Failed));
+    }
+}
+
+/// Makes the body of a record behind `newest` that leaves its state as it is.
+///
+/// # Errors
+/// [`RunError::NoState`]: retention dropped it.
+pub(crate) fn body_as_it_stands(newest: &Record, position: &Position) -> Result<Body, RunError> {
+    let header = newest.header();
+    let trimmed = || RunError::NoState {
+        at: header.reference().to_string(),
+        why: "retention dropped its state".to_owned(),
+    };
+    let state = newest.state_bytes().ok_or_else(trimmed)?;
+    let (codec, schema) = header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
+    Body::opaque(position, state, codec, schema).map_err(|source| RunError::Serialize {
+        run: header.run.clone(),
+        step: header.step.clone(),
+        source,
+    })
 }
 
 /// The end of a branch's chain, where the next record goes.

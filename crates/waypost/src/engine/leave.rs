@@ -1,10 +1,10 @@
 //! Leaving a branch at its failure: a person says that it is not to be tried again.
 
 use crate::id::{BranchPath, RunId};
-use crate::record::{Body, End, Phase, Reason, SkipCause};
+use crate::record::{End, Phase, Reason, SkipCause};
 use crate::store::{Batch, BatchId, Lease, StoreExt as _};
 
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, Draft, body_as_it_stands};
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, RunError};
 
@@ -41,16 +41,10 @@ impl Engine {
                 let why = "it has not ended as failed".to_owned();
                 return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
             }
-            let at = || header.reference().to_string();
-            let trimmed = || RunError::NoState { at: at(), why: "retention dropped its state".to_owned() };
-            let state = newest.state_bytes().ok_or_else(trimmed)?;
-            let position = position_of(&newest)?;
-            let (codec, schema) =
-                header.body.as_ref().map_or(("json", 0), |body| (body.codec.as_str(), body.schema));
+            let body = body_as_it_stands(&newest, &position_of(&newest)?)?;
             let step = header.step.clone();
             let unwritable =
                 |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };
-            let body = Body::opaque(&position, state, codec, schema).map_err(unwritable)?;
             let cause = SkipCause::Condition(LEFT.to_owned());
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.end = Some(End::Skipped);

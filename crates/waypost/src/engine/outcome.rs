@@ -161,6 +161,16 @@ pub enum RunError {
         /// Why.
         why: String,
     },
+    /// A checkpoint cannot be written under this label. Nothing changed.
+    #[error("a checkpoint of run {run} cannot be labelled `{label}`: {why}")]
+    NotMarked {
+        /// The run.
+        run: RunId,
+        /// The label.
+        label: String,
+        /// Why.
+        why: String,
+    },
     /// Evidence cannot be accepted as it is found. Nothing changed.
     #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
     NotAccepted {

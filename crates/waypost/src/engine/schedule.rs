@@ -381,7 +381,7 @@ impl<'a, P: Program> Session<'a, P> {
             let (wanted, value) = match signal.kind {
                 SignalKind::Answer { wait, value } => (Wanted::Answer(wait), value),
                 SignalKind::Named { name, value } => (Wanted::Signal(WaitKind::Signal(name)), value),
-                SignalKind::Stop | SignalKind::Cancel => continue,
+                SignalKind::Stop | SignalKind::Cancel | SignalKind::Checkpoint { .. } => continue,
             };
             let matches = |wait: &Wait| wanted.is(wait);
             let meant = |line: &Line<'_, P::State>| {

@@ -23,9 +23,10 @@ use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
 use crate::plan::{LeftOut, bound_as};
 use crate::record::{Definition, Failure, Pack, Phase, Reason, RunStatus, SealedRun};
-use crate::store::{Damage, Lease, Renewal, SignalKind, StoreError};
+use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
+use super::by_hand::mark;
 use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
@@ -75,6 +76,8 @@ pub(super) struct Session<'a, P: Program> {
     /// Steps that are told when the next commit is acknowledged.
     pub(super) kept: Vec<oneshot::Sender<()>>,
     pub(super) consumed: Vec<String>,
+    /// Checkpoints that were asked for: the id of the signal, and the label.
+    marks: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
     /// Names of the branches that the run has or is going to have, where its store keeps only so many; once asked for.
     pub(super) branches: Option<HashSet<BranchPath>>,
@@ -187,6 +190,7 @@ impl<'a, P: Program> Session<'a, P> {
             requests,
             kept: Vec::new(),
             consumed: Vec::new(),
+            marks: Vec::new(),
             adopt: None,
             branches: None,
             asks_anew: false,
@@ -333,6 +337,10 @@ impl<'a, P: Program> Session<'a, P> {
     /// Commits what happened in a turn; returns how the run stands if nothing goes on by itself after it.
     async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
         let status = self.standstill();
+        // The last record says how the run stands; whoever asked then writes it behind that.
+        if status.is_none() {
+            self.take_marks();
+        }
         if !self.dirty.is_empty() || status.is_some() {
             self.trim().await?;
             self.commit(status).await?;
@@ -495,11 +503,7 @@ impl<'a, P: Program> Session<'a, P> {
             match answer {
                 Renewal::Held(signals) => {
                     for signal in signals {
-                        if matches!(signal.kind, SignalKind::Stop) && !self.consumed.contains(&signal.id) {
-                            let by = if signal.sender.is_empty() { "waypost stop" } else { &signal.sender };
-                            self.options.stop.stop(StopLevel::Graceful, by);
-                            self.consumed.push(signal.id);
-                        }
+                        self.hear_signal(signal);
                     }
                 }
                 Renewal::Lost => {
@@ -514,6 +518,32 @@ impl<'a, P: Program> Session<'a, P> {
             self.deliver_all().await?;
         }
         Ok(())
+    }
+
+    fn hear_signal(&mut self, signal: Signal) {
+        if self.consumed.contains(&signal.id) {
+            return;
+        }
+        match signal.kind {
+            SignalKind::Stop => {
+                let by = if signal.sender.is_empty() { "waypost stop" } else { &signal.sender };
+                self.options.stop.stop(StopLevel::Graceful, by);
+                self.consumed.push(signal.id);
+            }
+            SignalKind::Checkpoint { label } if self.marks.iter().all(|(id, _)| *id != signal.id) => {
+                self.marks.push((signal.id, label));
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes the checkpoints that were asked for with what is written now.
+    fn take_marks(&mut self) {
+        for (id, label) in std::mem::take(&mut self.marks) {
+            self.main_mut().drafts.push(mark(label.as_deref(), &id));
+            self.mark_dirty(MAIN);
+            self.consumed.push(id);
+        }
     }
 
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {

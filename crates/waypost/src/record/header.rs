@@ -157,6 +157,12 @@ impl Header {
         }
     }
 
+    /// Says whether it only adds something to what the one before it says of the run: evidence that a person accepted, or
+    /// the label of a checkpoint.
+    pub fn stands_as_before(&self) -> bool {
+        matches!((&self.phase, self.reason), (Phase::Progress { .. }, Reason::Accept | Reason::Manual))
+    }
+
     /// Names the record as people write it.
     pub fn reference(&self) -> CheckpointRef {
         CheckpointRef { run: self.run.clone(), branch: self.branch.clone(), seq: self.seq }

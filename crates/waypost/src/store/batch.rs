@@ -132,6 +132,11 @@ pub enum SignalKind {
     Stop,
     /// Cancel, final.
     Cancel,
+    /// Write a checkpoint of where the run stands.
+    Checkpoint {
+        /// What to find it by.
+        label: Option<String>,
+    },
     /// The answer to the wait of this id.
     Answer {
         /// Id of the wait.
@@ -146,4 +151,14 @@ pub enum SignalKind {
         /// Its value.
         value: Value,
     },
+}
+
+impl SignalKind {
+    /// Says whether a session is told of it when it renews its lease: what asks something of the run, and not of a step.
+    pub fn is_for_the_run(&self) -> bool {
+        match self {
+            Self::Stop | Self::Cancel | Self::Checkpoint { .. } => true,
+            Self::Answer { .. } | Self::Named { .. } => false,
+        }
+    }
 }

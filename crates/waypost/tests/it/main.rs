@@ -34,6 +34,7 @@ mod keeping;
 mod lock;
 mod lost;
 mod many_items;
+mod marks;
 mod newer;
 mod other_graph;
 mod pages;

@@ -1,0 +1,26 @@
+//! `waypost checkpoint`: a checkpoint of where a run stands, with a name that a person gives it.
+
+use waypost::engine::Engine;
+
+use super::Context;
+use crate::cli::CheckpointArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place::Access;
+use crate::reference::{Default, find};
+use crate::view::{MarkedView, VERSION};
+
+pub(crate) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let label = args.label.as_deref();
+    let at = Engine::new(store).checkpoint(&run, label).await?.to_string();
+    if context.output.json {
+        let run = run.to_string();
+        context.output.document(&MarkedView { v: VERSION, run, checkpoint: at, label: args.label })?;
+        return Ok(Exit::Done);
+    }
+    let named = label.map(|label| format!(", also {run}@{label}")).unwrap_or_default();
+    context.output.answer(&format!("Checkpoint {at}{named}"))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,172 @@
+//! Checkpoints that a person asks for: the run stands where it stood, under a name that it can be found by.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
+use crate::record::{Phase, Reason, Try};
+use crate::store::{
+    Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _,
+};
+
+use super::chain::{Chain, Draft, body_as_it_stands};
+use super::snapshot::{Snapshot, position_of};
+use super::{Engine, RunError};
+
+/// The name of the label, and the key of the progress, of such a checkpoint.
+pub const MARK: &str = "mark";
+/// Longest label.
+const LABEL_BYTES_MAX: usize = 64;
+/// How often is looked whether the session of a live run has written it.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// Has a checkpoint written of where the main branch of a run stands, with `label` to find it by. A session that is
+    /// at work does that itself, within [`RENEW_INTERVAL`](super::RENEW_INTERVAL); a run that nobody works on gets it
+    /// at once. Either way what the run does next is what it would have done. Returns when it is durable.
+    ///
+    /// A label need not be unique: the newest counts.
+    ///
+    /// # Errors
+    /// - [`RunError::NotMarked`]: the label is no name. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody else is at it for a moment. With
+    ///   [`StoreError::Damaged`]: its newest record is not sound; resume it first.
+    /// - [`RunError::NoState`]: retention dropped what it stands at.
+    pub async fn checkpoint(&self, run: &RunId, label: Option<&str>) -> Result<CheckpointRef, RunError> {
+        check_label(run, label)?;
+        let now = self.clock.now();
+        let (nanosecond, process) = (now.as_nanosecond().to_le_bytes(), std::process::id().to_le_bytes());
+        let id = Digest::of_parts([label.unwrap_or_default().as_bytes(), &nanosecond, &process]).to_string();
+        let id = format!("mark-{}", &id[..24]);
+        let kind = SignalKind::Checkpoint { label: label.map(ToOwned::to_owned) };
+        let asked = Signal { id, kind, branch: None, sender: String::new(), created_at: now };
+        let mut is_asked = false;
+        loop {
+            let holder = self.store.run(run).await?.summary.holder;
+            if holder.is_some_and(|holder| !holder.is_gone()) {
+                if !is_asked {
+                    self.store.signal(run, &asked).await?;
+                    is_asked = true;
+                }
+                if let Some(at) = self.marked(run, &asked.id).await? {
+                    return Ok(at);
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+                continue;
+            }
+            self.store.wait_while_dying(run).await?;
+            let lease = match self.store.acquire(run, &BranchPath::main(), &self.holder()?).await {
+                // A session has begun meanwhile.
+                Err(StoreError::Held { holder: Some(holder), .. }) if !holder.is_gone() => continue,
+                lease => lease?,
+            };
+            // The session may have written it before it ended.
+            let marked = match self.marked(run, &asked.id).await {
+                Ok(None) => self.mark_under(&lease, label, &asked.id, is_asked).await,
+                Ok(Some(at)) => {
+                    self.store.release(lease, None).await?;
+                    return Ok(at);
+                }
+                Err(error) => Err(error),
+            };
+            if marked.is_err() {
+                let _ = self.store.release(lease, None).await;
+            }
+            return marked;
+        }
+    }
+
+    async fn marked(&self, run: &RunId, id: &str) -> Result<Option<CheckpointRef>, RunError> {
+        let scan = Scan { external: Some(id.to_owned()), ..Scan::of(run) };
+        let found = self.store.scan(&scan).await?;
+        Ok(found.records.first().map(|record| record.header().reference()))
+    }
+
+    /// Writes it under a lease, which the batch gives back.
+    async fn mark_under(
+        &self,
+        lease: &Lease,
+        label: Option<&str>,
+        id: &str,
+        is_asked: bool,
+    ) -> Result<CheckpointRef, RunError> {
+        let store = self.store.as_ref();
+        let snapshot = Snapshot::main(store, lease.run()).await?;
+        let newest = snapshot.newest();
+        if let Some(damage) = snapshot.damaged().next() {
+            return Err(StoreError::of_damage(damage.clone(), Some(newest.header().seq)).into());
+        }
+        let mut draft = mark(label, id);
+        draft.keep_standing(newest);
+        let at = newest.header().reference();
+        let at = CheckpointRef { seq: at.seq + 1, ..at };
+        let body = body_as_it_stands(newest, &position_of(newest)?)?;
+        let chain = Chain { token: lease.token(), ..Chain::behind(newest) };
+        let mut records = Vec::new();
+        chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(|source| RunError::Record {
+            run: lease.run().clone(),
+            step: None,
+            source,
+        })?;
+        let batch = Batch {
+            id: BatchId { token: lease.token(), count: 1 },
+            records,
+            consumed: is_asked.then(|| id.to_owned()).into_iter().collect(),
+            summary: snapshot.entry.summary.summary.clone(),
+            release: true,
+        };
+        let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
+        store.append(lease, batch).await.map_err(lost)?;
+        Ok(at)
+    }
+}
+
+/// Finds the newest checkpoint of a run that was written by [`Engine::checkpoint`] with this label.
+///
+/// # Errors
+/// Those of the store.
+pub async fn labelled(
+    store: &dyn Store,
+    run: &RunId,
+    label: &str,
+) -> Result<Option<CheckpointRef>, StoreError> {
+    let (label, order) = (Some((MARK.to_owned(), label.to_owned())), ScanOrder::NewestFirst);
+    let mut scan = Scan { branch: Some(BranchPath::main()), label, order, limit: 1, ..Scan::of(run) };
+    loop {
+        let found = store.scan(&scan).await?;
+        match (found.records.first(), found.next) {
+            (Some(record), _) => return Ok(Some(record.header().reference())),
+            (None, Some(cursor)) => scan.cursor = Some(cursor),
+            (None, None) => return Ok(None),
+        }
+    }
+}
+
+/// What is written for such a checkpoint, on whatever it stands.
+pub(super) fn mark(label: Option<&str>, id: &str) -> Draft {
+    let phase = Phase::Progress { key: MARK.to_owned(), value: json!(label) };
+    let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
+    draft.external = Some(id.to_owned());
+    if let Some(label) = label {
+        draft.labels.insert(MARK.to_owned(), label.to_owned());
+    }
+    draft
+}
+
+fn check_label(run: &RunId, label: Option<&str>) -> Result<(), RunError> {
+    let Some(label) = label else { return Ok(()) };
+    let is_fit = |sign: char| sign.is_ascii_alphanumeric() || "-_.".contains(sign);
+    let why = if label.is_empty() {
+        "it is empty".to_owned()
+    } else if label.len() > LABEL_BYTES_MAX {
+        format!("it has more than {LABEL_BYTES_MAX} characters")
+    } else if label.bytes().all(|byte| byte.is_ascii_digit()) {
+        "it would be taken for the number of a checkpoint".to_owned()
+    } else if let Some(wrong) = label.chars().find(|sign| !is_fit(*sign)) {
+        format!("`{wrong}` may not stand in it: letters, digits, `-`, `_` and `.` may")
+    } else {
+        return Ok(());
+    };
+    Err(RunError::NotMarked { run: run.clone(), label: label.to_owned(), why })
+}
