@@ -207,8 +207,9 @@ pub(crate) struct ResumeArgs {
     /// Start over from the first step; what was recorded stays
     #[arg(long)]
     pub(crate) restart: bool,
-    /// Go back to where this step was about to run, and do it and all that comes after it again
-    #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
+    /// Go back to where this step was about to run, and do it and all that comes after it again; as BRANCH/STEP, a step of an
+    /// item or another branch, with the step that joins it
+    #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
     pub(crate) from: Option<String>,
     /// Do the step of `--from` again, and stop
     #[arg(long, requires = "from", conflicts_with = "until")]

@@ -13,7 +13,7 @@ use waypost::folder::REPORT;
 use waypost::plan::Verdicts;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
 
@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::Setting;
 use crate::place::{self, Access};
-use crate::reference::{Default as Meant, find};
+use crate::reference::{Default as Meant, StepRef, find};
 use crate::standing;
 use crate::surroundings::{self, Local};
 
@@ -48,6 +48,13 @@ pub(crate) async fn resume_in(
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
     if args.only {
+        let from = args.from.as_deref().map(StepRef::parse);
+        if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
+            return Err(Error::usage(
+                "`--only` does one step of the main branch again",
+                "without it, what comes after the step runs again, too",
+            ));
+        }
         args.until = args.from.clone();
     }
     if args.dry_run {
@@ -334,8 +341,7 @@ impl Prepared {
         session: &Session<'_>,
         args: &ResumeArgs,
     ) -> Result<Exit, Error> {
-        surroundings::refuse_unknown_step(&self.chosen.workflow, args.from.as_deref())?;
-        let named = surroundings::until(args.from.as_deref())?.map(ResumeFrom::Step);
+        let named = args.from.as_deref().map(|from| from_step(&self.chosen.workflow, from)).transpose()?;
         let Again { from, branches } = dead::again(store.as_ref(), &self.run, &args.retry).await?;
         let told = self.told(context, store.as_ref(), args);
         let going = Going { from: named.or(from), then: Then::GoOn, again: branches };
@@ -499,4 +505,21 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
 pub(crate) fn near_here(path: &Path) -> std::path::PathBuf {
     let here = std::env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
+}
+
+/// Reads where a resume goes on from: `STEP` of the main branch, or `BRANCH/STEP`.
+fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
+    let StepRef { branch, step } = StepRef::parse(text);
+    let Some(step) = step else {
+        let hint = format!("write {text}/STEP: the step on it to go on from");
+        return Err(Error::usage(format!("`{text}` names a branch, and no step of it"), hint));
+    };
+    match branch.filter(|branch| !branch.is_main()) {
+        // A step of another file is known to the run only.
+        Some(branch) => Ok(ResumeFrom::StepOn(branch, StepId::new(&step).map_err(Error::from_name)?)),
+        None => {
+            surroundings::refuse_unknown_step(workflow, Some(&step))?;
+            Ok(ResumeFrom::Step(StepId::new(&step).map_err(Error::from_name)?))
+        }
+    }
 }

@@ -495,3 +495,105 @@ fn damage_of_the_record_that_adopted_a_file_costs_nothing() {
     assert_eq!(rig.read("trace"), "a\nb\n");
     assert!(rig.waypost(&["verify", "r"]).starts_with("exit 7"), "it is told all the same");
 }
+
+const ITEMS: &str = r#"steps:
+  - {id: list, run: 'echo list >> trace'}
+  - id: each
+    foreach:
+      items: [eu, us]
+      as: region
+      steps:
+        - {id: ask, run: 'echo "ask $R" >> trace; echo "n=$(cat in)" >> "$WAYPOST_OUTPUT"', env: {R: "${{ region }}"}}
+        - {id: check, run: 'echo "check $R $N" >> trace', env: {R: "${{ region }}", N: "${{ steps.ask.outputs.n }}"}}
+  - {id: sum, run: 'echo "sum $N" >> trace', env: {N: "${{ steps.each.succeeded }}"}}
+"#;
+
+#[test]
+fn a_step_of_an_item_runs_again_with_what_comes_of_it() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(ITEMS).at(store);
+        rig.write("in", "1\n");
+        let code = |args: &[&str]| rig.call(args).status.code();
+        assert_eq!(code(&["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("in", "2\n");
+        rig.write("trace", "");
+
+        let again = rig.call(&["resume", "r", "--from", "each:us/ask", "-q"]);
+
+        assert_eq!(again.status.code(), Some(0), "{}", rig.told(&again));
+        assert_eq!(rig.read("trace"), "ask us\ncheck us 2\nsum 2\n", "{store}: the other item stays");
+        // The same outputs as before change nothing about what was asked for.
+        rig.write("trace", "");
+        assert_eq!(code(&["resume", "r", "--from", "each:us/ask", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "ask us\ncheck us 2\nsum 2\n", "{store}");
+        rig.write("trace", "");
+        assert_eq!(code(&["resume", "r", "--from", "each:eu/check", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "check eu 1\nsum 2\n", "{store}");
+        assert_eq!(code(&["verify", "r"]), Some(0));
+        let shown = rig.json(&["show", "r", "--json"]);
+        assert_eq!(shown["status"], "completed");
+        assert_eq!(code(&["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "check eu 1\nsum 2\n", "nothing is left");
+
+        assert_eq!(code(&["resume", "r", "--from", "main/sum", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "check eu 1\nsum 2\nsum 2\n");
+    }
+}
+
+#[test]
+fn a_step_of_an_item_within_a_group_within_an_item_runs_again_after_a_kill_too() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            r#"steps:
+  - id: outer
+    foreach:
+      items: [x, y]
+      as: a
+      steps:
+        - id: inner
+          foreach:
+            items: [1, 2]
+            as: b
+            steps:
+              - {id: work, run: 'echo "work $A$B" >> trace; test ! -e hang || sleep 1000', env: {A: "${{ a }}", B: "${{ b }}"}}
+              - {id: tell, run: 'echo "tell $A$B" >> trace', env: {A: "${{ a }}", B: "${{ b }}"}}
+        - {id: count, run: 'echo "count $A" >> trace', env: {A: "${{ a }}"}}
+  - {id: end, run: 'echo end >> trace'}
+"#,
+        )
+        .at(store);
+        let code = |args: &[&str]| rig.call(args).status.code();
+        assert_eq!(code(&["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("trace", "");
+        rig.write("hang", "");
+
+        let running = rig.start(&["resume", "r", "--from", "outer:y/inner:2/work"]);
+        rig.wait_for("trace", |text| text.contains("work y2"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        fs::remove_file(rig.path("hang")).unwrap();
+        rig.write("trace", "");
+
+        assert_eq!(code(&["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "work y2\ntell y2\ncount y\nend\n", "{store}");
+        assert_eq!(code(&["verify", "r"]), Some(0));
+        assert_eq!(code(&["resume", "r", "--from", "outer:x/count", "-q"]), Some(0));
+        assert!(rig.read("trace").ends_with("end\ncount x\nend\n"), "{store}: {}", rig.read("trace"));
+    }
+}
+
+#[test]
+fn places_that_cannot_be_gone_on_from_are_named() {
+    let rig = Rig::with(ITEMS);
+    rig.write("in", "1\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    for (name, from) in [
+        ("from_no_branch", "each:asia/ask"),
+        ("from_no_step", "each:eu/sum"),
+        ("from_branch_alone", "each:eu"),
+        ("from_inner", "ask"),
+    ] {
+        check(name, &rig.waypost(&["resume", "r", "--from", from]));
+    }
+    check("from_branch_only", &rig.waypost(&["resume", "r", "--from", "each:eu/ask", "--only"]));
+}

@@ -99,7 +99,8 @@ async fn aim<'a>(
 ) -> Result<Option<(u64, Option<&'a StepId>)>, RunError> {
     let step = match from {
         ResumeFrom::Checkpoint(seq) => return Ok(Some((*seq, None))),
-        ResumeFrom::End => return Ok(None),
+        // Branches beside the main one are gone back on by `stand`.
+        ResumeFrom::End | ResumeFrom::StepOn(..) => return Ok(None),
         ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
             return Err(RunError::InvalidStep(step.clone()));

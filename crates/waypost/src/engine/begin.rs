@@ -281,7 +281,12 @@ async fn find_begin<P: Program>(
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let is_again = carried.is_some();
+    let named = match options.from.take_if(|from| matches!(from, ResumeFrom::StepOn(..))) {
+        Some(ResumeFrom::StepOn(branch, step)) => Some((branch, step)),
+        _ => None,
+    };
     let mut asked = asked(options, is_again, lease.token());
+    asked.named = named.as_ref();
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     asked.anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
     let mut stand = match options.from {
@@ -432,12 +437,12 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked {
+fn asked<'a, S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
-    Asked { trust, again, anew: false, by_hand, still, token, retries }
+    Asked { trust, again, anew: false, by_hand, still, token, retries, named: None }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.

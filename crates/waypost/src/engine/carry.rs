@@ -500,7 +500,7 @@ async fn joined_before(
     header: &Header,
     position: &Position,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
-    let mut joined = joined_on(engine.store.as_ref(), shape, header, position).await?;
+    let mut joined = joined_on(engine.store.as_ref(), shape, (header, position), None).await?;
     let opens =
         |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
     joined.retain(|step, _| !opens(step));

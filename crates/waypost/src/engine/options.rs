@@ -120,6 +120,9 @@ pub enum ResumeFrom {
     /// Where this step was last about to run: it runs again, with the state of then. One whose branches are named after
     /// itself opens them again.
     Step(StepId),
+    /// Where this step of another branch was last about to run, one that waits to be joined or has been: it runs again, with
+    /// what comes after it there, the join, and what comes after that. Other branches stay as they ended.
+    StepOn(BranchPath, StepId),
     /// The end: no step runs, and the run counts as completed.
     End,
     /// A step that no graph can have: refused.

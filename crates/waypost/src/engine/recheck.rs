@@ -14,9 +14,11 @@ use crate::plan::{
     Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, is_under_way, left_out,
     plan,
 };
-use crate::record::{Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
+use crate::record::{
+    Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict, Wait, WaitKind,
+};
 use crate::shape::Shape;
-use crate::store::{Scan, ScanOrder, Store, StoreError};
+use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
 use super::snapshot::effective_of;
@@ -67,13 +69,23 @@ pub(super) struct Wanted {
     pub(super) is_joined: bool,
 }
 
-/// Says whether a child counts: its parent waits for its fan-out or has joined it.
-pub(super) fn wanted(shape: &Shape, branches: &Branches, name: &BranchPath) -> Option<Wanted> {
+/// Says whether the steps of a branch have one of this name.
+pub(super) fn is_step_on(shape: &Shape, branch: &BranchPath, step: &StepId) -> bool {
+    shape.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_some())
+}
+
+/// Says whether a child counts: its parent waits for its fan-out or has joined it, and it has evidence or `is_named`.
+pub(super) fn wanted(
+    shape: &Shape,
+    branches: &Branches,
+    name: &BranchPath,
+    is_named: bool,
+) -> Option<Wanted> {
     let parent = name.parent()?;
     let above = branches.get(&(parent.depth(), parent.clone()))?;
     let parent = shape.of_branch(&parent)?;
     let step = &parent.steps()[parent.opener(&name.opened_by()?.0)?];
-    if !step.opens_evidence() {
+    if !step.opens_evidence() && !is_named {
         return None;
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
@@ -103,21 +115,53 @@ pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Opt
     }
 }
 
-/// Finds the joins of a branch that have run and whose branches have steps with evidence.
+/// Finds the joins of a branch that have run and whose branches have steps with evidence; and one more, if it has run.
 pub(super) async fn joined_on(
     store: &dyn Store,
     shape: &Shape,
-    header: &Header,
-    position: &Position,
+    (header, position): (&Header, &Position),
+    also: Option<&StepId>,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
     let mut joined = HashMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| step.opens_evidence()) {
+    for step in steps.iter().filter(|step| step.opens_evidence() || also == Some(&step.id)) {
         let Some(settled) = position.ledger.get(&step.id) else { continue };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
+    if let Some(step) = also.filter(|step| !joined.contains_key(*step))
+        && let Some(ended) = ended_on(store, (header, position), step).await?
+    {
+        let opens = |record: &Record| {
+            let waits = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
+            record.header().step.as_ref() == Some(step)
+                && matches!(&record.header().phase, Phase::Waiting(found) if waits(found))
+        };
+        let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
+        joined.extend(opened.map(|record| (step.clone(), record.header().seq)));
+    }
     Ok(joined)
+}
+
+/// Finds the record with which a step of a branch ended that is not under way there, whether or not the ledger has it: of
+/// steps that claim nothing, it has none.
+pub(super) async fn ended_on(
+    store: &dyn Store,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Option<Record>, StoreError> {
+    if position.frontier.iter().any(|entry| entry.step == *step) {
+        return Ok(None);
+    }
+    let ends = |record: &Record| {
+        let ended = match &record.header().phase {
+            Phase::Completed(_) | Phase::Skipped(_) => true,
+            Phase::Failed(failure) => failure.tolerated,
+            _ => false,
+        };
+        ended && record.header().step.as_ref() == Some(step)
+    };
+    store.find_back(&header.run, &header.branch, header.seq, &ends).await
 }
 
 /// Judges what is finished on branches, and lists what a person must decide.

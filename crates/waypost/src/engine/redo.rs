@@ -331,7 +331,7 @@ pub(super) async fn back_to(
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
     draft.told.evidence = judged.pack_of(branch, target.seq).filter(|_| target.claims.is_some());
-    if let Some(claims) = &target.claims {
+    if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let data =
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
         draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });

@@ -15,6 +15,7 @@ use super::chain::Chain;
 use super::edit;
 use super::fit::definition_of_restart;
 use super::line::{Line, MAIN};
+use super::recheck::is_step_on;
 use super::session::Session;
 use super::snapshot::changed_at;
 use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
@@ -90,6 +91,9 @@ pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
         None => Ok(()),
         Some(ResumeFrom::Unknown(name)) => Err(RunError::UnknownStep(name.clone())),
         Some(ResumeFrom::Step(step)) if shape.place(step.as_str()).is_none() => {
+            Err(RunError::InvalidStep(step.clone()))
+        }
+        Some(ResumeFrom::StepOn(branch, step)) if !is_step_on(shape, branch, step) => {
             Err(RunError::InvalidStep(step.clone()))
         }
         Some(_) => {

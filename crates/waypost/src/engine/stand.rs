@@ -8,12 +8,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
-use crate::record::{End, FrontierEntry, Position, Record, Status, Try};
+use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::recheck::{Branches, Judged, Known, Trust, end_before, joined_on, judge, wanted};
+use super::recheck::{
+    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+};
 use super::redo::{
     Move, Pace, Target, back_to, broken_by, done_before, forward, opener_of, pace, standing_at, targets,
 };
@@ -44,7 +46,7 @@ impl Stand {
 
 /// What is asked about a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct Asked<'a> {
     pub(super) trust: Trust,
     /// It is the same session that goes on: what has not changed since is not checked again.
     pub(super) again: bool,
@@ -59,6 +61,8 @@ pub(super) struct Asked {
     pub(super) token: u64,
     /// A person says that steps run again that must not be repeated blindly.
     pub(super) retries: bool,
+    /// A step of another branch that a person wants to run again, with all that comes after it.
+    pub(super) named: Option<&'a (BranchPath, StepId)>,
 }
 
 /// Finds out where a resume begins.
@@ -67,7 +71,7 @@ pub(super) async fn stand<P: Program>(
     program: &P,
     shape: &Shape,
     base: &Base,
-    asked: Asked,
+    asked: Asked<'_>,
 ) -> Result<Stand, RunError> {
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
@@ -79,9 +83,10 @@ pub(super) async fn stand<P: Program>(
         return Ok(Stand { questions: judged.questions, ..Stand::default() });
     }
     let mut scout = Scout::new(engine, program, shape);
+    scout.named = asked.named.map(|(branch, _)| branch);
     let run = base.snapshot.entry.record.record();
     loop {
-        let (branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
+        let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
         let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
@@ -96,6 +101,9 @@ pub(super) async fn stand<P: Program>(
         }
         if !judged.questions.is_empty() {
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
+        }
+        if let Some(named) = asked.named {
+            judged.broken.push(scout.named(&run.run, &mut branches, named).await?);
         }
         let targets = targets(shape, &branches, &judged.broken);
         if asked.again {
@@ -113,7 +121,12 @@ pub(super) async fn stand<P: Program>(
         moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
         for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
-            moves.insert(branch, back_to(engine, known, &target, &judged).await?);
+            let mut moved = back_to(engine, known, &target, &judged).await?;
+            if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| asked.named.is_some()) {
+                // Whoever wants it done again wants what comes of it, not what came of it before.
+                ahead.changed = true;
+            }
+            moves.insert(branch, moved);
         }
         let doubts = scout.doubts(&branches, &moves).await?;
         let (looked, left) = (trust != Trust::Blind, judged.left);
@@ -144,12 +157,27 @@ struct Scout<'a, P> {
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
+    /// A branch that is to be found, and those above it, whether or not it has anything to show for itself.
+    named: Option<&'a BranchPath>,
 }
 
 impl<'a, P: Program> Scout<'a, P> {
     fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
         let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        Self { engine, program, shape, stays, joins, strays }
+        Self { engine, program, shape, stays, joins, strays, named: None }
+    }
+
+    /// Says whether a branch is the one that is to be found, or above it.
+    fn is_on_the_way(&self, branch: &BranchPath) -> bool {
+        let mut way = std::iter::successors(self.named.cloned(), BranchPath::parent);
+        way.any(|named| named == *branch)
+    }
+
+    /// Returns the step of a branch that opened the next one on the way to the one that is to be found.
+    fn way_on(&self, branch: &BranchPath) -> Option<StepId> {
+        let mut way = std::iter::successors(self.named.cloned(), BranchPath::parent);
+        let next = way.find(|named| named.parent().as_ref() == Some(branch))?;
+        opener_of(self.shape, &next)
     }
 
     /// Finds the branches that count, parents before their children, and takes forward those that are level with where
@@ -180,14 +208,16 @@ impl<'a, P: Program> Scout<'a, P> {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
         let any = self.shape.steps().iter().any(|step| step.opens_evidence());
-        if !any || !branches.values().any(opens) {
+        if (!any && self.named.is_none()) || !branches.values().any(opens) {
             return Ok(());
         }
         let store = self.engine.store.as_ref();
         let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
+        names.retain(|name| !name.is_main() && (any || self.is_on_the_way(name)));
         names.sort_by_key(BranchPath::depth);
-        for name in names.into_iter().filter(|name| !name.is_main()) {
-            let Some(wanted) = wanted(self.shape, branches, &name) else { continue };
+        for name in names {
+            let is_named = self.is_on_the_way(&name);
+            let Some(wanted) = wanted(self.shape, branches, &name, is_named) else { continue };
             let record = match store.newest(run, &name).await {
                 // Who goes on with it, or verifies it, says so.
                 Err(StoreError::Damaged { .. }) => continue,
@@ -251,7 +281,9 @@ impl<'a, P: Program> Scout<'a, P> {
             Pace::Level(_) | Pace::Behind => {}
         }
         let (record, position) = known;
-        let joined = joined_on(self.engine.store.as_ref(), self.shape, record.header(), &position).await?;
+        let also = self.way_on(&branch);
+        let store = self.engine.store.as_ref();
+        let joined = joined_on(store, self.shape, (record.header(), &position), also.as_ref()).await?;
         branches.insert((branch.depth(), branch), Known { record, position, joined });
         Ok(())
     }
@@ -346,6 +378,44 @@ impl<'a, P: Program> Scout<'a, P> {
             }
         }
         Ok(gave_up)
+    }
+
+    /// Finds the end of the step that a person wants to run again, and notes the joins behind which its branch is.
+    ///
+    /// # Errors
+    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: it has not finished there, or nobody
+    /// would take in what comes of it.
+    async fn named(
+        &self,
+        run: &RunId,
+        branches: &mut Branches,
+        (branch, step): &(BranchPath, StepId),
+    ) -> Result<Broken, RunError> {
+        if !is_step_on(self.shape, branch, step) {
+            return Err(RunError::InvalidStep(step.clone()));
+        }
+        let store = self.engine.store.as_ref();
+        let no_state = |why: String| RunError::NoState { at: format!("branch `{branch}` of run {run}"), why };
+        let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
+            let why = "there is none, it has failed, or no step waits for it or has joined it";
+            return Err(no_state(why.to_owned()));
+        };
+        let ended = ended_on(store, (known.record.header(), &known.position), step).await?;
+        let Some(ended) = ended else {
+            return Err(no_state(format!("step `{step}` has not finished there")));
+        };
+        for above in std::iter::successors(branch.parent(), BranchPath::parent) {
+            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
+            let Some(joins) = self.way_on(&above).filter(|step| known.joined.contains_key(step)) else {
+                continue;
+            };
+            if let Some(joined) = ended_on(store, (known.record.header(), &known.position), &joins).await? {
+                let settled = Settled::Completed(joined.header().seq);
+                known.position.ledger.entry(joins).or_insert(settled);
+            }
+        }
+        let seq = ended.header().seq;
+        Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
 
     /// Asks about steps that were done again for their evidence under this lease, and would be once more: what others

@@ -20,7 +20,7 @@ use crate::engine::{
     ResumeFrom, ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
 use crate::events::{self, Event};
-use crate::id::{RunId, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{Durability, FORMAT, Position, Record, RunRecord};
 use crate::store::{Progress, StoreError};
 
@@ -379,6 +379,20 @@ impl<'a, S: State> Resume<'a, S> {
         } else {
             StepId::new(step).map_or_else(|_| ResumeFrom::Unknown(step.to_owned()), ResumeFrom::Step)
         });
+        self
+    }
+
+    /// Runs a step of another branch again, one of a fork or of an item, with the state of then, and goes on from there:
+    /// with what comes after it on that branch, with the join, and with what comes after that. The other branches stay as
+    /// they ended.
+    pub fn from_step_on(mut self, branch: &BranchPath, step: &str) -> Self {
+        self.options.from = Some(StepId::new(step).map_or_else(
+            |_| ResumeFrom::Unknown(step.to_owned()),
+            |step| match branch.is_main() {
+                true => ResumeFrom::Step(step),
+                false => ResumeFrom::StepOn(branch.clone(), step),
+            },
+        ));
         self
     }
 

@@ -22,6 +22,7 @@ mod file_cost;
 mod file_crash;
 mod file_rig;
 mod folder;
+mod from_branch;
 mod frozen;
 mod given_back;
 mod going_back;

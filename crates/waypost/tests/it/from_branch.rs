@@ -1,0 +1,119 @@
+//! A step of a branch that runs again by name: with what comes after it there, the join, and what comes after that.
+
+use std::future::IntoFuture as _;
+
+use waypost::engine::RunError;
+use waypost::record::RunStatus;
+use waypost::{BranchPath, Graph};
+
+use crate::faulty::World;
+use crate::play::{Notes, Stage};
+
+const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
+
+fn branch(name: &str) -> BranchPath {
+    BranchPath::new(name).unwrap()
+}
+
+async fn completed(world: &World, stage: &Stage) -> Graph<Notes> {
+    let graph = stage.fork();
+    world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+    stage.said();
+    graph
+}
+
+#[tokio::test]
+async fn only_what_comes_of_it_runs_again_also_when_nothing_else_comes_of_it() {
+    for world in World::each() {
+        let stage = Stage::default();
+        let graph = completed(&world, &stage).await;
+
+        for _ in 0..2 {
+            let again = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "a2").await.unwrap();
+            assert_eq!(again.state.done, WHOLE);
+            assert_eq!(stage.said(), ["a2", "merge", "after"]);
+        }
+        let again = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "a").await.unwrap();
+        assert_eq!((again.status, again.state.done), (RunStatus::Completed, WHOLE.map(str::to_owned).into()));
+        assert_eq!(stage.said(), ["a", "a2", "merge", "after"]);
+        let idle = world.engine.resume(&graph, "r").await.unwrap();
+        assert!(idle.idle);
+    }
+}
+
+#[tokio::test]
+async fn crashes_after_it_cost_no_more_than_what_was_under_way() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = completed(&world, &stage).await;
+
+        stage
+            .crash(&mut world, "a", async |world: &World| {
+                let again = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "a");
+                again.into_future().await
+            })
+            .await;
+        for at in ["a2", "merge", "after"] {
+            stage
+                .crash(&mut world, at, async |world: &World| {
+                    world.engine.resume(&graph, "r").into_future().await
+                })
+                .await;
+        }
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, WHOLE);
+        assert_eq!(stage.said(), ["a", "a", "a2", "a2", "merge", "merge", "after", "after"]);
+    }
+}
+
+#[tokio::test]
+async fn a_branch_that_is_under_way_goes_back_too() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = stage.fork();
+        stage
+            .crash(&mut world, "a2", async |world: &World| {
+                world.engine.run(&graph, "r", Notes::default()).into_future().await
+            })
+            .await;
+        stage.let_go();
+        stage.said();
+
+        let again = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "a").await.unwrap();
+
+        assert_eq!(again.state.done, WHOLE);
+        let mut said = stage.said_sorted();
+        // Whether the other one had ended before the crash, nobody knows.
+        said.retain(|said| said != "b");
+        assert_eq!(said, ["a", "a2", "after", "merge"]);
+        let refused = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "b").await;
+        assert!(matches!(refused, Err(RunError::NoState { .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn places_that_are_not_there_are_refused_and_nothing_changes() {
+    for world in World::each() {
+        let stage = Stage::default();
+        let graph = completed(&world, &stage).await;
+        let before = world.records().await;
+
+        for (on, step) in
+            [("plan:c", "a"), ("nobody:a", "a"), ("plan:a", "merge"), ("plan:b", "a2"), ("plan:a", "no such")]
+        {
+            let refused = world.engine.resume(&graph, "r").from_step_on(&branch(on), step).await;
+            let is_told = matches!(
+                refused,
+                Err(RunError::NoState { .. } | RunError::InvalidStep(_) | RunError::UnknownStep(_))
+            );
+            assert!(is_told, "{on}/{step}: {refused:?}");
+        }
+        assert_eq!(world.records().await, before);
+        let main = world.engine.resume(&graph, "r").from_step_on(&BranchPath::main(), "after").await.unwrap();
+        assert_eq!(
+            (main.state.done, stage.said()),
+            (WHOLE.map(str::to_owned).into(), vec!["after".to_owned()])
+        );
+    }
+}
