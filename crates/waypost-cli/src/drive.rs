@@ -31,7 +31,8 @@ pub(crate) struct Session<'a> {
     /// Through which signals stop it.
     pub(crate) stop: StopHandle,
     progress: Arc<Progress>,
-    timeout: Option<Duration>,
+    /// When its time is up, waits included.
+    deadline: Option<Instant>,
 }
 
 /// How often is looked whether a signal has come.
@@ -86,7 +87,8 @@ impl<'a> Session<'a> {
         let progress = Arc::new(Progress::new(&context.output, of_many));
         let stop = StopHandle::default();
         ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
-        Ok(Self { context, stop, progress, timeout })
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(Self { context, stop, progress, deadline })
     }
 
     /// Makes the engine of this session.
@@ -121,7 +123,12 @@ impl<'a> Session<'a> {
     ) -> Result<Outcome<WorkflowState>, Error> {
         let end = Instant::now() + wait;
         while outcome.status == RunStatus::Waiting {
-            match self.comes(engine, &outcome, end).await? {
+            let came = tokio::select! {
+                biased;
+                came = self.comes(engine, &outcome, end) => came?,
+                () = self.run_out() => unreachable!("the end of the time only stops the session"),
+            };
+            match came {
                 Came::Nothing => break,
                 Came::Stop(by) => {
                     outcome.stopped_by = Some(by);
@@ -183,8 +190,8 @@ impl<'a> Session<'a> {
 
     /// Stops the session when its time is up.
     async fn run_out(&self) {
-        if let Some(timeout) = self.timeout {
-            tokio::time::sleep(timeout).await;
+        if let Some(deadline) = self.deadline {
+            tokio::time::sleep_until(deadline.into()).await;
             self.stop.stop(StopLevel::Graceful, ladder::TIMEOUT);
             self.progress.stopping(StopLevel::Graceful, ladder::TIMEOUT);
         }

@@ -169,7 +169,12 @@ pub fn carry_over(
         finished[place] = was_finished && reason.is_none();
         redone.extend(reason.map(|reason| (step.id.clone(), reason)));
     }
-    let newest = position.frontier.iter().map(|entry| entry.at.epoch).chain([position.epoch]).max();
+    let newest = position
+        .frontier
+        .iter()
+        .map(|entry| entry.at.epoch)
+        .chain([position.epoch, position.epoch_max])
+        .max();
     let epoch = newest.unwrap_or_default() + 1;
     let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
     let entry = |place: usize| {

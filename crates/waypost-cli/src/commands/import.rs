@@ -15,7 +15,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::branched::{Params, id_of};
-use super::run::relative;
+use super::run::kept;
 use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
@@ -55,7 +55,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         definition: shape.definition(Some(workflow.text().to_owned())),
         // Where the file is that it once was is of another machine.
         path: None,
-        base: relative(store.as_ref(), &base),
+        base: kept(store.as_ref(), &base)?,
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,

@@ -324,6 +324,20 @@ pub(super) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
     }
 }
 
+/// The same, of a path that a run is to be found by later.
+///
+/// # Errors
+/// It is not UTF-8, which records are: the run would go on elsewhere.
+pub(super) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
+    match relative(store, path) {
+        None => Err(Error::usage(
+            format!("the path {} is not UTF-8, and cannot be kept with a run", path.display()),
+            "rename the part of it that is not",
+        )),
+        found => Ok(found),
+    }
+}
+
 fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
     let beside = || args.file.parent().filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned);
     let folder = args.dir.clone().or_else(beside).unwrap_or_else(|| PathBuf::from("."));
@@ -356,8 +370,8 @@ fn record(
         run: run.clone(),
         workflow: workflow.name().to_owned(),
         definition: shape.definition(Some(workflow.text().to_owned())),
-        path: relative(store, &args.file),
-        base: relative(store, base),
+        path: kept(store, &args.file)?,
+        base: kept(store, base)?,
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,

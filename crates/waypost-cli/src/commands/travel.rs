@@ -13,7 +13,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 use super::Context;
 use super::branched::{Params, id_of};
 use super::resume::Prepared;
-use super::run::relative;
+use super::run::kept;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
 use crate::definition::{Chosen, of_fork};
 use crate::drive::{Session, Told};
@@ -82,7 +82,10 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let record = RunRecord {
         run: run.clone(),
         workflow: workflow.name().to_owned(),
-        path: args.with.as_deref().map_or(frozen.path.clone(), |file| relative(store.as_ref(), file)),
+        path: match &args.with {
+            Some(file) => kept(store.as_ref(), file)?,
+            None => frozen.path.clone(),
+        },
         definition: shape.definition(Some(workflow.text().to_owned())),
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),

@@ -232,3 +232,25 @@ fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
     expect(&rig, &["verify", "r"], 0, &[]);
     expect(&rig, &["resume", "r"], 0, &["is completed"]);
 }
+
+// What happened: a run of a folder whose name is not UTF-8 went on, after a crash, in the folder of the store. Why: such a
+// path was left out of the record, and what is not there was taken for the store's own place. What stops it now: it is
+// refused before anything runs.
+#[test]
+fn a_folder_that_cannot_be_written_down_is_refused_before_anything_runs() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let rig = Rig::with("steps: [{id: a, run: touch ran}]\n");
+    let odd = rig.path(".").join(std::ffi::OsStr::from_bytes(b"e\xff"));
+    fs::create_dir(&odd).unwrap();
+    fs::copy(rig.path("flow.yaml"), odd.join("flow.yaml")).unwrap();
+
+    for args in [&["run", "flow.yaml"][..], &["run", "../flow.yaml", "--dir", "."]] {
+        let refused =
+            rig.command(args).current_dir(&odd).env("WAYPOST_STORE", "sqlite:../kept.db").output().unwrap();
+
+        assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("is not UTF-8"), "{}", rig.told(&refused));
+        assert!(!odd.join("ran").exists() && !rig.path("ran").exists());
+    }
+}

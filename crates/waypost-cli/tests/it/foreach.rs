@@ -515,3 +515,29 @@ steps:
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
     }
 }
+
+// What happened: a resume of a run that had failed as too many items failed said `completed`, exit 0. Why: the items that
+// had failed were counted when they were joined, and that step had failed before it. What stops it now: a step that failed
+// amid its items joins them once more, and counts.
+#[test]
+fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: f
+    foreach: {items: [x, y, w], as: i, max_failures: 1, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test $I = x', env: {I: '${{ i }}'}}]}
+  - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }}'}}
+",
+        )
+        .at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+
+        for _ in 0..2 {
+            assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(3), "{store}");
+            assert_eq!(rig.read("trace"), "kx\nky\nkw\nafter 2\n", "{store}");
+        }
+
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
+        assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().len(), 2);
+    }
+}

@@ -115,3 +115,38 @@ steps:
     lines.sort();
     assert_eq!(lines, ["2:1", "2:2", "3:1", "3:2", "3:3"]);
 }
+
+// What happened: a finished step that is done until something holds, and runs again as another file changed it or a step
+// before it, went on counting where it had ended: its first passes were skipped, or it had none left. Why: its passes
+// stood in the state, which is from after it. What stops it now: what such a step left in the state is taken out.
+#[test]
+fn passes_are_counted_anew_where_another_file_has_a_finished_step_done_again() {
+    for store in STORES {
+        let flow = |word: &str| {
+            format!(
+                "steps:
+  - {{id: a, run: 'echo {word} >> trace'}}
+  - {{id: g, repeat: {{until: iteration == 2, max: 2}}, run: 'echo g$I >> trace', env: {{I: '${{{{ iteration }}}}'}}}}
+  - id: h
+    repeat: {{until: iteration == 2, max: 2}}
+    steps:
+      - {{id: i, run: 'echo h$I $BEFORE >> trace', env: {{I: '${{{{ iteration }}}}', BEFORE: '${{{{ steps.i.status }}}}'}}}}
+"
+            )
+        };
+        let whole = "g1\ng2\nh1 pending\nh2 completed\n";
+        let rig = Rig::with(&flow("a")).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), format!("a\n{whole}"));
+        rig.write("flow.yaml", &flow("b"));
+        rig.write("trace", "");
+
+        assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), format!("b\n{whole}"), "{store}");
+        rig.write("flow.yaml", &flow("c"));
+        rig.write("trace", "");
+        assert_eq!(code(&rig, &["fork", "r", "--id", "s", "--with", "flow.yaml", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), format!("c\n{whole}"), "{store}");
+    }
+}

@@ -165,3 +165,71 @@ fn a_checkpoint_is_exported_whole_and_never_over_another_file() {
     check("export", &rig.waypost(&["export", "r", "r.json"]));
     check("export_exists", &rig.waypost(&["export", "r", "r.json"]));
 }
+
+// What happened: steps of items under way in a fork or an import knew nothing of what was around them, `item` among it, and
+// failed, or took defaults for it. Why: a branch that came along was not given what the branch above it has. What stops
+// it now: it is, as one that is taken up.
+#[test]
+fn items_that_come_along_into_another_run_know_what_is_around_them() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            r#"params: {who: {type: string, default: me}}
+steps:
+  - {id: first, run: 'echo "n=7" >> "$WAYPOST_OUTPUT"'}
+  - id: f
+    foreach:
+      items: [a, b]
+      max_parallel: 1
+      steps:
+        - {id: i, run: 'echo "$I $W $N $R" >> trace; test -e go || sleep 1000', env: {I: "${{ item }}", W: "${{ params.who }}", N: "${{ steps.first.outputs.n }}", R: "${{ run.id }}"}}
+  - id: g
+    repeat: {until: iteration == 2, max: 2}
+    steps:
+      - {id: p, run: 'echo "p$I" >> trace', env: {I: "${{ iteration }}"}}
+"#,
+        )
+        .at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| text.lines().count() == 1);
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+        rig.write("trace", "");
+        crate::rig::wait_until("what the run left is dead", || {
+            code(&rig, &["export", "r", "file"]) == Some(0)
+        });
+
+        assert_eq!(code(&rig, &["fork", "r", "--id", "s", "-q"]), Some(0), "{store}");
+        assert_eq!(code(&rig, &["import", "file", "--trust", "--id", "t", "-q"]), Some(0), "{store}");
+
+        let text = rig.read("trace");
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        let whole = ["a me 7 s", "a me 7 t", "b me 7 s", "b me 7 t", "p1", "p1", "p2", "p2"];
+        assert_eq!(lines, whole, "{store}");
+    }
+}
+
+// What happened: a step that ran again by `--with`, after the run had been started over, had the idempotency key of its try
+// before. Why: the new epoch was counted from what stood in the position, which a run that is done no longer has. What
+// stops it now: it is counted from the highest that the run ever gave.
+#[test]
+fn a_step_that_runs_again_by_another_file_after_a_restart_has_a_key_of_its_own() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let flow = |word: &str| {
+            format!("steps:\n  - {{id: b, run: 'echo {word} $WAYPOST_IDEMPOTENCY_KEY >> keys'}}\n")
+        };
+        let rig = Rig::with(&flow("a")).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        for round in ["b", "c"] {
+            assert_eq!(code(&rig, &["resume", "r", "--restart", "-q"]), Some(0));
+            rig.write("flow.yaml", &flow(round));
+            assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0));
+        }
+
+        let text = rig.read("keys");
+        let keys: std::collections::BTreeSet<_> =
+            text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+        assert_eq!((text.lines().count(), keys.len()), (5, 5), "{store}: {text}");
+    }
+}

@@ -203,3 +203,25 @@ fn a_question_of_an_item_is_answered_by_its_branch() {
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0), "{store}");
     }
 }
+
+// What happened: the time of a run did not go on while it slept or waited for a signal, and began anew after that. Why: only
+// the sessions before and after it were timed. What stops it now: one deadline for all of it.
+#[test]
+fn the_time_of_a_run_goes_on_while_it_waits() {
+    for step in ["sleep: 20s", "wait: go"] {
+        let rig = Rig::with(&format!(
+            "timeout: 700ms\nsteps:\n  - {{id: a, {step}}}\n  - {{id: b, run: 'echo b >> trace'}}\n"
+        ));
+        let began = std::time::Instant::now();
+
+        let ended = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+        assert_eq!(ended.status.code(), Some(124), "{step}: {}", rig.told(&ended));
+        assert!(began.elapsed() < std::time::Duration::from_secs(15), "{step}: it did not wait it out");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "waiting");
+    }
+    let rig = Rig::with("timeout: 1500ms\nsteps:\n  - {id: a, sleep: 1s}\n  - {id: b, run: 'sleep 10'}\n");
+    let began = std::time::Instant::now();
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(124));
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "the time before the sleep counts, too");
+}

@@ -389,6 +389,10 @@ impl Program for WorkflowProgram {
         Ok(child)
     }
 
+    fn forget(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+        repeat::forget(self.step(spot), state);
+    }
+
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.

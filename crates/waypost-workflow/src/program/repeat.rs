@@ -70,6 +70,14 @@ pub(super) fn is_group(step: &Step) -> bool {
     matches!(step.work, Work::Group(_))
 }
 
+/// Takes out of a state what became of a step in all its passes, and of the steps of the group that it is.
+pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
+    state.forget(&step.id);
+    if let Work::Group(body) = &step.work {
+        body.steps().iter().for_each(|inner| forget(inner, state));
+    }
+}
+
 /// Takes over what the steps of a group came to.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     match gathered(joined).await {

@@ -273,6 +273,11 @@ impl WorkflowState {
         self.outer.as_ref().map(|outer| Arc::clone(&outer.services))
     }
 
+    /// Takes out what became of a step: it is as if it had not run.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.steps.remove(id);
+    }
+
     /// Says whether a step completed.
     pub(super) fn is_completed(&self, id: &str) -> bool {
         self.steps.get(id).is_some_and(|step| step.status.is_none())

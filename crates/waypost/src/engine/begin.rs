@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change;
-use crate::id::{BranchPath, RunId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::lock::Holder;
 use crate::record::{
     Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
@@ -19,7 +19,7 @@ use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost};
 use super::edit;
-use super::fit::{adopt_change, check_fit, check_stand};
+use super::fit::{adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -126,6 +126,8 @@ pub(super) struct Base {
     next: u64,
     /// Newer records that were damaged.
     damaged: Vec<Damage>,
+    /// Finished steps that run again as the definition has changed, each with the step that is the reason.
+    redone: Vec<(StepId, StepId)>,
 }
 
 async fn prepare_resume<'a, P: Program>(
@@ -319,7 +321,8 @@ async fn find_begin<P: Program>(
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        base.position = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
+        let carried = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
+        (base.position, base.redone) = (carried.position, carried.redone);
     }
     if options.from.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;
@@ -383,6 +386,7 @@ async fn main_line<'a, P: Program>(
 ) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
     let Begin { stand, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
+    forget(program, &base.redone, &mut state);
     if let Some(edit) = options.edit.take() {
         (edit.0)(&mut state);
         last_or_by_hand(drafts);
@@ -485,7 +489,7 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
         None => (newest.header().seq + 1, Vec::new()),
     };
-    Ok(Base { snapshot, record: newest, position, basis: None, next, damaged })
+    Ok(Base { snapshot, record: newest, position, basis: None, next, damaged, redone: Vec::new() })
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.
@@ -546,6 +550,9 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
                 entry.status = Status::Ready;
                 entry.failures = 0;
                 entry.wake_at = None;
+                if entry.fan.as_ref().is_some_and(|fan| fan.dead == 0) {
+                    line.uncounted.push(entry.step.clone());
+                }
             }
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;

@@ -69,7 +69,8 @@ pub(super) async fn take_up<P: Program>(
         for fan in &mut line.fans {
             fan.ended = fan.opened - fan.ended;
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
-            if !fan.is_complete() {
+            let step = &line.shape.steps()[fan.place].id;
+            if !fan.is_complete() || line.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
         }

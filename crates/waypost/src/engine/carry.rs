@@ -339,7 +339,8 @@ impl Along {
                 format!("branch `{name}` stands at step `{}`, which the graph does not have", gone.step);
             return Err(RunError::Changed { run: record.header().run.clone(), why });
         }
-        let state = decode_state(session.program, shape.level(), &record)?;
+        let mut state = decode_state(session.program, shape.level(), &record)?;
+        session.program.attach(above.spot(place), &above.state, &mut state);
         // Held after its last step, it had only not been said to have ended.
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));

@@ -1,16 +1,17 @@
 //! Whether a run can be gone on with by the program in hand: its graph is that of the run, or somebody wants another.
 
-use crate::change::{self, Change};
+use crate::change::{self, CarriedOver, Change};
+use crate::id::{BranchPath, StepId};
 use crate::record::{Definition, Position};
 use crate::shape::Shape;
 use crate::store::Lease;
 
 use super::begin::Base;
 use super::snapshot::Snapshot;
-use super::{Adoption, Engine, OnChange, RunError};
+use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
 
 /// Carries the position over to the shape in hand, which is not that of the run.
-pub(super) fn adopt_change(base: &Base, shape: &Shape, adoption: &Adoption) -> Result<Position, String> {
+pub(super) fn adopt_change(base: &Base, shape: &Shape, adoption: &Adoption) -> Result<CarriedOver, String> {
     carried(&base.position, &base.snapshot.definition, shape, adoption)
 }
 
@@ -20,14 +21,22 @@ pub(super) fn carried(
     definition: &Definition,
     shape: &Shape,
     adoption: &Adoption,
-) -> Result<Position, String> {
+) -> Result<CarriedOver, String> {
     let changes = change::changes(&adoption.before, position, definition, shape);
     let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
     let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
-    Ok(change::carry_over(&adoption.before, position, definition, shape).position)
+    Ok(change::carry_over(&adoption.before, position, definition, shape))
+}
+
+/// Takes out of a state of the main branch what finished steps left there that run again as the definition has changed.
+pub(super) fn forget<P: Program>(program: &P, redone: &[(StepId, StepId)], state: &mut P::State) {
+    let (shape, branch) = (program.shape(), &BranchPath::main());
+    for place in redone.iter().filter_map(|(step, _)| shape.place(step.as_str())) {
+        program.forget(Spot { branch, level: shape.level(), place, step: &shape.steps()[place] }, state);
+    }
 }
 
 /// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and

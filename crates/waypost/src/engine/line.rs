@@ -68,6 +68,8 @@ pub(super) struct Line<'a, S> {
     pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
     pub(super) cut: Vec<StepId>,
+    /// Steps that had failed amid their branches: how those ended may not have been counted.
+    pub(super) uncounted: Vec<StepId>,
     /// Through which only this branch is stopped.
     pub(super) cancel: StopHandle,
     /// It ends as failed once nothing below it is in flight.
@@ -113,6 +115,7 @@ impl<'a, S> Line<'a, S> {
             found: Vec::new(),
             reopens: false,
             cut: Vec::new(),
+            uncounted: Vec::new(),
             cancel: StopHandle::default(),
             dying: None,
             end: None,

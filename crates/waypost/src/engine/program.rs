@@ -77,6 +77,12 @@ pub trait Program: Send + Sync {
     /// itself.
     fn attach(&self, spot: Spot<'_>, state: &Self::State, child: &mut Self::State);
 
+    /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
+    /// is from after it. What is not taken out, the step finds when it runs.
+    fn forget(&self, spot: Spot<'_>, state: &mut Self::State) {
+        let _ = (spot, state);
+    }
+
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
     /// # Errors

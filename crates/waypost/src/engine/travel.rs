@@ -218,12 +218,15 @@ impl Engine {
         let Origin { checkpoint, mut position, definition, settled, mut along } = origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
+        let mut redone = Vec::new();
         if let Some(adoption) = &start.adoption {
-            position =
+            let carried =
                 super::fit::carried(&position, &definition, program.shape(), adoption).map_err(refused)?;
+            (position, redone) = (carried.position, carried.redone);
         }
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
+        super::fit::forget(program, &redone, &mut state);
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
             branches.extend(along.trusted());
