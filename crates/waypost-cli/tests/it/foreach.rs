@@ -541,3 +541,29 @@ fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
         assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().len(), 2);
     }
 }
+
+// What happened: an item whose dead letter was dropped was gone once another was tried again: no item had failed, exit 0.
+// Why: it was joined as one that was skipped. What stops it now: what a person leaves at its failure counts as failed.
+#[test]
+fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: f
+    foreach: {items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go', env: {I: '${{ i }}'}}]}
+  - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }} ${{ steps.f.items[1].status }}'}}
+",
+        )
+        .at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+        assert_eq!(rig.call(&["dead-letters", "drop", "r", "y"]).status.code(), Some(0));
+        rig.write("go", "");
+
+        assert_eq!(rig.call(&["dead-letters", "retry", "r", "-q"]).status.code(), Some(3), "{store}");
+
+        assert!(rig.read("trace").ends_with("kw\nafter 1 failed\n"), "{store}: {}", rig.read("trace"));
+        let shown = rig.json(&["show", "r", "--json"]);
+        assert_eq!(shown["status"], "completed_with_failures", "{store}");
+        assert!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().is_empty());
+    }
+}

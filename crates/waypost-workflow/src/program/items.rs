@@ -338,6 +338,7 @@ impl Joining {
             match end.end {
                 End::Completed => items.succeeded += 1,
                 End::Failed => items.failed += 1,
+                End::Skipped if is_left(&end) => items.failed += 1,
                 End::Skipped | End::Cancelled => {}
             }
             let outcome = outcome(&self.foreach, &end)?;
@@ -371,11 +372,17 @@ impl Joining {
     }
 }
 
+/// Says whether a person has left an item at its failure.
+fn is_left(end: &ChildEnd) -> bool {
+    end.record.header().dead > 0
+}
+
 /// What later steps read of one item.
 fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
     let status = match end.end {
         End::Completed => "completed",
         End::Failed => "failed",
+        End::Skipped if is_left(end) => "failed",
         End::Skipped => "skipped",
         End::Cancelled => "cancelled",
     };

@@ -13,7 +13,7 @@ const LEFT: &str = "a person left it at its failure";
 
 impl Engine {
     /// Has branches that ended as failed end as skipped, on a person's word, all of them or none. A step that has not
-    /// joined them yet sees them so; one that has is not done again.
+    /// joined them yet sees them so; one that has is not done again. They count as failures that the run came past.
     ///
     /// # Errors
     /// - [`RunError::NotEdited`]: one of them has not failed. Nothing changed.
@@ -48,6 +48,8 @@ impl Engine {
             let cause = SkipCause::Condition(LEFT.to_owned());
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.end = Some(End::Skipped);
+            // It failed all the same: whoever joins it comes past that.
+            draft.dead = header.dead + 1;
             let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
             chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;
         }
