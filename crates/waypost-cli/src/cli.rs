@@ -14,7 +14,9 @@ mod letters;
 mod scripts;
 mod steps;
 
-pub(crate) use exchange::{ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs};
+pub(crate) use exchange::{
+    ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
+};
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
@@ -121,6 +123,8 @@ pub(crate) enum Command {
     Config,
     /// Write a checkpoint, with all that a run needs to go on from it, to a file
     Export(ExportArgs),
+    /// Write everything of a run to one compressed file, to keep it without its store
+    Archive(ArchiveArgs),
     /// Make a new run that begins with an exported checkpoint
     Import(ImportArgs),
     /// Make, upgrade or check the store itself

@@ -20,6 +20,7 @@ use crate::reference::{self, Default};
 use crate::surroundings;
 
 mod answer;
+mod archive;
 mod branched;
 mod cancel;
 mod check;
@@ -228,6 +229,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,
+        Command::Archive(args) => archive::archive(context, args).await,
         Command::Export(args) => export::export(context, args).await,
         Command::Import(args) => match args.what {
             Some(ImportWhat::Workflow(args)) => import_workflow::import_workflow(context, &args).await,

@@ -53,6 +53,12 @@ pub(crate) enum Error {
         /// Where the search began.
         from: PathBuf,
     },
+    /// Something of a run is damaged, and it was to be taken as a whole. Nothing was written.
+    #[error("run {run} is not sound, and an archive of it would hide that")]
+    Unsound {
+        /// The run.
+        run: RunId,
+    },
     /// The run was here, and the store has lost it.
     #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
     Lost {
@@ -306,6 +312,9 @@ impl Error {
                 Exit::NotFound,
                 hint("name one with `--store`, or begin with `waypost run FILE`"),
             ),
+            Self::Unsound { run } => {
+                ("damaged", Exit::Damaged, Some(format!("see what is wrong: `waypost verify {run}`")))
+            }
             Self::Lost { run, .. } => (
                 "lost",
                 Exit::Damaged,
@@ -357,7 +366,7 @@ impl Error {
             }
             Self::Unreadable { .. } | Self::Import(LoadError::Io { .. }) => ("unreadable", Exit::Usage, None),
             Self::Create { .. } => {
-                ("cannot_create", Exit::CannotCreate, hint("name another place with `--store`"))
+                ("cannot_create", Exit::CannotCreate, hint("see whether its folder is there and can be written"))
             }
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
             Self::Changed { run, file, .. } => (

@@ -19,9 +19,9 @@ pub(crate) use scripts::{
     RemarkView, ReportView,
 };
 pub(crate) use upkeep::{
-    CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView, ExportedView,
-    ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView, StoreCheckedView,
-    StoreMadeView, StoreUpgradedView, WorkflowStatsView,
+    ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,
+    ExportedView, ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView,
+    StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
 /// Version of the documents.

@@ -20,6 +20,17 @@ pub(crate) struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ArchiveArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// The file to write, such as RUN.tar.zst
+    pub(crate) file: PathBuf,
+    /// Take the place of a file of that name
+    #[arg(long)]
+    pub(crate) replace: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,

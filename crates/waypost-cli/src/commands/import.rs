@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use waypost::RunId;
 use waypost::folder::REPORT;
-use waypost::portable::Portable;
-use waypost::record::RunRecord;
+use waypost::portable::{LoadError, Portable};
+use waypost::record::{Flaw, RunRecord};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
+use super::archive::checkpoint_in;
 use super::branched::{Params, id_of};
 use super::run::kept;
 use crate::cli::ImportCheckpointArgs;
@@ -24,9 +25,21 @@ use crate::place::Access;
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 
+/// Loads a checkpoint from a file of its own, or the newest one from an archive.
+fn load(file: &Path) -> Result<Portable, LoadError> {
+    let Some(text) = checkpoint_in(file) else { return Portable::load(file) };
+    let path = file.to_owned();
+    let corrupt = |flaw| LoadError::Corrupt { path: path.clone(), flaw };
+    let text = text.map_err(|error| corrupt(Flaw::Malformed(error.to_string())))?;
+    Portable::from_text(&text).map_err(|flaw| match flaw {
+        Flaw::Newer { found, supported } => LoadError::Incompatible { path: path.clone(), found, supported },
+        flaw => corrupt(flaw),
+    })
+}
+
 pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Result<Exit, Error> {
     let file = args.file.clone().expect("it is required where nothing else is imported");
-    let portable = Portable::load(&file)?;
+    let portable = load(&file)?;
     let workflow = workflow_of(&portable, &file)?;
     if args.show {
         return show(context, &portable, &workflow);

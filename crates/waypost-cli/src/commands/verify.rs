@@ -135,7 +135,7 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
 }
 
 /// Checks a run: its frozen record, every header and body, and the chain of each branch.
-async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
+pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
     let (root, mut errors) = match store.run(run).await {
         Ok(entry) => (Some(entry.record.digest()), Vec::new()),
         Err(StoreError::Damaged { damage, .. }) => {

@@ -178,6 +178,16 @@ pub(crate) struct ExportedView {
     pub(crate) bytes: u64,
 }
 
+/// The answer of `archive`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ArchivedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) file: String,
+    pub(crate) bytes: u64,
+    pub(crate) checkpoints: u64,
+}
+
 /// The answer of `event`.
 #[derive(Debug, Serialize)]
 pub(crate) struct EventAddedView {

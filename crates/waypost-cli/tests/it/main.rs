@@ -4,6 +4,7 @@
 
 mod agents;
 mod announcing;
+mod archiving;
 mod bad_input;
 mod cancelling;
 mod checkup;

@@ -1,0 +1,115 @@
+//! A run as one file: everything of it, whole or not at all, and a new run can begin with it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read as _;
+
+use serde_json::{Value, json};
+use waypost::Digest;
+
+use crate::rig::{Rig, check, wait_until};
+
+const FLOW: &str = r#"name: nightly
+steps:
+  - {id: one, run: 'echo one >> trace; echo "n=1" >> "$WAYPOST_OUTPUT"; echo printed'}
+  - id: each
+    foreach: {items: [a, b], steps: [{id: i, run: 'echo "$I" >> trace', env: {I: "${{ item }}"}}]}
+  - {id: two, run: 'test -e go; echo "two $N" >> trace', env: {N: "${{ steps.one.outputs.n }}"}}
+"#;
+
+fn entries(rig: &Rig, name: &str) -> BTreeMap<String, Vec<u8>> {
+    let decoder = zstd::Decoder::new(File::open(rig.path(name)).unwrap()).unwrap();
+    let mut found = BTreeMap::new();
+    for entry in tar::Archive::new(decoder).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        assert!(found.insert(name.clone(), bytes).is_none(), "{name} is there once");
+    }
+    found
+}
+
+#[test]
+fn an_archive_holds_all_of_a_run_and_another_run_goes_on_with_it() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(FLOW).at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+        let listed = rig.json(&["checkpoints", "r", "--json", "--limit", "1000"]);
+        let listed = listed["checkpoints"].as_array().unwrap().clone();
+
+        let told = rig.json(&["archive", "r", "r.tar.zst", "--json"]);
+
+        let bytes = fs::metadata(rig.path("r.tar.zst")).unwrap().len();
+        assert_eq!(
+            told,
+            json!({"v": 1, "run": "r", "file": "r.tar.zst", "bytes": bytes, "checkpoints": listed.len()}),
+            "{store}"
+        );
+        let found = entries(&rig, "r.tar.zst");
+        let manifest: Value = serde_json::from_slice(&found["manifest.json"]).unwrap();
+        assert_eq!((&manifest["run"], &manifest["status"]), (&json!("r"), &json!("failed")));
+        let named = manifest["files"].as_array().unwrap();
+        assert_eq!(named.len(), found.len() - 1);
+        for file in named {
+            let bytes = &found[file["name"].as_str().unwrap()];
+            assert_eq!(file["bytes"], bytes.len());
+            assert_eq!(file["sha256"], Digest::of(bytes).to_string());
+        }
+        let lines = String::from_utf8(found["checkpoints/000001.jsonl"].clone()).unwrap();
+        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let digests = |of: &[Value]| of.iter().map(|one| one["digest"].clone()).collect::<Vec<_>>();
+        assert_eq!(digests(&lines), digests(&listed), "{store}: every checkpoint, in its order");
+        assert!(lines.iter().any(|line| line["body"]["state"]["steps"]["one"].is_object()), "{lines:?}");
+        assert!(String::from_utf8_lossy(&found["workflow.yaml"]).starts_with("name: nightly"));
+        assert!(found["files/events.jsonl"].starts_with(b"{") && found.contains_key("files/report.md"));
+        let log = found.iter().find(|(name, _)| name.starts_with("files/logs/one")).unwrap();
+        assert_eq!(log.1, b"printed\n");
+
+        assert_eq!(rig.call(&["delete", "r", "--yes"]).status.code(), Some(0));
+        rig.write("go", "");
+        rig.write("trace", "");
+        let refused = rig.call(&["import", "r.tar.zst", "--id", "s"]);
+        assert_eq!(refused.status.code(), Some(77), "{}", rig.told(&refused));
+        assert_eq!(rig.call(&["import", "r.tar.zst", "--trust", "--id", "s", "-q"]).status.code(), Some(0));
+        assert_eq!(rig.read("trace"), "two 1\n", "{store}: only what was left");
+    }
+}
+
+#[test]
+fn what_cannot_be_archived_as_a_whole_is_refused_and_nothing_is_written() {
+    let rig = Rig::with("steps: [{id: a, run: 'echo a >> trace; sleep 1000'}]\n").at("file:kept");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("trace", |text| !text.is_empty());
+    assert_eq!(rig.call(&["archive", "r", "x"]).status.code(), Some(6), "it is under way");
+    running.signal(libc::SIGINT);
+    running.end();
+
+    assert_eq!(rig.call(&["archive", "r", "x"]).status.code(), Some(0));
+    let before = fs::read(rig.path("x")).unwrap();
+    check("archive_exists", &rig.waypost(&["archive", "r", "x"]));
+    assert_eq!(rig.call(&["archive", "r", "x", "--replace"]).status.code(), Some(0));
+    check("archive_nowhere", &rig.waypost(&["archive", "r", "no/such/folder/x"]));
+    check("archive_of_nobody", &rig.waypost(&["archive", "nobody", "y"]));
+
+    let commits = rig.path("kept/runs/r");
+    let file = fs::read_dir(commits.join("main")).or_else(|_| fs::read_dir(&commits)).unwrap();
+    let newest = file
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "json") && !path.ends_with("run.json"))
+        .max()
+        .unwrap();
+    let mut bytes = fs::read(&newest).unwrap();
+    let at = bytes.len() - 40;
+    bytes[at] ^= 1;
+    fs::write(&newest, bytes).unwrap();
+    check("archive_damaged", &rig.waypost(&["archive", "r", "y"]));
+    assert!(!rig.path("y").exists());
+    let left = || fs::read_dir(rig.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(left().all(|name| !name.to_string_lossy().starts_with(".tmp-")), "nothing is left behind");
+
+    // One that was cut, or changed, is no archive.
+    fs::write(rig.path("x"), &before[..before.len() / 2]).unwrap();
+    wait_until("it is written", || rig.path("x").exists());
+    assert_eq!(rig.call(&["import", "x", "--trust"]).status.code(), Some(7));
+}
