@@ -64,6 +64,13 @@ pub(crate) const NEEDS: &[Need] = &[
         dnf: "diffutils",
         brew: "diffutils",
     },
+    Need {
+        program: "sqlite3",
+        why: "keeps the tables of an example",
+        apt: "sqlite3",
+        dnf: "sqlite",
+        brew: "sqlite",
+    },
     Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
 ];
 

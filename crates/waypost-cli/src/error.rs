@@ -365,9 +365,11 @@ impl Error {
                 ("params", Exit::Usage, hint)
             }
             Self::Unreadable { .. } | Self::Import(LoadError::Io { .. }) => ("unreadable", Exit::Usage, None),
-            Self::Create { .. } => {
-                ("cannot_create", Exit::CannotCreate, hint("see whether its folder is there and can be written"))
-            }
+            Self::Create { .. } => (
+                "cannot_create",
+                Exit::CannotCreate,
+                hint("see whether its folder is there and can be written"),
+            ),
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
             Self::Changed { run, file, .. } => (
                 "changed",

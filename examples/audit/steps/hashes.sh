@@ -1,22 +1,15 @@
 #!/usr/bin/env bash
-# Hashes every file of every crate, and from those one hash a crate and one for all.
+# Makes one hash a crate and one for all of what was found for each crate.
 #
 # A crate's hash is SHA-256 over its sorted lines `HASH  PATH`, the root is SHA-256 over the sorted lines
 # `HASH  NAME VERSION`: anyone can check a crate, or the whole, with `sha256sum`.
 . "$(dirname "$0")/common.sh"
-: "${CRATES:?the table of crates}"
+: "${FAILED:?how many crates could not be read}"
 listing=$OUT/files.tsv
 table=$OUT/hashes.tsv
 
-# Cargo's own mark (`.cargo-ok`) is not part of what was published.
-hashes() {
-    cd "$3"
-    find . \( -name target -o -name .git -o -name .waypost \) -prune -o -type f ! -name .cargo-ok -print0 |
-        xargs -0 bash -c 'sha256 "$@"' sha256 /dev/null |
-        sed -n 's|^\(\\\{0,1\}[0-9a-f]\{64\}\)  \./|\1\t'"$1\t$2"'\t|p' | sort -t "$TAB" -k 4
-}
-
-save "$listing" each_crate hashes "$CRATES" -k 2,3 -k 4
+found() { find "$OUT/hash" -name '*.tsv' -exec cat {} + | sort -t "$TAB" -k 2,3 -k 4; }
+save "$listing" found
 
 # One line a crate: name, version, hash.
 roots() {
@@ -37,7 +30,7 @@ markdown() {
     cat <<MARKDOWN
 ## Fingerprint
 
-$(thousands "$files") files were hashed. Two machines that print the same line below audited the same sources:
+$(thousands "$files") files were hashed$([ "$FAILED" = 0 ] || echo ", and $FAILED crates could not be read"). Two machines that print the same line below audited the same sources:
 
     $root
 MARKDOWN

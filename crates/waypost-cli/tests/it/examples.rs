@@ -74,9 +74,8 @@ fn the_audit_survives_a_kill_and_reports_on_this_project() {
     let project = format!("project={}", repository.display());
 
     let running = rig.start(&["run", "--id", "audit", "-p", &project]);
-    rig.wait_for(".waypost/runs/audit/events.jsonl", |events| {
-        events.lines().any(|line| line.contains("\"hashes\"") && line.contains("step_started"))
-    });
+    let hashed = |events: &str| events.lines().filter(|line| line.contains("\"item_completed\"")).count();
+    rig.wait_for(".waypost/runs/audit/events.jsonl", |events| hashed(events) >= 5);
     running.signal(libc::SIGKILL);
     running.end();
     let resumed = rig.call(&["resume", "audit"]);
@@ -87,7 +86,16 @@ fn the_audit_survives_a_kill_and_reports_on_this_project() {
         let steps = shown["steps"].as_array().unwrap();
         steps.iter().find(|step| step["id"] == id).unwrap()["attempts"].as_u64().unwrap()
     };
-    assert_eq!((attempts("crates"), attempts("hashes"), attempts("report")), (1, 2, 1));
+    assert_eq!((attempts("crates"), attempts("hashes"), attempts("report")), (1, 1, 1));
+    let crates: usize =
+        rig.json(&["show", "audit", "--step", "crates", "--json"])["steps"][0]["outputs"]["count"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+    assert_eq!(hashed(&rig.waypost(&["events", "audit", "--json"])), crates, "each is finished once");
+    let files: Vec<_> = rig.read("out/audit/files.tsv").lines().map(str::to_owned).collect();
+    assert!(files.len() > 1_000 && files.iter().any(|line| line.contains("\tserde\t")), "{}", files.len());
     let report = rig.read("out/report.md");
     assert!(report.contains("serde") && report.contains("tokio"), "{report}");
     assert_eq!(rig.call(&["verify", "audit"]).status.code(), Some(0));
@@ -145,4 +153,34 @@ fn the_release_asks_before_it_publishes_and_can_go_back() {
     assert_eq!(rig.read("registry/log"), "published 1.2.0\n", "it was published once");
     assert!(rig.read("registry/news").ends_with("release 1.2.0 failed at ask\n"));
     assert_eq!(code(&["run", "-p", "version=1.2", "-q"]), Some(2), "no version");
+}
+
+#[test]
+fn the_tables_have_every_file_once_whatever_was_killed_and_the_broken_one_when_it_is_mended() {
+    let rig = Rig::new();
+    copy(&repository().join("examples/etl"), &rig.path("."));
+    let mut command = vec!["run", "--id", "etl", "-q"];
+    for done in [1, 2] {
+        let running = rig.start(&command);
+        rig.wait_for(".waypost/runs/etl/events.jsonl", |events| {
+            events.lines().filter(|line| line.contains("\"step_completed\"")).count() >= 2 * done
+        });
+        running.signal(libc::SIGKILL);
+        running.end();
+        command = vec!["resume", "etl", "-q"];
+    }
+    let resumed = rig.call(&command);
+    // Killed after its last step, it has nothing left to do.
+    assert_eq!(resumed.status.code(), Some(3), "{}", rig.told(&resumed));
+    assert!(rig.read("out/report.md").contains("120 rows"), "{}", rig.read("out/report.md"));
+    let letters = rig.json(&["dead-letters", "list", "etl", "--json"]);
+    assert_eq!(letters["items"].as_array().unwrap().len(), 1);
+    assert_eq!(letters["items"][0]["key"], "turin.csv");
+
+    rig.write("data/turin.csv", &rig.read("data/turin.csv").replace(",many,", ",3,"));
+    let retried = rig.call(&["dead-letters", "retry", "etl", "-q"]);
+
+    assert_eq!(retried.status.code(), Some(0), "{}", rig.told(&retried));
+    assert!(rig.read("out/report.md").contains("160 rows"), "{}", rig.read("out/report.md"));
+    assert_eq!(rig.call(&["verify", "etl"]).status.code(), Some(0));
 }

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Puts the rows of one file in the place of those that it had, all or none.
+set -euo pipefail
+sqlite3 -bail -cmd '.timeout 10000' "$DB" <<SQL
+.mode tabs
+CREATE TEMP TABLE fresh (day, file, shop, product, pieces, cents);
+.import '$CLEAN' fresh
+BEGIN IMMEDIATE;
+DELETE FROM sales WHERE day = '$DAY' AND file = '$FILE';
+INSERT INTO sales SELECT * FROM fresh;
+COMMIT;
+SQL
