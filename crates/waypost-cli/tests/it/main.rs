@@ -31,6 +31,7 @@ mod once;
 mod paper;
 mod prodigy;
 mod pruning;
+mod prodigy_values;
 mod reading;
 mod repeating;
 mod report;
