@@ -186,6 +186,14 @@ impl Import<'_> {
             let mut variable = Variable { name: name.clone(), value: None, command: None, is_secret: false };
             if let Some(text) = node.spelled() {
                 // Variables of one level do not read each other.
+/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
+fn reference(value: &str) -> Option<&str> {
+    let name = value.trim().strip_prefix('$')?;
+    let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
+    let name = name.strip_prefix("env:").or_else(|| name.strip_prefix("env.")).unwrap_or(name);
+    is_variable(name).then_some(name)
+}
+
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
                     let help = "set it in the caller's environment, or by a step";
                     self.note(node, "env", format!("the value of `{name}` stays as it is: `{text}`"), help);
@@ -193,12 +201,10 @@ impl Import<'_> {
                 variable.value = Some(crate::draft::literal(text));
                 self.values.insert(name.clone(), text.to_owned());
                 self.scope.env.insert(name);
-            } else if let Some(command) = node.get("command") {
-                variable.command = Some(command);
             } else if node.get("secret").is_some() {
                 variable.is_secret = true;
-                let value = node.get("value").and_then(Node::spelled).unwrap_or_default().to_owned();
-                self.secret_from(node, &name, &value);
+                let value = node.get("value").and_then(Node::spelled).unwrap_or_default();
+                self.secret_from(node, &name, reference(value));
                 self.scope.secrets.insert(name);
             } else {
                 let help = "set it in the caller's environment, or by a step that decides";
@@ -217,6 +223,8 @@ impl Import<'_> {
     /// Writes a step for each variable that a command finds out.
     fn computed(&mut self, env: &[Variable<'_>]) -> Vec<Item> {
         let mut items = Vec::new();
+            } else if let Some(command) = node.get("command") {
+                variable.command = Some(command);
         for (name, node) in env.iter().filter_map(|variable| Some((&variable.name, variable.command?))) {
             let id = self.ids.take(&format!("env-{}", name.to_ascii_lowercase()), self.line(node));
             let command = self.command(node, "env", node.spelled().unwrap_or_default(), &[]);
@@ -247,10 +255,10 @@ impl Import<'_> {
                 continue;
             }
             match (node.spelled(), node.get("provider").and_then(Node::spelled)) {
-                (Some(value), _) => self.secret_from(node, name, value),
+                (Some(value), _) => self.secret_from(node, name, reference(value)),
                 (None, Some("env")) => {
-                    let value = node.get("key").and_then(Node::spelled).unwrap_or_default();
-                    self.secret_from(node, name, value);
+                    let key = node.get("key").and_then(Node::spelled);
+                    self.secret_from(node, name, key.filter(|key| is_variable(key)));
                 }
                 (None, provider) => {
                     let provider = provider.unwrap_or("another place");
@@ -270,15 +278,16 @@ impl Import<'_> {
         names
     }
 
-    /// Tells where a secret must come from, if it had another name.
-    fn secret_from(&mut self, node: &Node, name: &str, value: &str) {
-        let source = value.trim_start_matches("${").trim_start_matches('$').trim_end_matches('}');
-        let source = source.trim_start_matches("env:").trim_start_matches("env.");
-        if source != name {
-            let message = format!("the secret `{name}` comes from the caller's variable of that name");
-            let source = if is_variable(source) { format!("\"${source}\"") } else { "…".to_owned() };
-            self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
-        }
+    /// Tells where a secret must come from, if that is not the caller's variable `source` of the same name. Its value
+    /// is told nowhere.
+    fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
+        let (message, source) = match source {
+            Some(source) if source == name => return,
+            Some(source) => (format!("the secret `{name}` comes"), format!("\"${source}\"")),
+            None => (format!("the value of the secret `{name}` is left out: it comes"), "…".to_owned()),
+        };
+        let message = format!("{message} from the caller's variable of that name");
+        self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
     }
 
     fn map_reduce(&mut self, fields: &Fields<'_>) -> Vec<Item> {

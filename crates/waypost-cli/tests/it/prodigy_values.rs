@@ -40,3 +40,41 @@ map:
     );
     assert_eq!(rig.read("some"), "b\n");
 }
+
+// What happened: `env: {GH: {secret: true, value: "ghp_..."}}` was told as `GH="$ghp_..."`, and so written.
+// Why: what looks like the name of a variable was taken for one.
+// What stops it now: only `$NAME` and `${NAME}` are references; of any other value nothing is told.
+#[test]
+fn the_value_of_a_secret_is_neither_told_nor_written() {
+    let rig = Rig::new();
+    let literal = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+    rig.write(
+        "p.yml",
+        &r#"
+env:
+  GH: {secret: true, value: "LITERAL"}
+  ODD: {secret: true, value: "${ODD:-LITERAL}"}
+  DASH: {secret: true, value: "LITERAL-x"}
+  COMMAND: {secret: true, command: "echo LITERAL"}
+  OTHER: {secret: true, value: "$MINE"}
+  SAME: {secret: true, value: "${SAME}"}
+secrets:
+  TOKEN: LITERAL
+  PIN: {provider: env, key: "LITERAL-y"}
+  KEY: "${env:THE_KEY}"
+commands:
+  - shell: "echo $GH ${TOKEN}"
+"#
+        .replace("LITERAL", literal),
+    );
+
+    let said = rig.waypost(&["import", "workflow", "p.yml", "-o", "w.yaml"]);
+
+    let made = rig.read("w.yaml");
+    let json = rig.waypost(&["import", "workflow", "p.yml", "--json"]);
+    for text in [&said, &made, &json] {
+        assert!(!text.contains(literal), "{text}");
+    }
+    check("prodigy_secrets", &format!("{said}---\n{made}"));
+    assert!(rig.waypost(&["check", "w.yaml"]).starts_with("exit 0\n"));
+}
