@@ -1,6 +1,6 @@
 //! The whole file: what kind it is, what stands beside its steps, and how ours begins.
 
-use waypost_workflow::file::{Document, FileError, Node};
+use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
 use super::fields::Fields;
 use super::map::steps_of;
@@ -84,7 +84,24 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     map.steps("steps", steps);
     let mut notes = import.notes;
     notes.sort_by_key(|note| note.line);
-    Ok(Imported { text: head(from, &comments) + &map.written(), notes })
+    let text = head(from, &comments) + &map.written();
+    check_size(document, map.steps_max(), text.len())?;
+    Ok(Imported { text, notes })
+}
+
+/// Refuses what is too large for a workflow of ours.
+fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), FileError> {
+    let help = "split it into several workflows, or work on a list with `foreach`";
+    let message = match () {
+        () if steps > STEPS_MAX => {
+            format!("it would have a list of {steps} steps, at most {STEPS_MAX} are allowed")
+        }
+        () if bytes > FILE_BYTES_MAX => {
+            format!("it would be a file of {bytes} bytes, at most {} MiB are allowed", FILE_BYTES_MAX >> 20)
+        }
+        () => return Ok(()),
+    };
+    Err(document.wrong(document.root(), message, help))
 }
 
 /// Writes what a reader of the file must know.
@@ -169,6 +186,14 @@ struct Variable<'n> {
     is_secret: bool,
 }
 
+/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
+fn reference(value: &str) -> Option<&str> {
+    let name = value.trim().strip_prefix('$')?;
+    let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
+    let name = name.strip_prefix("env:").or_else(|| name.strip_prefix("env.")).unwrap_or(name);
+    is_variable(name).then_some(name)
+}
+
 impl Import<'_> {
     fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
         let mut variables = Vec::new();
@@ -186,14 +211,6 @@ impl Import<'_> {
             let mut variable = Variable { name: name.clone(), value: None, command: None, is_secret: false };
             if let Some(text) = node.spelled() {
                 // Variables of one level do not read each other.
-/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
-fn reference(value: &str) -> Option<&str> {
-    let name = value.trim().strip_prefix('$')?;
-    let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
-    let name = name.strip_prefix("env:").or_else(|| name.strip_prefix("env.")).unwrap_or(name);
-    is_variable(name).then_some(name)
-}
-
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
                     let help = "set it in the caller's environment, or by a step";
                     self.note(node, "env", format!("the value of `{name}` stays as it is: `{text}`"), help);
@@ -206,6 +223,8 @@ fn reference(value: &str) -> Option<&str> {
                 let value = node.get("value").and_then(Node::spelled).unwrap_or_default();
                 self.secret_from(node, &name, reference(value));
                 self.scope.secrets.insert(name);
+            } else if let Some(command) = node.get("command") {
+                variable.command = Some(command);
             } else {
                 let help = "set it in the caller's environment, or by a step that decides";
                 self.note(
@@ -223,8 +242,6 @@ fn reference(value: &str) -> Option<&str> {
     /// Writes a step for each variable that a command finds out.
     fn computed(&mut self, env: &[Variable<'_>]) -> Vec<Item> {
         let mut items = Vec::new();
-            } else if let Some(command) = node.get("command") {
-                variable.command = Some(command);
         for (name, node) in env.iter().filter_map(|variable| Some((&variable.name, variable.command?))) {
             let id = self.ids.take(&format!("env-{}", name.to_ascii_lowercase()), self.line(node));
             let command = self.command(node, "env", node.spelled().unwrap_or_default(), &[]);

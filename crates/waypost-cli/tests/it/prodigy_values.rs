@@ -78,3 +78,25 @@ commands:
     check("prodigy_secrets", &format!("{said}---\n{made}"));
     assert!(rig.waypost(&["check", "w.yaml"]).starts_with("exit 0\n"));
 }
+
+#[test]
+fn what_is_too_much_for_a_workflow_is_refused_and_no_file_is_left() {
+    let rig = Rig::new();
+    let many = |count: usize| (0..count).map(|_| "    - shell: a\n").collect::<String>();
+    rig.write("many.yml", &format!("name: many\ncommands:\n{}", many(10_001)));
+    rig.write("items.yml", &format!("map:\n  input: a.json\n  agent_template:\n{}", many(10_001)));
+    // Just below 4 MiB, and above with what ours needs beside it.
+    let step = format!("- shell: \"{}\"\n", "x".repeat(83_850));
+    rig.write("long.yml", &step.repeat(50));
+    let calls = [
+        vec!["import", "workflow", "many.yml", "-o", "w.yaml"],
+        vec!["import", "workflow", "many.yml"],
+        vec!["import", "workflow", "items.yml", "-o", "w.yaml"],
+        vec!["import", "workflow", "long.yml", "-o", "w.yaml"],
+    ];
+
+    let said = calls.iter().map(|args| format!("$ waypost {}\n{}\n", args.join(" "), rig.waypost(args)));
+
+    check("prodigy_too_much", &said.collect::<String>());
+    assert!(!rig.path("w.yaml").exists());
+}

@@ -43,6 +43,7 @@ use serde_json::{Map, Value};
 
 pub use self::budget::Budget;
 pub use self::child::Child;
+pub use self::body::STEPS_MAX;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
 pub(crate) use self::foreach::ITEM_INDEX;
