@@ -537,3 +537,40 @@ fn what_is_wrong_with_a_loop_is_said_where_it_stands() {
     ];
     assert_text("repeat_wrong", &answers(&files));
 }
+// What happened: items that stand twice in the file passed `check`, and failed the run when its earlier steps were done.
+// Why: keys were compared only where items are opened.
+// What stops it now: those that are known from the file alone are compared when it is read.
+#[test]
+fn items_of_one_key_are_refused_where_that_is_certain() {
+    let file = |items: &str| format!("steps:\n  - foreach: {{items: {items}, steps: [{{run: x}}]}}\n");
+    let sure = [
+        "[a, b, a, a]",
+        "[1, '1', {x: y}]",
+        "[{x: y}, 0, 1.0]",
+        "[{n: a}, {n: b}, {n: a}], key: '${{ item.n }}'",
+        "[a, b, c], key: 'n${{ item_index // 2 }}'",
+        "[c, a, b, a], sort_by: item",
+        "[a, a, b, b], offset: 1, max_items: 3",
+    ];
+    let unsure = [
+        "[a, b, a], distinct: true",
+        "[a, b, a], distinct: item",
+        "[a, b, a], filter: item_index > 0",
+        "[a, b, a], offset: 1",
+        "[a, b, a], max_items: 2",
+        "[a, b, a], sort_by: item, max_items: 2",
+        "[a, a], key: '${{ item ~ item_index }}'",
+        "[a, a], key: '${{ run.id ~ item }}'",
+        "[{n: 1}, {}], key: '${{ item.n }}'",
+        "[2, {x: y}, {x: y}], sort_by: item | string",
+        "[{x: y}, {x: y}, true, true, null]",
+    ];
+
+    let sure: Vec<String> = sure.into_iter().map(file).collect();
+    let sure: Vec<&str> = sure.iter().map(String::as_str).collect();
+    assert_text("foreach_doubles", &answers(&sure));
+    for items in unsure {
+        assert!(Workflow::parse(&file(items), Path::new("waypost.yaml")).is_ok(), "{items}");
+    }
+}
+
