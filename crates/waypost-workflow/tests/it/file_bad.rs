@@ -243,6 +243,29 @@ fn ids_and_needs_are_checked() {
     );
 }
 
+// What happened: a step of a `foreach` that needs one outside of it was told that there is no such step.
+// Why: only the steps of its own list were looked at.
+// What stops it now: needs are looked up in all lists, and what is said tells where the step stands.
+#[test]
+fn a_need_across_the_border_of_a_list_is_told_with_both_sides() {
+    let each = |needs: &str| format!("foreach: {{items: [1], steps: [{{id: one, run: x{needs}}}]}}");
+    let one = each(", needs: [a]");
+    assert_text(
+        "needs_across",
+        &answers(&[
+            &format!("steps:\n  - {{id: a, run: x}}\n  - id: each\n    {one}\n"),
+            &format!("steps:\n  - id: each\n    {one}\n  - {{id: a, run: x}}\n"),
+            &format!("steps:\n  - {{id: a, run: x, needs: []}}\n  - id: each\n    {one}\n"),
+            &format!("steps:\n  - id: each\n    {}\n", each(", needs: [each]")),
+            &format!("steps:\n  - {{id: a, run: x, needs: [one]}}\n  - id: each\n    {}\n", each("")),
+            &format!("steps:\n  - id: each\n    needs: [one]\n    {}\n", each("")),
+            &format!("steps:\n  - id: group\n    steps: [{{id: a, run: x}}]\n  - id: each\n    {one}\n"),
+            "steps:\n  - {id: a, run: x}\non_failure: [{id: tell, run: x, needs: [a]}]\n",
+            &format!("steps:\n  - {{id: all, run: x}}\n  - id: each\n    {}\n", each(", needs: [al]")),
+        ]),
+    );
+}
+
 #[test]
 fn env_and_secrets_are_checked() {
     assert_text(
@@ -519,24 +542,6 @@ fn what_is_wrong_with_a_foreach_is_said_where_it_stands() {
     assert_text("foreach_wrong", &answers(&files));
 }
 
-#[test]
-fn what_is_wrong_with_a_loop_is_said_where_it_stands() {
-    let files = [
-        "steps:\n  - {id: a, run: x, repeat: 3}\n",
-        "steps:\n  - {id: a, run: x, repeat: {max: 3}}\n",
-        "steps:\n  - {id: a, run: x, repeat: {until: steps.a.exit_code == 0}}\n",
-        "steps:\n  - {id: a, run: x, repeat: {until: 'true', max: 0, times: 3}}\n",
-        "steps:\n  - {id: a, run: x, repeat: {until: steps.b.exit_code == 0, max: 3}}\n  - {id: b, run: x}\n",
-        "steps:\n  - {id: a, run: x, repeat: {until: steps.aa.exit_code == 0, max: 3}}\n",
-        "steps:\n  - {id: a, run: x, env: {I: '${{ iteration }}'}}\n",
-        "steps:\n  - id: a\n    steps: [{run: x}]\n",
-        "steps:\n  - id: a\n    steps: [{run: x}]\n    repeat: {until: steps.a.outputs.x == 1, max: 2}\n    timeout: 5s\n    env: {A: b}\n",
-        "steps:\n  - id: a\n    steps: []\n    repeat: {until: 'true', max: 2}\n",
-        "steps:\n  - id: a\n    steps: [{id: i, run: x}]\n    repeat: {until: steps.i.outputs.x == 1, max: 2}\n    run: y\n",
-        "steps:\n  - id: a\n    steps: [{id: i, run: x, capture: text}]\n    repeat: {until: steps.i.outputs.resul == 'y', max: 2}\n",
-    ];
-    assert_text("repeat_wrong", &answers(&files));
-}
 // What happened: items that stand twice in the file passed `check`, and failed the run when its earlier steps were done.
 // Why: keys were compared only where items are opened.
 // What stops it now: those that are known from the file alone are compared when it is read.
@@ -574,3 +579,21 @@ fn items_of_one_key_are_refused_where_that_is_certain() {
     }
 }
 
+#[test]
+fn what_is_wrong_with_a_loop_is_said_where_it_stands() {
+    let files = [
+        "steps:\n  - {id: a, run: x, repeat: 3}\n",
+        "steps:\n  - {id: a, run: x, repeat: {max: 3}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.a.exit_code == 0}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: 'true', max: 0, times: 3}}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.b.exit_code == 0, max: 3}}\n  - {id: b, run: x}\n",
+        "steps:\n  - {id: a, run: x, repeat: {until: steps.aa.exit_code == 0, max: 3}}\n",
+        "steps:\n  - {id: a, run: x, env: {I: '${{ iteration }}'}}\n",
+        "steps:\n  - id: a\n    steps: [{run: x}]\n",
+        "steps:\n  - id: a\n    steps: [{run: x}]\n    repeat: {until: steps.a.outputs.x == 1, max: 2}\n    timeout: 5s\n    env: {A: b}\n",
+        "steps:\n  - id: a\n    steps: []\n    repeat: {until: 'true', max: 2}\n",
+        "steps:\n  - id: a\n    steps: [{id: i, run: x}]\n    repeat: {until: steps.i.outputs.x == 1, max: 2}\n    run: y\n",
+        "steps:\n  - id: a\n    steps: [{id: i, run: x, capture: text}]\n    repeat: {until: steps.i.outputs.resul == 'y', max: 2}\n",
+    ];
+    assert_text("repeat_wrong", &answers(&files));
+}
