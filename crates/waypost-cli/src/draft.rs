@@ -1,6 +1,6 @@
 //! A workflow file that is being written, whatever it is made of: ids of steps, values of YAML, remarks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest id that a step gets; there is room for a number behind it.
 const ID_CHARACTERS_MAX: usize = 40;
@@ -17,7 +17,11 @@ pub(crate) struct Remark {
 
 /// Ids of steps, each given once.
 #[derive(Debug, Default)]
-pub(crate) struct Ids(BTreeSet<String>);
+pub(crate) struct Ids {
+    given: BTreeSet<String>,
+    /// Up to which number those of a word are given.
+    counts: BTreeMap<String, usize>,
+}
 
 impl Ids {
     /// Makes an id of a word, or of the line where that gives none.
@@ -29,9 +33,9 @@ impl Ids {
         let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
         let base = if is_sound { slug } else { format!("line-{line}") };
         let mut id = base.clone();
-        let mut count = 1;
-        while !self.0.insert(id.clone()) {
-            count += 1;
+        let count = self.counts.entry(base.clone()).or_insert(1);
+        while !self.given.insert(id.clone()) {
+            *count += 1;
             id = format!("{base}-{count}");
         }
         id

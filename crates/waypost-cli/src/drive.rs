@@ -17,6 +17,7 @@ use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 use crate::commands::{Context, now};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::failed::FailedAt;
 use crate::ladder;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
@@ -57,8 +58,6 @@ pub(crate) struct Told {
     pub(crate) file: Option<PathBuf>,
     /// Words for the store in the line that resumes; none where the store ends with this process.
     pub(crate) store_words: Option<String>,
-    /// The line of each step in the file.
-    pub(crate) lines: Vec<(String, usize)>,
     /// It was to stop after this step.
     pub(crate) until: Option<String>,
     /// The report of the run, where the store keeps one.
@@ -199,7 +198,12 @@ impl<'a> Session<'a> {
     }
 
     /// Tells how it ended, and how to go on.
-    pub(crate) fn conclude(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<Exit, Error> {
+    pub(crate) fn conclude(
+        &self,
+        program: &WorkflowProgram,
+        outcome: &Outcome<WorkflowState>,
+        told: &Told,
+    ) -> Result<Exit, Error> {
         let output = &self.context.output;
         for damage in &outcome.repaired {
             output.warn(&format!(
@@ -210,18 +214,21 @@ impl<'a> Session<'a> {
         if outcome.lost > 0 {
             output.warn(&format!("{} checkpoints could not be written, which was tolerated", outcome.lost));
         }
+        let found = outcome.failed.as_ref().map(|(step, failure)| {
+            let (file, branch) = (told.file.as_deref(), outcome.failed_on.as_ref());
+            (FailedAt::find(program.workflow(), file, step, branch), failure)
+        });
+        let failed = found.as_ref().map(|(at, failure)| (at, *failure));
         if outcome.idle {
             self.idle(outcome, told)?;
         } else if !output.json {
-            if let Some((step, failure)) =
-                outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed)
-            {
-                output.aside(&self.failure(step.as_str(), failure, told));
+            if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
+                output.aside(&self.failure(at, failure));
             }
-            output.answer(&sentence(outcome, told))?;
+            output.answer(&sentence(outcome, told, failed.map(|(at, _)| at)))?;
         }
         if output.actions {
-            self.tell_job(outcome, told);
+            self.tell_job(outcome, told, failed);
         }
         if let Some(error) = self.progress.unheard() {
             return Err(error.into());
@@ -230,13 +237,11 @@ impl<'a> Session<'a> {
     }
 
     /// Leaves what a job of GitHub Actions shows of the run beside its log.
-    fn tell_job(&self, outcome: &Outcome<WorkflowState>, told: &Told) {
+    fn tell_job(&self, outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<(&FailedAt, &Failure)>) {
         let output = &self.context.output;
-        if let Some((step, failure)) = outcome.failed.as_ref().filter(|_| outcome.status == RunStatus::Failed)
-        {
-            let line = told.lines.iter().find(|(id, _)| id == step.as_str()).map(|(_, line)| *line);
-            let place = told.file.as_deref().zip(line);
-            let title = format!("step {step} failed");
+        if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
+            let place = at.place.as_ref().map(|(file, line)| (file.as_path(), *line));
+            let title = format!("step {} failed", at.name);
             output.aside(&annotation(Level::Error, place, &title, &failure.error.join("\n")));
         } else if !matches!(outcome.status, RunStatus::Completed) && exit(outcome, told) != Exit::Done {
             let title = format!("run {}", told.run);
@@ -245,7 +250,7 @@ impl<'a> Session<'a> {
             } else {
                 Level::Error
             };
-            output.aside(&annotation(level, None, &title, &sentence(outcome, told)));
+            output.aside(&annotation(level, None, &title, &sentence(outcome, told, None)));
         }
         if let Some(report) = &told.report
             && let Err(error) = summarise(report)
@@ -256,7 +261,7 @@ impl<'a> Session<'a> {
 
     fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
         if outcome.status == RunStatus::Waiting && !self.context.output.json {
-            return Ok(self.context.output.answer(&sentence(outcome, told))?);
+            return Ok(self.context.output.answer(&sentence(outcome, told, None))?);
         }
         let why = match outcome.status {
             RunStatus::Waiting => "what it waits for has not come",
@@ -274,11 +279,11 @@ impl<'a> Session<'a> {
     }
 
     /// Says why the run failed, with the end of the log and the step's place in the file.
-    fn failure(&self, step: &str, failure: &Failure, told: &Told) -> String {
+    fn failure(&self, at: &FailedAt, failure: &Failure) -> String {
         let paint = self.context.output.paint_err;
         let mut errors = failure.error.iter();
         let first = errors.next().map_or("it failed", String::as_str);
-        let mut text = format!("{} step {step} failed: {}", paint.red("error:"), shown_lines(first));
+        let mut text = format!("{} step {} failed: {}", paint.red("error:"), at.name, shown_lines(first));
         for cause in errors {
             text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(cause)));
         }
@@ -286,8 +291,7 @@ impl<'a> Session<'a> {
         for line in tail.lines() {
             text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&shown(line))));
         }
-        let line = told.lines.iter().find(|(id, _)| id == step).map(|(_, line)| line);
-        if let Some((file, line)) = told.file.as_ref().zip(line) {
+        if let Some((file, line)) = &at.place {
             text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
         }
         text
@@ -313,10 +317,10 @@ impl<'a> Nothing<'a> {
     }
 }
 
-fn sentence(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
+fn sentence(outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<&FailedAt>) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
-    let failed = outcome.failed.as_ref().map(|(step, _)| format!(" at step {step}")).unwrap_or_default();
+    let failed = failed.map(|at| format!(" at step {}", at.name)).unwrap_or_default();
     let line = told.resume_line();
     let next = match &line {
         Some(line) => format!("\nGo on with: {line}"),

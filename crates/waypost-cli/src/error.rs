@@ -356,9 +356,7 @@ impl Error {
             Self::Made { .. } => (
                 "internal",
                 Exit::Internal,
-                hint(
-                    "this is a fault of waypost: please tell of it; mend the file that was made by hand until then",
-                ),
+                hint("this is a fault of waypost, and no file was made: please tell of it"),
             ),
             Self::Params(error) => {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());

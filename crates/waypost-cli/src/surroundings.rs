@@ -160,11 +160,6 @@ pub(crate) fn durability(workflow: &Workflow) -> Durability {
     }
 }
 
-/// Returns the line of each step in the file.
-pub(crate) fn lines(workflow: &Workflow) -> Vec<(String, usize)> {
-    workflow.steps().iter().map(|step| (step.id.clone(), step.line)).collect()
-}
-
 /// Takes the members of an object.
 pub(crate) fn settings(value: Value) -> Map<String, Value> {
     match value {

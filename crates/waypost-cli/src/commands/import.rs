@@ -83,7 +83,6 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         run: run.clone(),
         file: None,
         store_words: context.lasting_store_words(),
-        lines: surroundings::lines(&workflow),
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
@@ -99,7 +98,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let engine = session.engine(store);
     let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
-    session.conclude(&outcome, &told)
+    session.conclude(&program, &outcome, &told)
 }
 
 fn workflow_of(portable: &Portable, file: &Path) -> Result<Workflow, Error> {

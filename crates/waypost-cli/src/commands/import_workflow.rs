@@ -29,26 +29,25 @@ pub(crate) async fn import_workflow(context: &Context, args: &ImportWorkflowArgs
     let document = Document::parse(&bytes, &args.file).map_err(foreign)?;
     let imported =
         prodigy::import(&document, &args.file.display().to_string(), &stem(&args.file)).map_err(foreign)?;
-    // What `check` says of it is said now; it is written in any case, so that it can be looked at.
+    // What is wrong with it is our fault, and nothing of it is kept.
     let path = args.out.as_deref().unwrap_or(&args.file);
     let checked = Workflow::parse(&imported.text, path);
+    let workflow =
+        checked.map_err(|error| Error::Made { made_of: args.file.clone(), error: Box::new(error) })?;
     match &args.out {
         Some(out) if args.force => replace(out, &imported.text)?,
         Some(out) => write_new(out, &imported.text)?,
         None => {}
     }
-    tell(context, args, &imported, checked.as_ref().ok())?;
-    match checked {
-        Ok(_) => Ok(Exit::Done),
-        Err(error) => Err(Error::Made { made_of: args.file.clone(), error: Box::new(error) }),
-    }
+    tell(context, args, &imported, &workflow)?;
+    Ok(Exit::Done)
 }
 
 fn tell(
     context: &Context,
     args: &ImportWorkflowArgs,
     imported: &Imported,
-    workflow: Option<&Workflow>,
+    workflow: &Workflow,
 ) -> Result<(), Error> {
     let from = args.file.display().to_string();
     for note in &imported.notes {
@@ -57,12 +56,8 @@ fn tell(
         context.output.note(&format!("{place}:{line}: {key}: {message} ({help})"));
     }
     let out = args.out.as_ref().map(|out| out.display().to_string());
-    let steps: Vec<String> = workflow
-        .map(|workflow| workflow.steps().iter().map(|step| step.id.clone()).collect())
-        .unwrap_or_default();
+    let steps: Vec<String> = workflow.steps().iter().map(|step| step.id.clone()).collect();
     if context.output.json {
-        // Where the check failed, the error is the document.
-        let Some(workflow) = workflow else { return Ok(()) };
         let view = |note: &prodigy::Note| NoteView {
             line: note.line,
             key: note.key.clone(),
@@ -81,9 +76,6 @@ fn tell(
     }
     let Some(out) = out else { return Ok(context.output.answer(&imported.text)?) };
     let count = if steps.len() == 1 { "1 step".to_owned() } else { format!("{} steps", steps.len()) };
-    if workflow.is_none() {
-        return Ok(());
-    }
     let text = format!(
         "Made {}, with {count}: {}.\nRun it with: waypost run {}",
         shown(&out),

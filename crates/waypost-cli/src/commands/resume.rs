@@ -351,7 +351,7 @@ impl Prepared {
         let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
-        session.conclude(&outcome, &told)
+        session.conclude(&program, &outcome, &told)
     }
 
     /// Writes where the run goes on from, and runs nothing.
@@ -373,7 +373,6 @@ impl Prepared {
             run: self.run.clone(),
             file: file.as_deref().map(near_here),
             store_words: context.lasting_store_words(),
-            lines: surroundings::lines(&self.chosen.workflow),
             until: args.until.clone(),
             report: store.folder(&self.run).map(|folder| folder.join(REPORT)),
         }

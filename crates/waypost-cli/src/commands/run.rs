@@ -97,7 +97,6 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         run: run.clone(),
         file: Some(args.file.clone()),
         store_words: context.lasting_store_words(),
-        lines: surroundings::lines(&workflow),
         until: args.until.clone(),
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
@@ -115,7 +114,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     match session.watch(engine.run_program(&program, record, state, options)).await {
         Ok(outcome) => {
             let outcome = session.wait_out(&engine, &program, outcome, &kept, args.wait).await?;
-            session.conclude(&outcome, &told)
+            session.conclude(&program, &outcome, &told)
         }
         // Another process has made it since this one looked.
         Err(error) if args.or_resume && is_taken(&error) => {

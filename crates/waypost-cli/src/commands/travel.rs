@@ -101,7 +101,6 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
         run: run.clone(),
         file: file.as_deref().map(super::near_here),
         store_words: context.lasting_store_words(),
-        lines: surroundings::lines(&workflow),
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
@@ -117,7 +116,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let engine = session.engine(Arc::clone(&store));
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
-    session.conclude(&outcome, &told)
+    session.conclude(&program, &outcome, &told)
 }
 
 pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {

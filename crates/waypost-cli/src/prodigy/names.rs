@@ -128,6 +128,10 @@ impl Scope {
             Some((value, format)) => Meaning::Value(value, format),
             None => self.no_value(name, inner, default),
         };
+        let rest = match (&meaning, default) {
+            (Meaning::Param(_), Some(text)) => Some(format!("`:-{text}`")),
+            _ => rest,
+        };
         (meaning, rest)
     }
 
@@ -200,16 +204,24 @@ impl Scope {
         let format = if kind == Item::Text { Format::Text } else { Format::Json };
         let plain = |text: &str| (text.to_owned(), Format::Text);
         let item = item_name(self.item_depth);
+        // A default may be there for any part of the path, and for null.
+        let may_lack = self.otherwise.is_some();
         match name {
+            "item" if kind == Item::Json => return Some((self.read(&item, "", format, may_lack), format)),
             "item" => return Some((item, format)),
             "item_index" | "index" => return Some(("item_index".to_owned(), Format::Number)),
             "item_id" => return Some(plain("'item_' ~ item_index")),
             _ => {}
         }
         let below = name.strip_prefix("item.")?;
+        let path = format!(".{below}");
         match kind {
             Item::Text if matches!(below, "item" | "value" | "path" | "name") => Some(plain(&item)),
-            Item::Json if is_path(&format!(".{below}")) => Some((format!("{item}.{below}"), Format::Json)),
+            Item::Json if is_path(&path) => {
+                let end = path[1..].find(['.', '[']).map_or(path.len(), |end| end + 1);
+                let value = format!("{item}{}", &path[..end]);
+                Some((self.read(&value, &path[end..], Format::Json, may_lack), Format::Json))
+            }
             _ => None,
         }
     }

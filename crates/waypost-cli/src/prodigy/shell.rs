@@ -136,7 +136,9 @@ fn scan(text: &str, range: Range<usize>, base: Level, found: &mut Vec<Found>) {
             b'#' if level.is_command() && (at == range.start || bytes[at - 1].is_ascii_whitespace()) => {
                 at = text[at..range.end].find('\n').map_or(range.end, |end| at + end);
             }
-            b'<' if level.is_command() && rest.starts_with(b"<<") && !rest.starts_with(b"<<<") => {
+            // A here-string: the word behind it is like any other.
+            b'<' if level.is_command() && rest.starts_with(b"<<<") => at += 3,
+            b'<' if level.is_command() && rest.starts_with(b"<<") => {
                 let (next, document) = here(text, at + 2, range.end);
                 pending.extend(document);
                 at = next;
@@ -248,6 +250,20 @@ echo ${p}"#;
             ("n", Place::Bare),
             ("o", Place::Verbatim),
             ("p", Place::Bare),
+        ];
+        assert_eq!(places(command), expect.map(|(name, place)| (name.to_owned(), place)));
+    }
+
+    #[test]
+    fn a_here_string_is_no_here_document() {
+        let command = "cat <<< \"${a}\" <<<${b} <<<'${c}'; cat <<E <<<$d\n${e}\nE\necho \"${f}\"";
+        let expect = [
+            ("a", Place::Double),
+            ("b", Place::Bare),
+            ("c", Place::Single),
+            ("d", Place::Bare),
+            ("e", Place::Inner),
+            ("f", Place::Double),
         ];
         assert_eq!(places(command), expect.map(|(name, place)| (name.to_owned(), place)));
     }

@@ -183,7 +183,11 @@ impl Import<'_> {
         let (meaning, lost) = self.scope.meaning(&found.inner);
         if let Some(lost) = lost {
             let message = format!("of `${{{}}}` the part {lost} is left out", found.inner);
-            self.note(node, key, message, "write it as a filter of an expression");
+            let help = match meaning {
+                Meaning::Param(_) => "give the param a `default`",
+                _ => "write it as a filter of an expression",
+            };
+            self.note(node, key, message, help);
         }
         if self.scope.reads_results {
             self.scope.reads_results = false;

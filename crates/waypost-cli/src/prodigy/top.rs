@@ -1,6 +1,6 @@
 //! The whole file: what kind it is, what stands beside its steps, and how ours begins.
 
-use waypost_workflow::file::{Document, FileError, Node};
+use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
 use super::fields::Fields;
 use super::map::steps_of;
@@ -84,7 +84,24 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     map.steps("steps", steps);
     let mut notes = import.notes;
     notes.sort_by_key(|note| note.line);
-    Ok(Imported { text: head(from, &comments) + &map.written(), notes })
+    let text = head(from, &comments) + &map.written();
+    check_size(document, map.steps_max(), text.len())?;
+    Ok(Imported { text, notes })
+}
+
+/// Refuses what is too large for a workflow of ours.
+fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), FileError> {
+    let help = "split it into several workflows, or work on a list with `foreach`";
+    let message = match () {
+        () if steps > STEPS_MAX => {
+            format!("it would have a list of {steps} steps, at most {STEPS_MAX} are allowed")
+        }
+        () if bytes > FILE_BYTES_MAX => {
+            format!("it would be a file of {bytes} bytes, at most {} MiB are allowed", FILE_BYTES_MAX >> 20)
+        }
+        () => return Ok(()),
+    };
+    Err(document.wrong(document.root(), message, help))
 }
 
 /// Writes what a reader of the file must know.
@@ -169,6 +186,14 @@ struct Variable<'n> {
     is_secret: bool,
 }
 
+/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
+fn reference(value: &str) -> Option<&str> {
+    let name = value.trim().strip_prefix('$')?;
+    let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
+    let name = name.strip_prefix("env:").or_else(|| name.strip_prefix("env.")).unwrap_or(name);
+    is_variable(name).then_some(name)
+}
+
 impl Import<'_> {
     fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
         let mut variables = Vec::new();
@@ -193,13 +218,13 @@ impl Import<'_> {
                 variable.value = Some(crate::draft::literal(text));
                 self.values.insert(name.clone(), text.to_owned());
                 self.scope.env.insert(name);
-            } else if let Some(command) = node.get("command") {
-                variable.command = Some(command);
             } else if node.get("secret").is_some() {
                 variable.is_secret = true;
-                let value = node.get("value").and_then(Node::spelled).unwrap_or_default().to_owned();
-                self.secret_from(node, &name, &value);
+                let value = node.get("value").and_then(Node::spelled).unwrap_or_default();
+                self.secret_from(node, &name, reference(value));
                 self.scope.secrets.insert(name);
+            } else if let Some(command) = node.get("command") {
+                variable.command = Some(command);
             } else {
                 let help = "set it in the caller's environment, or by a step that decides";
                 self.note(
@@ -247,10 +272,10 @@ impl Import<'_> {
                 continue;
             }
             match (node.spelled(), node.get("provider").and_then(Node::spelled)) {
-                (Some(value), _) => self.secret_from(node, name, value),
+                (Some(value), _) => self.secret_from(node, name, reference(value)),
                 (None, Some("env")) => {
-                    let value = node.get("key").and_then(Node::spelled).unwrap_or_default();
-                    self.secret_from(node, name, value);
+                    let key = node.get("key").and_then(Node::spelled);
+                    self.secret_from(node, name, key.filter(|key| is_variable(key)));
                 }
                 (None, provider) => {
                     let provider = provider.unwrap_or("another place");
@@ -270,15 +295,16 @@ impl Import<'_> {
         names
     }
 
-    /// Tells where a secret must come from, if it had another name.
-    fn secret_from(&mut self, node: &Node, name: &str, value: &str) {
-        let source = value.trim_start_matches("${").trim_start_matches('$').trim_end_matches('}');
-        let source = source.trim_start_matches("env:").trim_start_matches("env.");
-        if source != name {
-            let message = format!("the secret `{name}` comes from the caller's variable of that name");
-            let source = if is_variable(source) { format!("\"${source}\"") } else { "…".to_owned() };
-            self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
-        }
+    /// Tells where a secret must come from, if that is not the caller's variable `source` of the same name. Its value
+    /// is told nowhere.
+    fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
+        let (message, source) = match source {
+            Some(source) if source == name => return,
+            Some(source) => (format!("the secret `{name}` comes"), format!("\"${source}\"")),
+            None => (format!("the value of the secret `{name}` is left out: it comes"), "…".to_owned()),
+        };
+        let message = format!("{message} from the caller's variable of that name");
+        self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
     }
 
     fn map_reduce(&mut self, fields: &Fields<'_>) -> Vec<Item> {

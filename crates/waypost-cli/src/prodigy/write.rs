@@ -85,6 +85,19 @@ impl Map {
         }
     }
 
+    /// Returns how many steps the longest list in it has.
+    pub(super) fn steps_max(&self) -> usize {
+        let of_value = |value: &Value| match value {
+            Value::List(items) => {
+                let steps = items.iter().filter(|item| !item.map.is_empty()).count();
+                items.iter().map(|item| item.map.steps_max()).fold(steps, usize::max)
+            }
+            Value::Map(map) => map.steps_max(),
+            Value::Raw(_) | Value::Text(_) => 0,
+        };
+        self.0.iter().map(|(_, _, value)| of_value(value)).max().unwrap_or(0)
+    }
+
     /// Writes it, with an empty line before each entry of the outermost one that takes several lines.
     pub(super) fn written(&self) -> String {
         let mut text = String::new();

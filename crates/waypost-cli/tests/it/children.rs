@@ -234,3 +234,27 @@ fn files_that_cannot_be_run_are_refused_before_anything_is() {
     rig.write("flow.yaml", "steps:\n  - {workflow: load.yaml, params: {day: x, n: '1${{ run.id }}'}}\n");
     check("child_param_at_run_time", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));
 }
+
+// What happened: a pipe or a device in the place of a workflow file hung `check` and `run`. Why: it was opened and read
+// like any file. What stops it now: it is looked at first, opened without waiting, and refused if it is no regular file.
+#[test]
+fn a_pipe_in_place_of_a_workflow_file_hangs_nothing() {
+    let rig = Rig::with("steps: [{id: a, run: 'true'}, {id: kid, workflow: pipe.yaml}]\n");
+    rig.write("device.yaml", "steps: [{id: kid, workflow: ../../../../../../../../dev/zero}]\n");
+    rustix::fs::mkfifoat(rustix::fs::CWD, rig.path("pipe.yaml"), rustix::fs::Mode::RWXU).unwrap();
+    let calls = [
+        ["check", "flow.yaml"],
+        ["run", "flow.yaml"],
+        ["check", "pipe.yaml"],
+        ["run", "pipe.yaml"],
+        ["check", "/dev/zero"],
+        ["check", "device.yaml"],
+    ];
+
+    let said = calls.iter().map(|args| {
+        let told = rig.told(&rig.start(args).end_soon());
+        format!("$ waypost {}\n{told}\n", args.join(" "))
+    });
+
+    check("children_pipes", &said.collect::<String>());
+}

@@ -291,7 +291,7 @@ fn lists_that_are_none_fail_by_name() {
     };
     for (name, items, more) in [
         ("no_list", "${{ run.id }}", ""),
-        ("twice", "[a, b, a]", ""),
+        ("twice", "{run: 'echo a; echo b; echo a'}", ""),
         ("filter", "[{n: 1}, {m: 2}]", "      filter: item.n > 0\n"),
         ("sort", "[1, a]", "      sort_by: item\n"),
         ("command", "{run: 'echo oops; exit 3'}", ""),

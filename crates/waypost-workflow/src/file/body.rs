@@ -17,7 +17,7 @@ use super::workflow::{Body, Mode, Step};
 use crate::expr::Template;
 
 /// Steps of one list; more are a `foreach`, or a workflow made by a program that should be several.
-const STEPS_MAX: usize = 10_000;
+pub const STEPS_MAX: usize = 10_000;
 
 /// Steps as they stand in the file.
 #[derive(Debug)]

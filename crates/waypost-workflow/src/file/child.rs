@@ -16,7 +16,7 @@ use super::node::{Kind, Node};
 use super::problem::{FileError, Problems, Source};
 use super::work::Work;
 use super::workflow::Workflow;
-use super::{FILE_BYTES_MAX, read_bytes};
+use super::{FILE_BYTES_MAX, read_regular};
 use crate::expr::{ExprError, Scope, Template};
 use crate::suggest::listed;
 
@@ -185,7 +185,7 @@ impl Family {
             return Ok(copy.as_bytes().to_vec());
         }
         let Some(folder) = &self.disk else { return Err("there is no copy of it".to_owned()) };
-        read_bytes(&folder.join(name)).map_err(|error| match error {
+        read_regular(&folder.join(name)).map_err(|error| match error {
             super::ReadError::Io { source, .. } => source.to_string(),
             super::ReadError::File(error) => error.to_string(),
         })

@@ -1,5 +1,6 @@
 //! `foreach`: what a step works on, item by item, and with which steps.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -10,7 +11,7 @@ use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::step::{self, Defaults};
 use super::workflow::Body;
-use crate::expr::{Condition, Formula, Template};
+use crate::expr::{Condition, Formula, Scope, Template};
 use crate::output::JsonPath;
 
 /// The name of the item where `as` gives none.
@@ -21,6 +22,10 @@ pub(crate) const ITEM_INDEX: &str = "item_index";
 const PARALLEL_MAX: u64 = 1_000;
 /// Items of one `foreach`: their keys are in memory at once while they are opened.
 pub const ITEMS_MAX: u64 = 10_000_000;
+
+/// Items that stand in the file whose keys are compared when it is read: each may be an expression to work out. Those
+/// of more are compared when the step runs.
+const COMPARED_MAX: usize = 100_000;
 
 pub(super) static FOREACH: KeySet = KeySet {
     what: "`foreach`",
@@ -212,6 +217,7 @@ pub(super) fn foreach<'n>(
         distinct: distinct.as_ref().map(|(distinct, _)| distinct.clone()),
         body: Body::default(),
     };
+    refuse_doubles(checker, &foreach, items_node);
     Some(EachDraft {
         foreach,
         items_node,
@@ -221,6 +227,70 @@ pub(super) fn foreach<'n>(
         distinct_node: distinct.map(|(_, node)| node),
         body: body?,
     })
+}
+
+/// Reports items that stand in the file and have one key, where nothing is sure to keep them apart.
+fn refuse_doubles(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
+    let Foreach { items: ItemSource::Listed(items), key, filter: None, distinct: None, .. } = foreach else {
+        return;
+    };
+    let Kind::List(nodes) = &node.kind else { return };
+    let is_whole = foreach.offset == 0 && foreach.items_max.is_none();
+    // Which of them are worked on, and the place of each, is known only when they are in order.
+    if foreach.sort_by.is_some() && !(is_whole && key.is_none()) {
+        return;
+    }
+    let offset = usize::try_from(foreach.offset).unwrap_or(usize::MAX);
+    let max = foreach.items_max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
+    let chosen = items.iter().zip(nodes).skip(offset).take(max.min(COMPARED_MAX));
+    let mut first: HashMap<String, (usize, &Node)> = HashMap::new();
+    for (place, (item, node)) in chosen.enumerate() {
+        let found = match key {
+            Some(key) => key_of(key, foreach, item, place),
+            None => own_key(item, foreach.sort_by.is_none().then_some(place)),
+        };
+        let Some(found) = found else { continue };
+        let Some((other, other_node)) = first.get(&found) else {
+            first.insert(found, (place, node));
+            continue;
+        };
+        if checker.problems.is_full() {
+            return;
+        }
+        let shown = crate::expr::shown(&found);
+        let message =
+            format!("items {} and {} have the key `{shown}`", offset + other + 1, offset + place + 1);
+        let help = match key {
+            Some(_) => "let `key` tell one from the other, or leave out doubles with `distinct`",
+            None => {
+                "write it once, leave out doubles with `distinct: true`, or tell one from the other with `key`"
+            }
+        };
+        let problem = checker.source.problem(&node.span, message);
+        let problem = problem.related(checker.source, &other_node.span, "first here");
+        checker.problems.push(problem.help(help));
+    }
+}
+
+/// The key of an item that is given none: its text, its number, or its place if that is known.
+fn own_key(item: &Value, place: Option<usize>) -> Option<String> {
+    match item {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => place.map(|place| place.to_string()),
+    }
+}
+
+/// What a key comes to, if it reads nothing but the item.
+fn key_of(key: &Template, foreach: &Foreach, item: &Value, place: usize) -> Option<String> {
+    let is_local = |name: &String| *name == foreach.name || name == ITEM_INDEX;
+    let reads_more = key.references().any(|reference| !reference.path.first().is_some_and(is_local));
+    if reads_more || key.calls().next().is_some() {
+        return None;
+    }
+    let scope = Scope::new("", &serde_json::Map::new());
+    let scope = scope.with_local(&foreach.name, item).with_local(ITEM_INDEX, &Value::from(place));
+    key.render(&scope).ok()
 }
 
 fn steps<'n>(

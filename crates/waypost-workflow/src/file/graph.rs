@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::body::BodyDraft;
 use super::checker::Checker;
 use super::step::Draft;
 use super::workflow::Mode;
@@ -91,17 +92,105 @@ fn needs_of(
                 checker.wrong(node, format!("`{id}` stands twice in `needs`"), "remove one");
             }
             Some(need) => needs.push(*need),
-            None => {
-                let message =
-                    format!("step `{}` needs `{}`, which does not exist", draft.id, crate::expr::shown(id));
-                let hint =
-                    checker.nearest(id, index.keys().map(String::as_str).filter(|known| *known != draft.id));
-                checker.problems.push(checker.source.problem(&node.span, message).hint(hint));
-            }
+            // It is reported when all lists are known: it may stand in another.
+            None => {}
         }
     }
     needs.sort_unstable();
     needs
+}
+
+/// Lists of steps, each with the way to it: the steps that it stands within or behind, outermost first.
+type Lists<'d, 'n> = Vec<(Vec<&'d Draft<'n>>, &'d BodyDraft<'n>)>;
+
+/// Reports needs that are no steps of the same list; `hook` is what the workflow itself does when it fails.
+pub(super) fn refuse_foreign_needs(
+    checker: &mut Checker<'_>,
+    body: &BodyDraft<'_>,
+    hook: Option<&BodyDraft<'_>>,
+) {
+    let mut lists = Vec::new();
+    collect(body, &mut Vec::new(), &mut lists);
+    let own = lists.len();
+    if let Some(hook) = hook {
+        collect(hook, &mut Vec::new(), &mut lists);
+    }
+    let mut homes: HashMap<&str, usize> = HashMap::new();
+    for (at, (_, list)) in lists.iter().enumerate() {
+        for draft in &list.drafts {
+            homes.entry(&draft.id).or_insert(at);
+        }
+    }
+    for (at, (way, list)) in lists.iter().enumerate() {
+        let needs =
+            list.drafts.iter().flat_map(|draft| draft.needs.iter().flatten().map(move |need| (draft, need)));
+        for (draft, (id, node)) in needs {
+            if list.index.contains_key(id) || checker.problems.is_full() {
+                continue;
+            }
+            let step = &draft.id;
+            let Some(home) = homes.get(id.as_str()).copied() else {
+                let message =
+                    format!("step `{step}` needs `{}`, which does not exist", crate::expr::shown(id));
+                let known = list.index.keys().map(String::as_str).filter(|known| known != step);
+                let hint = checker.nearest(id, known);
+                checker.problems.push(checker.source.problem(&node.span, message).hint(hint));
+                continue;
+            };
+            let (place, help) = match (at < own) == (home < own) {
+                true => across(draft, way, &lists[home], id),
+                false => elsewhere(),
+            };
+            checker.wrong(node, format!("step `{step}` needs `{id}`, which stands {place}"), &help);
+        }
+    }
+}
+
+fn collect<'d, 'n>(list: &'d BodyDraft<'n>, way: &mut Vec<&'d Draft<'n>>, lists: &mut Lists<'d, 'n>) {
+    lists.push((way.clone(), list));
+    for draft in &list.drafts {
+        way.push(draft);
+        draft.bodies().for_each(|body| collect(body, way, lists));
+        way.pop();
+    }
+}
+
+/// Says where the step `id` stands, which is not in the list of `draft` at the end of `way`, and what would be right.
+fn across(
+    draft: &Draft<'_>,
+    way: &[&Draft<'_>],
+    (there, list): &(Vec<&Draft<'_>>, &BodyDraft<'_>),
+    id: &str,
+) -> (String, String) {
+    let shared = way.iter().zip(there).take_while(|(one, other)| std::ptr::eq(**one, **other)).count();
+    match (way.get(shared), there.get(shared)) {
+        (Some(own), None) if own.id == id => {
+            ("around it".to_owned(), format!("remove it: `{id}` ends only when this step has"))
+        }
+        (Some(own), None) => {
+            let is_sequence = list.order.as_ref().is_some_and(|order| order.mode == Mode::Sequence);
+            let help = match is_sequence && list.index.get(id) < list.index.get(&own.id) {
+                true => format!("remove it: `{id}` has ended before `{}` begins", own.id),
+                false => format!("write it in the `needs` of `{}`", own.id),
+            };
+            (format!("outside of `{}`", own.id), help)
+        }
+        (None, Some(other)) if other.id == draft.id => {
+            (format!("within `{}`", other.id), format!("remove it: `{}` does it", other.id))
+        }
+        (None, Some(other)) => {
+            let help = format!("write `{}`, which ends when all of its steps have", other.id);
+            (format!("within `{}`", other.id), help)
+        }
+        (Some(own), Some(other)) => {
+            (format!("within `{}`", other.id), format!("let `{}` need `{}`", own.id, other.id))
+        }
+        (None, None) => elsewhere(),
+    }
+}
+
+fn elsewhere() -> (String, String) {
+    ("in another list".to_owned(), "remove it: a step needs steps of its own list".to_owned())
 }
 
 /// The steps so that each comes after what it needs; or a circle, each needing the next.

@@ -36,11 +36,14 @@ mod work;
 mod workflow;
 
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use waypost::disk::check_regular;
 
+pub use self::body::STEPS_MAX;
 pub use self::budget::Budget;
 pub use self::child::Child;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
@@ -97,7 +100,7 @@ impl Workflow {
     /// - [`ReadError::Io`]: it cannot be read.
     /// - [`ReadError::File`]: everything that is wrong with it.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
-        parse(&read_bytes(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
+        parse(&read_regular(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
     }
 
     /// Checks the bytes of a file; `path` is only for messages and the workflow's name.
@@ -185,8 +188,29 @@ pub fn parse_params(bytes: &[u8], path: &Path) -> Result<Map<String, Value>, Fil
 
 /// The bytes of a file, at most one more than [`FILE_BYTES_MAX`].
 fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let open = std::fs::File::open(path);
+    bytes_of(path, open.map_err(|source| ReadError::Io { path: path.to_owned(), source })?)
+}
+
+/// The same of a workflow, which must be a regular file: who opens a pipe waits for its other end, and what came out of
+/// it is gone when a resume looks at the file again.
+fn read_regular(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let failed = |source| ReadError::Io { path: path.to_owned(), source };
+    let check = |metadata: &std::fs::Metadata| match metadata.is_dir() {
+        true => Ok(()),
+        false => check_regular(metadata),
+    };
+    std::fs::metadata(path).and_then(|metadata| check(&metadata)).map_err(failed)?;
+    // It may have become something else in between.
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open(path).map_err(failed)?;
+    file.metadata().and_then(|metadata| check(&metadata)).map_err(failed)?;
+    bytes_of(path, file)
+}
+
+fn bytes_of(path: &Path, file: std::fs::File) -> Result<Vec<u8>, ReadError> {
     let read = || {
-        let file = std::fs::File::open(path)?;
         if file.metadata()?.is_dir() {
             return Err(std::io::Error::from(std::io::ErrorKind::IsADirectory));
         }

@@ -9,6 +9,7 @@ use super::body::{self, BodyDraft};
 use super::budget::{self, Budget};
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
+use super::graph;
 use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
@@ -115,6 +116,7 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
         hook.and_then(|node| hooks::list(checker, node, (HookOn::Failure, "on_failure"), "", &top.defaults));
     let hook = hook.map(|(_, body)| body);
     body.refuse_doubles(checker, hook.as_ref());
+    graph::refuse_foreign_needs(checker, &body, hook.as_ref());
     body.refuse_inner_services(checker, hook.as_ref());
     let names = Names {
         params: &top.params,

@@ -243,6 +243,29 @@ fn ids_and_needs_are_checked() {
     );
 }
 
+// What happened: a step of a `foreach` that needs one outside of it was told that there is no such step.
+// Why: only the steps of its own list were looked at.
+// What stops it now: needs are looked up in all lists, and what is said tells where the step stands.
+#[test]
+fn a_need_across_the_border_of_a_list_is_told_with_both_sides() {
+    let each = |needs: &str| format!("foreach: {{items: [1], steps: [{{id: one, run: x{needs}}}]}}");
+    let one = each(", needs: [a]");
+    assert_text(
+        "needs_across",
+        &answers(&[
+            &format!("steps:\n  - {{id: a, run: x}}\n  - id: each\n    {one}\n"),
+            &format!("steps:\n  - id: each\n    {one}\n  - {{id: a, run: x}}\n"),
+            &format!("steps:\n  - {{id: a, run: x, needs: []}}\n  - id: each\n    {one}\n"),
+            &format!("steps:\n  - id: each\n    {}\n", each(", needs: [each]")),
+            &format!("steps:\n  - {{id: a, run: x, needs: [one]}}\n  - id: each\n    {}\n", each("")),
+            &format!("steps:\n  - id: each\n    needs: [one]\n    {}\n", each("")),
+            &format!("steps:\n  - id: group\n    steps: [{{id: a, run: x}}]\n  - id: each\n    {one}\n"),
+            "steps:\n  - {id: a, run: x}\non_failure: [{id: tell, run: x, needs: [a]}]\n",
+            &format!("steps:\n  - {{id: all, run: x}}\n  - id: each\n    {}\n", each(", needs: [al]")),
+        ]),
+    );
+}
+
 #[test]
 fn env_and_secrets_are_checked() {
     assert_text(
@@ -517,6 +540,43 @@ fn what_is_wrong_with_a_foreach_is_said_where_it_stands() {
     ];
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     assert_text("foreach_wrong", &answers(&files));
+}
+
+// What happened: items that stand twice in the file passed `check`, and failed the run when its earlier steps were done.
+// Why: keys were compared only where items are opened.
+// What stops it now: those that are known from the file alone are compared when it is read.
+#[test]
+fn items_of_one_key_are_refused_where_that_is_certain() {
+    let file = |items: &str| format!("steps:\n  - foreach: {{items: {items}, steps: [{{run: x}}]}}\n");
+    let sure = [
+        "[a, b, a, a]",
+        "[1, '1', {x: y}]",
+        "[{x: y}, 0, 1.0]",
+        "[{n: a}, {n: b}, {n: a}], key: '${{ item.n }}'",
+        "[a, b, c], key: 'n${{ item_index // 2 }}'",
+        "[c, a, b, a], sort_by: item",
+        "[a, a, b, b], offset: 1, max_items: 3",
+    ];
+    let unsure = [
+        "[a, b, a], distinct: true",
+        "[a, b, a], distinct: item",
+        "[a, b, a], filter: item_index > 0",
+        "[a, b, a], offset: 1",
+        "[a, b, a], max_items: 2",
+        "[a, b, a], sort_by: item, max_items: 2",
+        "[a, a], key: '${{ item ~ item_index }}'",
+        "[a, a], key: '${{ run.id ~ item }}'",
+        "[{n: 1}, {}], key: '${{ item.n }}'",
+        "[2, {x: y}, {x: y}], sort_by: item | string",
+        "[{x: y}, {x: y}, true, true, null]",
+    ];
+
+    let sure: Vec<String> = sure.into_iter().map(file).collect();
+    let sure: Vec<&str> = sure.iter().map(String::as_str).collect();
+    assert_text("foreach_doubles", &answers(&sure));
+    for items in unsure {
+        assert!(Workflow::parse(&file(items), Path::new("waypost.yaml")).is_ok(), "{items}");
+    }
 }
 
 #[test]

@@ -518,6 +518,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
         at: newest.header().seq,
         waiting,
         failed: None,
+        failed_on: None,
         stopped_by: None,
         idle: true,
         progress: Progress { done: total, total },

@@ -22,6 +22,8 @@ pub struct Outcome<S> {
     pub waiting: Vec<Waiting>,
     /// The step that failed, with its failure.
     pub failed: Option<(StepId, Failure)>,
+    /// The branch of that step.
+    pub failed_on: Option<BranchPath>,
     /// Who stopped it, if somebody did.
     pub stopped_by: Option<String>,
     /// There was nothing to do.
@@ -44,6 +46,7 @@ impl<S> Outcome<S> {
             at: self.at,
             waiting: self.waiting,
             failed: self.failed,
+            failed_on: self.failed_on,
             stopped_by: self.stopped_by,
             idle: self.idle,
             progress: self.progress,

@@ -550,13 +550,16 @@ impl<'a, P: Program> Session<'a, P> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let (failed_on, failed) =
+            self.failed.map(|(branch, step, failure)| (branch, (step, failure))).unzip();
         Outcome {
             run: main.chain.run,
             status,
             state: main.state,
             at: main.chain.next - 1,
             progress,
-            failed: self.failed.map(|(_, step, failure)| (step, failure)),
+            failed,
+            failed_on,
             waiting,
             stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
             idle: false,

@@ -1,0 +1,56 @@
+//! The step at which a run failed: for what it was done, and where it stands.
+
+use std::path::{Path, PathBuf};
+
+use waypost::{BranchPath, StepId};
+use waypost_workflow::file::Workflow;
+
+use crate::output::shown;
+
+/// A step that failed.
+#[derive(Debug)]
+pub(crate) struct FailedAt {
+    /// The step, and of which item or on which branch, such as `check of item eu`.
+    pub(crate) name: String,
+    /// Its file and line, where they are known.
+    pub(crate) place: Option<(PathBuf, usize)>,
+}
+
+impl FailedAt {
+    /// Looks up `step` of `branch` in the workflow, whose file is `file`.
+    pub(crate) fn find(
+        workflow: &Workflow,
+        file: Option<&Path>,
+        step: &StepId,
+        branch: Option<&BranchPath>,
+    ) -> Self {
+        let mut around: Vec<BranchPath> =
+            std::iter::successors(branch.cloned(), BranchPath::parent).collect();
+        around.pop_if(|branch| branch.is_main());
+        let (mut within, mut own, mut item) = (Some(workflow), None, None);
+        for branch in around.iter().rev() {
+            let Some((opener, key)) = branch.opened_by() else { continue };
+            let opener = within.and_then(|workflow| workflow.step(opener.as_str()));
+            item = opener.filter(|opener| opener.work.foreach().is_some()).map(|_| key);
+            if let Some(child) = opener.and_then(|opener| opener.work.child()) {
+                own = Path::new(child.file()).file_name().map(|name| child.folder().join(name));
+                within = Some(child.workflow());
+            } else if opener.is_none() {
+                within = None;
+            }
+        }
+        let path = around.first().map(|branch| shown(branch.as_str()).into_owned());
+        let name = match (item, path) {
+            (_, None) => step.to_string(),
+            (Some(key), Some(_)) if around.len() == 1 => format!("{step} of item {}", shown(&key)),
+            (Some(key), Some(path)) => format!("{step} of item {}, on branch {path}", shown(&key)),
+            (None, Some(path)) => format!("{step} on branch {path}"),
+        };
+        let line = within.and_then(|workflow| workflow.step(step.as_str())).map(|step| step.line);
+        let file = file.map(|file| match own {
+            Some(own) => file.parent().unwrap_or(Path::new("")).join(own),
+            None => file.to_owned(),
+        });
+        Self { name, place: file.zip(line) }
+    }
+}

@@ -1,0 +1,62 @@
+//! What is said of the step at which a run failed, wherever it stands.
+
+use crate::rig::{Rig, check};
+
+/// Runs a file, and gives what is said of its failure: the end of stderr, and stdout.
+fn failure(rig: &Rig, file: &str) -> String {
+    let output = rig.call(&["run", file, "--id", file.trim_end_matches(".yaml"), "-q"]);
+    assert_eq!(output.status.code(), Some(1), "{file}");
+    format!("$ waypost run {file}\n{}\n", rig.told(&output))
+}
+
+// What happened: of a step of an item, a group or another file that failed, neither the item nor its place was said.
+// Why: only the steps of the workflow's own list were looked up, and the branch was dropped. What stops it now: the
+// outcome names the branch, and the step is looked up along it.
+#[test]
+fn the_step_that_failed_is_told_with_its_item_or_branch_and_its_place() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.path("jobs")).unwrap();
+    let each = |name: &str, steps: &str| {
+        format!(
+            "steps:\n  - id: first\n    run: 'true'\n  - id: {name}\n    foreach:\n      items: ['a b']\n      \
+             as: {name}_item\n      on_item_failure: stop\n      steps:\n{steps}"
+        )
+    };
+    let work = "        - id: work\n          run: echo no; exit 3\n";
+    rig.write("own.yaml", "steps:\n  - id: work\n    run: exit 3\n");
+    rig.write("item.yaml", &each("each", work));
+    let inner = "        - id: inner\n          foreach:\n            items: [1]\n            \
+                 on_item_failure: stop\n            steps: [{id: work, run: exit 3}]\n";
+    rig.write("items.yaml", &each("each", inner));
+    let group = "  - id: group\n    repeat: {until: 'true', max: 1}\n    steps:\n";
+    rig.write("group.yaml", &format!("steps:\n{group}      - id: work\n        run: exit 3\n"));
+    rig.write("jobs/load.yaml", "steps:\n  - id: first\n    run: 'true'\n  - id: work\n    run: exit 3\n");
+    rig.write("jobs/outer.yaml", "steps: [{id: below, workflow: ./load.yaml}]\n");
+    rig.write("child.yaml", "steps: [{id: work, run: 'true'}, {id: kid, workflow: jobs/load.yaml}]\n");
+    rig.write("deep.yaml", "steps: [{id: kid, workflow: jobs/../jobs/outer.yaml}]\n");
+    rig.write("both.yaml", &each("each", "        - {id: kid, workflow: jobs/load.yaml}\n"));
+    rig.write(
+        "over.yaml",
+        "steps: [{id: each, foreach: {items: [1], max_failures: 0, steps: [{run: exit 3}]}}]\n",
+    );
+    let files = [
+        "own.yaml",
+        "item.yaml",
+        "items.yaml",
+        "group.yaml",
+        "child.yaml",
+        "deep.yaml",
+        "both.yaml",
+        "over.yaml",
+    ];
+
+    let said: String = files.iter().map(|file| failure(&rig, file)).collect();
+    let again = rig.waypost(&["resume", "child", "-q"]);
+    let mut job = rig.command(&["resume", "both", "-q"]);
+    let job = rig.told(&job.env("GITHUB_ACTIONS", "true").output().unwrap());
+
+    check(
+        "failed_at",
+        &format!("{said}$ waypost resume child\n{again}\n$ waypost resume both, in a job\n{job}"),
+    );
+}
