@@ -328,7 +328,9 @@ fn an_answer_that_could_not_be_written_is_told() {
         let told = rig.told(&output);
         assert_eq!(output.status.code(), Some(74), "{args:?}: {told}");
         assert!(
-            told.contains("cannot write the answer") && told.contains("No space left"),
+            told.contains("cannot write the answer to stdout")
+                && told.contains("No space left")
+                && told.contains("what the command did before is done"),
             "{args:?}: {told}"
         );
     }
