@@ -14,6 +14,7 @@ use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output::shown;
 use crate::reference::StepRef;
 use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
@@ -39,10 +40,14 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
         if context.output.json {
             return documents(context, store.as_ref(), &run, &tries).await;
         }
+        printer.grows = args.follow && working;
         let printed = printer.print(&tries).await?;
         if !args.follow || !working {
             if !printed && printer.last.is_none() {
-                context.output.note("Nothing to print, because no step has printed anything.");
+                context.output.note(&match &args.step {
+                    Some(step) => format!("Nothing to print, because `{}` has printed nothing.", shown(step)),
+                    None => "Nothing to print, because no step has printed anything.".to_owned(),
+                });
             }
             return Ok(Exit::Done);
         }
