@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Damage, Progress, Store, StoreExt as _};
+use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
@@ -28,6 +28,7 @@ use crate::view::{FailureView, ItemsView, ShowView, StepStatus, StepView, VERSIO
 use steps::Branch;
 
 mod steps;
+pub(crate) mod waits;
 
 /// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
 const VALUE_CHARACTERS_MAX: usize = 40;
@@ -107,6 +108,8 @@ struct Shown {
     at: Option<Record>,
     /// The last checkpoint that the log tells of, if the store has lost it.
     lost: Option<CheckpointRef>,
+    /// What was given to it, and no session has taken in.
+    given: Vec<Signal>,
 }
 
 impl Shown {
@@ -142,7 +145,8 @@ impl Shown {
             branches.push(Branch { name, record, history });
         }
         let lost = standing::told_and_lost(store, &snapshot).await;
-        Ok(Self { snapshot, branches, at: asked, lost })
+        let given = store.signals(run).await?;
+        Ok(Self { snapshot, branches, at: asked, lost, given })
     }
 
     /// Returns the params that steps read there.
@@ -342,11 +346,18 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(output, step));
     }
+    if !view.waiting.is_empty() {
+        text.push('\n');
+        let words = context.store_words();
+        for wait in &view.waiting {
+            let _ = writeln!(text, "{}", waits::told(&view.run, wait, facts.is_given(wait), &words));
+        }
+    }
     if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
     } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
         text.push_str("\nTo go on, call the script again.\n");
-    } else if facts.goes_on() {
+    } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
         let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words());
     }
     text
