@@ -24,6 +24,7 @@ mod drive;
 mod error;
 mod everywhere;
 mod exit;
+mod hooks;
 mod ladder;
 mod output;
 mod params;

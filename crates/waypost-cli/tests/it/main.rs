@@ -41,5 +41,6 @@ mod screens;
 mod services;
 mod setting;
 mod signals;
+mod standing;
 mod travel;
 mod waiting;
