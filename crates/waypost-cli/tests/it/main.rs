@@ -12,6 +12,7 @@ mod config;
 mod database;
 mod demo;
 mod displaced;
+mod dry;
 mod everywhere;
 mod examples;
 mod foreach;
