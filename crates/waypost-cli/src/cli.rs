@@ -278,7 +278,8 @@ pub(crate) struct ListArgs {
     /// Only runs that can be resumed
     #[arg(long, conflicts_with = "status")]
     pub(crate) resumable: bool,
-    /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
+    /// Only runs that changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
+    /// `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
     /// List at most this many runs
@@ -406,8 +407,8 @@ pub(crate) struct PruneArgs {
     /// Keep the newest finished runs, this many, and delete those before; what can be resumed always stays
     #[arg(long, value_name = "COUNT", group = "what")]
     pub(crate) keep_runs: Option<usize>,
-    /// Delete finished runs that have not changed since: an age such as `30d`, or a time such as
-    /// `2026-11-20T08:00:00Z`; with --keep-runs, only those that both let go
+    /// Delete finished runs that have not changed since: an age such as `30d`, a date in UTC such as `2026-11-20`, or a
+    /// time such as `2026-11-20T08:00:00Z`; with --keep-runs, only those that both let go
     #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
     pub(crate) older_than: Option<Since>,
     /// Show what would go, and how many bytes that frees
@@ -518,7 +519,8 @@ pub(crate) struct StatsArgs {
     /// Only runs of this workflow
     #[arg(long, value_name = "NAME")]
     pub(crate) workflow: Option<String>,
-    /// Only runs that changed since: an age such as `2h` or `7d`, or a time such as `2026-11-20T08:00:00Z`
+    /// Only runs that changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
+    /// `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
 }

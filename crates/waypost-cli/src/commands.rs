@@ -54,9 +54,11 @@ mod store;
 mod travel;
 mod verify;
 
+pub(crate) use cancel::BY as CANCEL;
 pub(crate) use events::line as event_line;
 pub(crate) use once::{OnceError, SCRIPT};
 pub(crate) use resume::near_here;
+pub(crate) use show::waits;
 
 /// Returns the time of day.
 pub(crate) fn now() -> jiff::Timestamp {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use waypost::engine::ResumeFrom;
-use waypost::record::{End, Failure, FailureKind, Phase, Record, WaitKind};
+use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record, WaitKind};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
@@ -40,8 +40,8 @@ pub(crate) async fn letters(
     run: &RunId,
     workflow: &Workflow,
 ) -> Result<Vec<DeadLetter>, Error> {
-    let failed = failed_branches(store, run).await?;
-    let mut fans: BTreeMap<(BranchPath, StepId), Option<u64>> = BTreeMap::new();
+    let failed = ended_branches(store, run, "failed", &has_failed).await?;
+    let mut fans = Fans::default();
     let mut letters = Vec::new();
     for branch in &failed {
         let Some(((each, key), above)) = branch.opened_by().zip(branch.parent()) else { continue };
@@ -56,29 +56,74 @@ pub(crate) async fn letters(
         if between.any(|other| other.opened_by().is_some_and(|(step, _)| keeps_letters(workflow, &step))) {
             continue;
         }
-        let opened = match fans.get(&(above.clone(), each.clone())) {
-            Some(opened) => *opened,
-            None => {
-                let opened = opened_at(store, run, &above, &each).await?;
-                fans.insert((above, each.clone()), opened);
-                opened
-            }
-        };
-        let origin = newest.position().ok().and_then(|position| position.origin);
-        if opened.is_some() && origin == opened {
+        if fans.counts(store, run, &newest, (above, each.clone())).await? {
             letters.extend(letter(store.newest(run, &failed_on).await?, &newest, (each, key)));
         }
     }
     Ok(letters)
 }
 
-/// Returns the branches whose newest record says that they ended as failed.
-async fn failed_branches(store: &dyn Store, run: &RunId) -> Result<BTreeSet<BranchPath>, Error> {
-    let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+/// Counts the dead letters of a run that were dropped: items that a person left at their failure.
+pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+    let mut fans = Fans::default();
+    let mut count = 0;
+    for branch in ended_branches(store, run, "skipped", &was_left).await? {
+        let Some(((each, _), above)) = branch.opened_by().zip(branch.parent()) else { continue };
+        if !keeps_letters(workflow, &each) {
+            continue;
+        }
+        let newest = store.newest(run, &branch).await?;
+        count += usize::from(fans.counts(store, run, &newest, (above, each)).await?);
+    }
+    Ok(count)
+}
+
+fn has_failed(header: &Header) -> bool {
+    header.end == Some(End::Failed)
+}
+
+fn was_left(header: &Header) -> bool {
+    header.end == Some(End::Skipped) && header.reason == Reason::Manual
+}
+
+/// Where steps last opened branches, by branch and step, as far as that was asked for.
+#[derive(Debug, Default)]
+struct Fans(BTreeMap<(BranchPath, StepId), Option<u64>>);
+
+impl Fans {
+    /// Says whether a branch still counts whose newest record this is: whether it is of the last that `fan` opened.
+    async fn counts(
+        &mut self,
+        store: &dyn Store,
+        run: &RunId,
+        newest: &Record,
+        fan: (BranchPath, StepId),
+    ) -> Result<bool, Error> {
+        let opened = match self.0.get(&fan) {
+            Some(opened) => *opened,
+            None => {
+                let opened = opened_at(store, run, &fan.0, &fan.1).await?;
+                self.0.insert(fan, opened);
+                opened
+            }
+        };
+        let origin = newest.position().ok().and_then(|position| position.origin);
+        Ok(opened.is_some() && origin == opened)
+    }
+}
+
+/// Returns the branches that ended in this phase, and whose newest record `is` of such an end.
+async fn ended_branches(
+    store: &dyn Store,
+    run: &RunId,
+    phase: &'static str,
+    is: &(dyn Fn(&Header) -> bool + Sync),
+) -> Result<BTreeSet<BranchPath>, Error> {
+    let mut scan = Scan { phase: Some(phase), ..Scan::of(run) };
     let mut found = BTreeSet::new();
     loop {
         let page = store.scan(&scan).await?;
-        let ended = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
+        let ended = page.records.iter().map(Record::header).filter(|header| is(header));
         found.extend(ended.map(|header| header.branch.clone()).filter(|branch| !branch.is_main()));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
@@ -90,7 +135,7 @@ async fn failed_branches(store: &dyn Store, run: &RunId) -> Result<BTreeSet<Bran
         let newest =
             Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
         let newest = store.scan(&newest).await?;
-        if newest.records.first().is_some_and(|record| record.header().end == Some(End::Failed)) {
+        if newest.records.first().is_some_and(|record| is(record.header())) {
             still.insert(branch);
         }
     }
@@ -163,7 +208,7 @@ fn letter(failed: Record, item: &Record, (each, key): (StepId, String)) -> Optio
 /// Chooses those with these keys, or branches; all if none are given.
 ///
 /// # Errors
-/// A key that none has.
+/// A key that none has, or that several have: equal keys of different steps are told apart by their branches.
 pub(crate) fn chosen(
     run: &RunId,
     letters: Vec<DeadLetter>,
@@ -175,6 +220,16 @@ pub(crate) fn chosen(
             format!("dead letter `{key}` in run {run}"),
             format!("`waypost dead-letters list {run}` shows those there are"),
         ));
+    }
+    for key in keys {
+        let found: Vec<&DeadLetter> = letters.iter().filter(|letter| is(letter, key)).collect();
+        if found.len() > 1 {
+            let branches: Vec<&str> = found.iter().map(|letter| letter.branch.as_str()).collect();
+            return Err(Error::usage(
+                format!("`{key}` may mean several dead letters of run {run}: {}", branches.join(", ")),
+                "name the branch of the one that is meant instead of its key",
+            ));
+        }
     }
     let wanted = |letter: &DeadLetter| keys.is_empty() || keys.iter().any(|key| is(letter, key));
     Ok(letters.into_iter().filter(wanted).collect())

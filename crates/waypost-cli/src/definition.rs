@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::plan::{Cause, Decision, Plan, Verdicts, plan};
+use waypost::plan::{Cause, Decision, Effective, Plan, Verdicts, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
@@ -21,6 +21,7 @@ use waypost_workflow::program::shape_of;
 use crate::cli::ResumeArgs;
 use crate::commands::{Context, SCRIPT, near_here};
 use crate::error::Error;
+use crate::hooks;
 use crate::place;
 use crate::surroundings;
 
@@ -94,7 +95,7 @@ impl Chosen {
     ) -> Result<Plan, Error> {
         let Some(Adoption { before, .. }) = &self.adoption else {
             let effective = snapshot.effective(store, &self.shape).await?;
-            return Ok(plan(&self.shape, &effective, verdicts, now));
+            return Ok(of_branches(plan(&self.shape, &effective, verdicts, now), &self.shape, &effective));
         };
         let mut effective = snapshot.effective(store, before).await?;
         let asked = plan(before, &effective, verdicts, now);
@@ -108,7 +109,7 @@ impl Chosen {
             let opener = opener_on_main(&branch.branch);
             redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
         });
-        let mut plan = plan(&self.shape, &effective, verdicts, now);
+        let mut plan = of_branches(plan(&self.shape, &effective, verdicts, now), &self.shape, &effective);
         explain(&mut plan, &redone);
         // What was started as not to be repeated stays in doubt, whatever the file says of it now.
         for question in asked.questions() {
@@ -133,8 +134,19 @@ impl Chosen {
     }
 }
 
+/// Leaves out of a plan, for the branch of a hook, the steps of the other hooks of that step.
+fn of_branches(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
+    for branch in effective.iter().filter(|branch| hooks::opener(shape, &branch.branch).is_some()) {
+        let own = hooks::steps_of(shape, &branch.branch, &branch.position);
+        plan.decisions.retain(|decision| {
+            decision.branch != branch.branch || own.iter().any(|step| step.id == decision.step)
+        });
+    }
+    plan
+}
+
 /// Returns the step of the main branch within which a branch was opened.
-fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
+pub(crate) fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
     let mut outer = branch.clone();
     while outer.depth() > 1 {
         outer = outer.parent()?;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel, Waiting,
@@ -14,7 +13,7 @@ use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
-use crate::commands::{Context, now};
+use crate::commands::{CANCEL, Context, now, waits};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::failed::FailedAt;
@@ -22,8 +21,7 @@ use crate::ladder;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
-use crate::place::quoted;
-use crate::view::VERSION;
+use crate::view::{VERSION, WaitView};
 
 /// A session that is about to begin.
 #[derive(Debug)]
@@ -326,6 +324,13 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<&Faile
         Some(line) => format!("\nGo on with: {line}"),
         None => "\nNothing can go on with it, because its store was the memory of this process.".to_owned(),
     };
+    // Who cancels it ends it for good as soon as this process is gone.
+    if outcome.status.is_resumable() && outcome.stopped_by.as_deref() == Some(CANCEL) {
+        return format!(
+            "Run {run} was stopped by {CANCEL}, which ends it for good: {done}.{}",
+            line.map_or(next, |line| format!("\nOnly starting over goes on with it: {line} --restart"))
+        );
+    }
     match outcome.status {
         RunStatus::Completed => format!("Run {run} is completed: {done}."),
         RunStatus::CompletedWithFailures => {
@@ -367,33 +372,15 @@ fn raise_budget(line: Option<&str>) -> String {
 /// Says what a run waits for, and how that is given.
 fn waits(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
-    let mut text = String::new();
-    for waiting in &outcome.waiting {
-        let run = &told.run;
-        let step = match waiting.branch.is_main() {
-            true => waiting.step.to_string(),
-            false => format!("{}/{}", waiting.branch, waiting.step),
-        };
-        let what = match &waiting.wait.on {
-            WaitKind::Answer => {
-                let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
-                format!(
-                    "step {step} asks: {}\n    waypost answer {run} {step} ANSWER{words}",
-                    shown_lines(question)
-                )
-            }
-            WaitKind::Signal(name) => {
-                format!(
-                    "step {step} waits for a signal\n    waypost signal {run} {}{words}",
-                    quoted(&shown(name))
-                )
-            }
-            WaitKind::Until(due) => format!("step {step} waits until {due:.0}"),
-            WaitKind::Children | WaitKind::Resume => continue,
-        };
-        text.push_str(&format!("\n  {what}"));
-    }
-    text
+    let open = outcome
+        .waiting
+        .iter()
+        .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
+    let line = |waiting: &Waiting| {
+        let view = WaitView::of(waiting.branch.as_str(), waiting.step.as_str(), &waiting.wait);
+        format!("\n{}", waits::told(told.run.as_str(), &view, false, words))
+    };
+    open.map(line).collect()
 }
 
 /// Returns the exit code of a session that ended so.

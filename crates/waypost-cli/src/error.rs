@@ -201,7 +201,7 @@ pub(crate) enum Error {
     #[error("cannot begin")]
     Runtime(#[source] io::Error),
     /// The answer could not be written.
-    #[error("cannot write the answer")]
+    #[error("cannot write the answer to stdout")]
     Output(#[from] io::Error),
     /// The store.
     #[error(transparent)]
@@ -416,7 +416,13 @@ impl Error {
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
                 ("internal", Exit::Internal, None)
             }
-            Self::Output(_) => ("cannot_write", Exit::CannotWrite, None),
+            Self::Output(_) => (
+                "cannot_write",
+                Exit::CannotWrite,
+                hint(
+                    "only the answer is missing: what the command did before is done, and recorded if it is of a run",
+                ),
+            ),
             Self::Once(error) => error.kind(),
             Self::Store(error) => of_store(error),
             Self::Run(RunError::Store(error)) => of_store(error),

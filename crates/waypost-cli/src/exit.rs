@@ -99,7 +99,7 @@ impl Exit {
             Self::Unreachable => (69, "store not reachable"),
             Self::Internal => (70, "internal error"),
             Self::CannotCreate => (73, "cannot create a file or folder"),
-            Self::CannotWrite => (74, "cannot write a checkpoint (disk full)"),
+            Self::CannotWrite => (74, "cannot write a checkpoint, or the answer to stdout (disk full)"),
             Self::Waiting => (75, "waiting (approval, signal, sleep): resume later"),
             Self::Newer => (76, "newer format or schema"),
             Self::NotTrusted => (77, "not trusted, not permitted"),

@@ -25,6 +25,7 @@ mod error;
 mod everywhere;
 mod exit;
 mod failed;
+mod hooks;
 mod ladder;
 mod output;
 mod params;

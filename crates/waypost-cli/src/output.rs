@@ -41,6 +41,8 @@ pub(crate) struct Output {
     pub(crate) actions: bool,
     /// Columns of the terminal, if stdout is one.
     pub(crate) columns: Option<usize>,
+    /// stdout is a terminal.
+    pub(crate) terminal: bool,
 }
 
 impl Output {
@@ -56,6 +58,7 @@ impl Output {
             live: io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
             actions: !global.json && !io::stderr().is_terminal() && actions::is_job(),
             columns: columns(),
+            terminal: io::stdout().is_terminal(),
         }
     }
 
@@ -75,6 +78,19 @@ impl Output {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
+    }
+
+    /// Writes what begins with these bytes of a log, and says how many of them it took: all, as they are, unless stdout
+    /// is a terminal. There they are shown without control characters, and what may be half a character or half the end
+    /// of a line is left for when the rest of it is there.
+    pub(crate) fn log(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        if !self.terminal {
+            self.bytes(bytes)?;
+            return Ok(bytes.len());
+        }
+        let taken = if is_last { bytes.len() } else { whole(bytes) };
+        self.bytes(on_terminal(&bytes[..taken]).as_bytes())?;
+        Ok(taken)
     }
 
     /// Writes the answer as one JSON document.
@@ -349,6 +365,36 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Returns how many of these bytes can be shown without knowing what comes after them.
+fn whole(bytes: &[u8]) -> usize {
+    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+    match bytes.utf8_chunks().last() {
+        Some(last) if is_half(last.invalid()) => bytes.len() - last.invalid().len(),
+        _ => bytes.len(),
+    }
+}
+
+/// Says whether these bytes are the beginning of a character.
+fn is_half(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+/// Shows what a step printed as it may stand on a terminal, line by line; what is not UTF-8 is replaced.
+fn on_terminal(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let mut safe = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.strip_suffix('\n') {
+            Some(line) => {
+                safe.push_str(&shown(line.strip_suffix('\r').unwrap_or(line)));
+                safe.push('\n');
+            }
+            None => safe.push_str(&shown(line)),
+        }
+    }
+    safe
+}
+
 /// Shows text on as many lines as it has, each as [`shown`].
 pub(crate) fn shown_lines(text: &str) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join("\n")
@@ -356,11 +402,25 @@ pub(crate) fn shown_lines(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::shown;
+    use super::{on_terminal, shown, whole};
 
     #[test]
     fn what_others_named_cannot_move_the_cursor() {
         assert_eq!(shown("a\u{1b}[2Jb\rc"), "a\\u{1b}[2Jb\\rc");
         assert_eq!(shown("grün"), "grün");
+    }
+
+    #[test]
+    fn a_log_is_cut_only_where_a_terminal_can_show_both_parts() {
+        let text = "grün\r\n\u{1b}[2Jé€".as_bytes();
+
+        for cut in 0..=text.len() {
+            let first = whole(&text[..cut]);
+            let both = on_terminal(&text[..first]) + &on_terminal(&text[first..]);
+            assert_eq!(both, "grün\n\\u{1b}[2Jé€", "{cut}");
+            assert!(cut - first < 4, "{cut}");
+        }
+        assert_eq!(on_terminal(b"a\xffb\rc\n"), "a\u{fffd}b\\rc\n");
+        assert_eq!(whole(b"a\xff"), 2, "it begins no character");
     }
 }

@@ -92,6 +92,11 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
+/// Names a step on a branch as [`StepRef::parse`] reads it.
+pub(crate) fn step_on(branch: &BranchPath, step: &str) -> String {
+    if branch.is_main() { step.to_owned() } else { format!("{branch}/{step}") }
+}
+
 /// A step as the user named it: `STEP` on whatever branch, `BRANCH/STEP` on one, or `BRANCH`, all of one and below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepRef {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 
 use crate::cli::Since;
@@ -30,13 +32,17 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-/// Reads an age or a time.
+/// Reads an age, a time, or a date, which is its first moment in UTC, in which times are shown.
 pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
     if let Ok(age) = parse_duration(text) {
         return Ok(Since::Ago(age));
     }
-    text.parse().map(Since::At).map_err(|_| {
-        "it must be an age such as `2h` or `7d`, or a time with its zone such as `2026-11-20T08:00:00Z`"
+    // A time without its zone is not taken for a date.
+    let date = || text.parse::<Date>().ok().filter(|_| !text.contains([':', 'T', 't', ' ']));
+    let midnight = || date()?.to_zoned(TimeZone::UTC).ok().map(|midnight| midnight.timestamp());
+    text.parse().ok().or_else(midnight).map(Since::At).ok_or_else(|| {
+        "it must be an age such as `2h` or `7d`, a date such as `2026-11-20`, or a time with its zone such as \
+         `2026-11-20T08:00:00Z`"
             .to_owned()
     })
 }
@@ -118,10 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_is_an_age_or_a_time_with_its_zone() {
+    fn a_moment_is_an_age_a_date_or_a_time_with_its_zone() {
         assert_eq!(parse_since("2h"), Ok(Since::Ago(Duration::from_secs(7_200))));
         assert!(matches!(parse_since("2026-11-20T08:00:00Z"), Ok(Since::At(_))));
-        assert!(parse_since("2026-11-20").is_err());
+        assert_eq!(parse_since("2026-11-20"), parse_since("2026-11-20T00:00:00Z"));
+        for wrong in ["2026-11-20T08:00:00", "2026-11-20 08:00", "2026-11-31", "yesterday"] {
+            assert!(parse_since(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

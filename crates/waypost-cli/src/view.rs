@@ -8,11 +8,12 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use waypost::plan::Decision;
-use waypost::record::{Claim, FrontierEntry, Pack, Printed, RunStatus, Start, Try, Usage, Verdict, WaitKind};
+use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
 mod scripts;
 mod upkeep;
+mod waits;
 
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
@@ -23,6 +24,8 @@ pub(crate) use upkeep::{
     ExportedView, ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView,
     StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
+
+pub(crate) use waits::{AnsweredView, SignalledView, WaitView};
 
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;
@@ -202,16 +205,6 @@ pub(crate) struct ClaimView {
     pub(crate) found: Value,
     pub(crate) error: Option<String>,
     pub(crate) checked_at: Option<Timestamp>,
-}
-
-/// Something that is waited for.
-#[derive(Debug, Serialize)]
-pub(crate) struct WaitView {
-    pub(crate) id: String,
-    pub(crate) key: String,
-    pub(crate) branch: String,
-    pub(crate) step: String,
-    pub(crate) question: Option<Value>,
 }
 
 /// The answer of `checkpoints`.
@@ -461,32 +454,12 @@ pub(crate) struct DroppedView {
     pub(crate) dropped: Vec<String>,
 }
 
-/// The answer of `answer`.
-#[derive(Debug, Serialize)]
-pub(crate) struct AnsweredView {
-    pub(crate) v: u32,
-    pub(crate) run: String,
-    pub(crate) id: String,
-    pub(crate) branch: String,
-    pub(crate) step: String,
-    pub(crate) value: Value,
-}
-
 /// The answer of `run --detach`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DetachedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) pid: u32,
-}
-
-/// The answer of `signal`.
-#[derive(Debug, Serialize)]
-pub(crate) struct SignalledView {
-    pub(crate) v: u32,
-    pub(crate) run: String,
-    pub(crate) name: String,
-    pub(crate) value: Value,
 }
 
 /// The answer of `stop`.
@@ -555,21 +528,6 @@ impl From<&Decision> for DecisionView {
             action: decision.action,
             cause: decision.cause.to_string(),
         }
-    }
-}
-
-impl WaitView {
-    /// Shows what an entry of a frontier waits for.
-    pub(crate) fn of_entry<'a>(branch: &'a str, entry: &'a FrontierEntry) -> impl Iterator<Item = Self> + 'a {
-        // Of branches of its own, each says what it waits for.
-        let outside = entry.waits.iter().filter(|wait| wait.on != WaitKind::Children);
-        outside.map(move |wait| Self {
-            id: wait.id.clone(),
-            key: wait.key.clone(),
-            branch: branch.to_owned(),
-            step: entry.step.to_string(),
-            question: wait.question.clone(),
-        })
     }
 }
 

@@ -16,9 +16,14 @@ use crate::cli::{AnswerArgs, SignalArgs};
 use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output::shown;
 use crate::place::Access;
-use crate::reference::{Default, find};
+use crate::place::quoted;
+use crate::reference::{Default, find, step_on};
 use crate::view::{AnsweredView, SignalledView, VERSION};
+
+/// How many commands a hint gives.
+const COMMANDS_MAX: usize = 10;
 
 pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
@@ -72,7 +77,7 @@ pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, 
         context.output.document(&SignalledView { v: VERSION, run, name, value })?;
         return Ok(Exit::Done);
     }
-    let text = format!("Sent signal {} to run {run}", crate::output::shown(&args.name));
+    let text = format!("Sent signal {} to run {run}", shown(&args.name));
     told(context, store.as_ref(), &run, &text, 0).await
 }
 
@@ -126,15 +131,18 @@ fn meant<'q>(
                 format!("all that run {run} asks is answered"),
                 format!("`waypost resume {run}` goes on with it"),
             )),
-            (several, _) => Err(Error::usage(
-                format!("run {run} asks several questions: {}", listed(several)),
-                "put the step, or the id of the question, before the answer",
-            )),
+            (several, _) => {
+                let several: Vec<&Waiting> = several.iter().collect();
+                Err(Error::usage(
+                    format!("run {run} asks several questions: {}", listed(&several)),
+                    commands_for(run, &several),
+                ))
+            }
         };
     };
     let is_meant = |waiting: &&Waiting| {
         let step = waiting.step.as_str();
-        given == step || given == format!("{}/{step}", waiting.branch)
+        given == step || given == step_on(&waiting.branch, step)
     };
     let asked = || open.iter().chain(answered);
     let mut found: Vec<&Waiting> = asked().filter(is_meant).collect();
@@ -147,22 +155,32 @@ fn meant<'q>(
             let (run, id, waiting) = (run.clone(), given.to_owned(), asked().cloned().collect());
             Err(RunError::NoSuchWait { run, id, waiting }.into())
         }
-        _ => Err(Error::usage(
-            format!(
-                "`{given}` may mean several questions of run {run}: {}",
-                listed(&asked().cloned().collect::<Vec<_>>())
-            ),
-            "write more of the id",
+        several => Err(Error::usage(
+            format!("`{given}` may mean several questions of run {run}: {}", listed(several)),
+            commands_for(run, several),
         )),
     }
 }
 
-fn listed(questions: &[Waiting]) -> String {
-    let one = |waiting: &Waiting| {
+fn listed(questions: &[&Waiting]) -> String {
+    let one = |waiting: &&Waiting| {
         let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
-        format!("{} of step {} ({})", waiting.wait.id, waiting.step, crate::output::shown(question))
+        format!("{} ({})", step_on(&waiting.branch, waiting.step.as_str()), shown(question))
     };
     questions.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Gives the commands that answer these questions, one each.
+fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
+    let one = |waiting: &&Waiting| {
+        let step = step_on(&waiting.branch, waiting.step.as_str());
+        format!("`waypost answer {run} {} ANSWER`", quoted(&step))
+    };
+    let mut commands: Vec<String> = questions.iter().take(COMMANDS_MAX).map(one).collect();
+    if questions.len() > COMMANDS_MAX {
+        commands.push(format!("`waypost show {run}` lists the others"));
+    }
+    format!("answer one of them: {}", commands.join(", "))
 }
 
 /// Takes an answer as what the step wants.
@@ -187,11 +205,7 @@ async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -
         let question = question.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
         Error::usage(
             format!("`{text}` answers nothing: {why}"),
-            format!(
-                "step {} asks: {}",
-                step.map_or("", |step| step.id.as_str()),
-                crate::output::shown(question)
-            ),
+            format!("step {} asks: {}", step.map_or("", |step| step.id.as_str()), shown(question)),
         )
     })
 }

@@ -20,7 +20,7 @@ use crate::reference::{Default, find};
 use crate::view::{CancelledView, VERSION};
 
 /// Who cancels, as records and messages name it.
-const BY: &str = "waypost cancel";
+pub(crate) const BY: &str = "waypost cancel";
 /// How long is waited before a run that another has taken meanwhile is asked for again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 

@@ -15,8 +15,14 @@ use crate::time;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
-    let branch = args.branch.as_deref().map(reference::parse_branch).transpose()?;
     let (store, run) = context.find(args.run.as_deref()).await?;
+    let no_branch = |name: &str| {
+        let what = format!("branch `{name}` in run {run}");
+        Error::not_found(what, format!("see its branches: `waypost checkpoints {run}`"))
+    };
+    // A name that no branch can have is the name of none.
+    let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_branch(name));
+    let branch = args.branch.as_deref().map(parsed).transpose()?;
     let scan =
         Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
     let found = store.scan(&scan).await?;
@@ -26,10 +32,7 @@ pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Res
     }
     insert_damaged(&mut checkpoints, &found.damaged);
     if let Some(branch) = branch.filter(|_| checkpoints.is_empty() && scan.cursor.is_none()) {
-        return Err(Error::not_found(
-            format!("branch `{branch}` in run {run}"),
-            format!("see its branches: `waypost checkpoints {run}`"),
-        ));
+        return Err(no_branch(branch.as_str()));
     }
     if context.output.json {
         context.output.document(&CheckpointsView { v: VERSION, checkpoints, next: found.next })?;

@@ -1,11 +1,13 @@
 //! `waypost dead-letters`: items whose work failed for good while the others went on.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
 use waypost::store::Store;
+use waypost_workflow::file::Workflow;
 
 use super::Context;
 use super::answer::refuse_secret;
@@ -30,9 +32,21 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
 
 /// Finds the dead letters of a run.
 pub(crate) async fn letters(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
+    dead::letters(store, run, &workflow_of(store, run).await?).await
+}
+
+async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> {
     let snapshot = Snapshot::read(store, run).await?;
-    let Chosen { workflow, .. } = Chosen::in_force(store, &snapshot)?;
-    dead::letters(store, run, &workflow).await
+    Ok(Chosen::in_force(store, &snapshot)?.workflow)
+}
+
+/// Says why a run has no dead letters.
+async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
+    Ok(match dead::dropped(store, run, &workflow_of(store, run).await?).await? {
+        0 => "no item failed for good".to_owned(),
+        1 => "the one that it had was dropped".to_owned(),
+        count => format!("the {count} that it had were dropped"),
+    })
 }
 
 async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
@@ -44,14 +58,18 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     if letters.is_empty() {
-        context.output.answer(&format!("Run {run} has no dead letters: no item failed for good."))?;
+        let why = why_none(store.as_ref(), &run).await?;
+        context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
         return Ok(Exit::Done);
     }
+    let mut keys = HashSet::new();
+    let ambiguous = !letters.iter().all(|letter| keys.insert(&letter.key));
     let rows = letters.iter().map(|letter| {
         let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
+            if ambiguous { letter.branch.to_string() } else { String::new() },
             letter.index.to_string(),
             failed,
             letter.attempts.to_string(),
@@ -59,7 +77,9 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
-    context.output.answer(&context.output.table(&["KEY", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
+    context
+        .output
+        .answer(&context.output.table(&["KEY", "BRANCH", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
     let next = format!("Try them again with: waypost dead-letters retry {run}{}", context.store_words());
     context.output.note(&next);
     Ok(Exit::Done)
@@ -122,7 +142,7 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
         }
     };
     if found.is_empty() {
-        return nothing(context, &run, "no item failed for good");
+        return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }
     let resume = ResumeArgs {
         run: Some(run.to_string()),
@@ -142,7 +162,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     }
     let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
     if found.is_empty() {
-        return nothing(context, &run, "no item failed for good");
+        return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }
     let branches: Vec<_> = found.iter().map(|letter| letter.branch.clone()).collect();
     Engine::new(Arc::clone(&store)).leave_branches(&run, &branches).await?;
@@ -157,7 +177,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
 }
 
 fn nothing(context: &Context, run: &RunId, why: &str) -> Result<Exit, Error> {
-    context.output.note(&format!("Nothing to do, because {why} in run {run}."));
+    context.output.note(&format!("Nothing to do, because run {run} has no dead letters: {why}."));
     if context.output.json {
         context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: Vec::new() })?;
     }

@@ -1,26 +1,48 @@
 //! `waypost run --detach`: the run goes on in a process of its own, which this one does not wait for.
+//!
+//! That process gives its answer as JSON to this one, as long as this one listens: an event of its run comes first if
+//! it has made the run, an error if it has not. That there is a run of this name does not say whose it is.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
+use serde::Deserialize;
 use waypost::RunId;
 use waypost::store::{Store, StoreError};
 
 use super::Context;
+use crate::cli::RunArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::view::{DetachedView, VERSION};
 
 /// Says to a process that it is that of a detached run.
 pub(super) const OPTION: &str = "--detached";
-/// How often is looked whether the run has begun.
+/// How long a run that somebody else is making may take until it is there, and how often is looked.
+const MADE_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(20);
+/// How much of the first line is read: far more than an error has.
+const LINE_BYTES_MAX: u64 = 64 << 10;
 /// What is told of a process that did not begin.
 const SAID_BYTES_MAX: u64 = 4 << 10;
+
+/// The first line of the answer of that process.
+#[derive(Debug, Deserialize)]
+struct FirstLine {
+    error: Option<ErrorLine>,
+}
+
+/// The error in it.
+#[derive(Debug, Deserialize)]
+struct ErrorLine {
+    code: String,
+    message: String,
+    causes: Vec<String>,
+}
 
 /// Leaves the session of the terminal, so that neither its end nor Ctrl-C reaches the run.
 pub(super) fn leave_terminal() {
@@ -36,7 +58,7 @@ pub(super) async fn begin(
     context: &Context,
     store: &dyn Store,
     run: &RunId,
-    has_id: bool,
+    args: &RunArgs,
 ) -> Result<Exit, Error> {
     if store.home().is_none() {
         let message = "a store in memory ends with its process, so that nothing can be done beside it";
@@ -44,26 +66,10 @@ pub(super) async fn begin(
     }
     // Nobody reads what it says once it has begun; the store has all of that.
     let said = rustix::fs::memfd_create("waypost", MemfdFlags::CLOEXEC);
-    let mut said = File::from(said.map_err(|error| Error::Runtime(error.into()))?);
-    let mut child = start(run, has_id, &said).map_err(Error::Runtime)?;
-    loop {
-        match store.run(run).await {
-            Ok(_) => break,
-            Err(StoreError::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if child.try_wait().map_err(Error::Runtime)?.is_some() && store.run(run).await.is_err() {
-            let mut text = String::new();
-            // What cannot be read is not told.
-            let _ = said
-                .seek(SeekFrom::Start(0))
-                .and_then(|_| said.take(SAID_BYTES_MAX).read_to_string(&mut text));
-            return Err(Error::usage(
-                format!("the process of run {run} ended before the run began: {}", text.trim()),
-                format!("without `--detach` it says more; no run {run} was made"),
-            ));
-        }
-        tokio::time::sleep(LOOK).await;
+    let said = File::from(said.map_err(|error| Error::Runtime(error.into()))?);
+    let mut child = start(run, args.id.is_some(), &said).map_err(Error::Runtime)?;
+    if let Some(why) = refused(&mut child).map_err(Error::Runtime)? {
+        return Err(not_begun(store, run, why, said, args.or_resume).await);
     }
     let pid = child.id();
     if context.output.json {
@@ -78,23 +84,65 @@ pub(super) async fn begin(
     Ok(Exit::Done)
 }
 
+/// Waits until the process has made its run, or gives what it says of why it has not.
+fn refused(child: &mut Child) -> std::io::Result<Option<ErrorLine>> {
+    let nothing = || ErrorLine { code: String::new(), message: String::new(), causes: Vec::new() };
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    }
+    if line.is_empty() {
+        return Ok(Some(nothing()));
+    }
+    // Whatever is no error is of a run.
+    Ok(serde_json::from_str::<FirstLine>(&line).ok().and_then(|line| line.error))
+}
+
+/// Says why the process did not begin the run.
+async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: File, or_resume: bool) -> Error {
+    let begun = Instant::now();
+    // Another may be just making it.
+    while why.code == "locked" && store.run(run).await.is_err() && begun.elapsed() < MADE_WITHIN {
+        tokio::time::sleep(LOOK).await;
+    }
+    match (why.code.as_str(), store.run(run).await) {
+        ("locked", Ok(entry)) if or_resume => {
+            return StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into();
+        }
+        ("exists" | "locked", Ok(_)) => return StoreError::Exists { run: run.clone() }.into(),
+        _ => {}
+    }
+    let mut text = [vec![why.message], why.causes].concat().join(": ");
+    if text.is_empty() {
+        // What cannot be read is not told.
+        let _ =
+            said.seek(SeekFrom::Start(0)).and_then(|_| said.take(SAID_BYTES_MAX).read_to_string(&mut text));
+    }
+    let hint = match store.run(run).await {
+        Ok(_) => format!("`waypost show {run}` says how the run of this name stands"),
+        Err(_) => format!("without `--detach` it says more; no run {run} was made"),
+    };
+    Error::usage(format!("the process of run {run} ended before the run began: {}", text.trim()), hint)
+}
+
 fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {
     let given = std::env::args_os().skip(1).map(|word| match word.to_str() {
         // What follows `--` is no option, but a file may be called so only behind it.
         Some("--detach") => OsString::from(OPTION),
         _ => word,
     });
-    // How much is said is for who listens.
-    let says = |word: &OsString| ["-q", "--quiet", "-v", "--verbose"].iter().any(|option| word == option);
+    // How much is said, and how, is for who listens.
+    let said_by = ["-q", "--quiet", "-v", "--verbose", "--json"];
+    let says = |word: &OsString| said_by.iter().any(|option| word == option);
     let mut words: Vec<OsString> = given.filter(|word| !says(word)).collect();
     let options = words.iter().position(|word| word == OPTION).unwrap_or(words.len());
-    let more = [OsString::from("-q")].into_iter();
+    let more = ["-q", "--json"].into_iter().map(OsString::from);
     let id = ["--id", run.as_str()].into_iter().filter(|_| !has_id).map(OsString::from);
     words.splice(options..options, more.chain(id));
     Command::new(std::env::current_exe()?)
         .args(words)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::from(said.try_clone()?))
         .spawn()
 }

@@ -14,6 +14,7 @@ use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output::shown;
 use crate::reference::StepRef;
 use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
@@ -26,6 +27,7 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
         offsets: HashMap::new(),
         last: None,
         torn: false,
+        grows: false,
     };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
@@ -38,10 +40,14 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
         if context.output.json {
             return documents(context, store.as_ref(), &run, &tries).await;
         }
+        printer.grows = args.follow && working;
         let printed = printer.print(&tries).await?;
         if !args.follow || !working {
             if !printed && printer.last.is_none() {
-                context.output.note("Nothing to print, because no step has printed anything.");
+                context.output.note(&match &args.step {
+                    Some(step) => format!("Nothing to print, because `{}` has printed nothing.", shown(step)),
+                    None => "Nothing to print, because no step has printed anything.".to_owned(),
+                });
             }
             return Ok(Exit::Done);
         }
@@ -147,6 +153,8 @@ struct Printer<'a> {
     last: Option<String>,
     /// What was printed last did not end its line.
     torn: bool,
+    /// More may come of each log.
+    grows: bool,
 }
 
 impl Printer<'_> {
@@ -166,11 +174,19 @@ impl Printer<'_> {
                     let heading = self.context.output.paint.bold(&format!("==> {} <==", attempt.name()));
                     self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }
+                let end = offset + chunk.len() as u64;
+                let output = &self.context.output;
+                let is_last = !self.grows
+                    && output.terminal
+                    && self.store.blobs().read(self.run, &blob, end).await?.is_empty();
+                let taken = output.log(&chunk, is_last)?;
                 self.last = Some(blob.clone());
                 self.torn = chunk.last() != Some(&b'\n');
-                self.context.output.bytes(&chunk)?;
-                self.offsets.insert(blob.clone(), offset + chunk.len() as u64);
+                self.offsets.insert(blob.clone(), offset + taken as u64);
                 printed = true;
+                if taken == 0 {
+                    break;
+                }
             }
         }
         Ok(printed)

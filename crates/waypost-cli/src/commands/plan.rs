@@ -8,7 +8,7 @@ use waypost::record::{End, Flaw, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
-use super::{Context, checkpoints, show};
+use super::{Context, checkpoints};
 use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
@@ -56,7 +56,7 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
     };
     let newest = newest.header();
     let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
-    history.damaged.iter().for_each(|damage| show::tell_of_gap(context, damage));
+    history.damaged.iter().for_each(|damage| super::show::tell_of_gap(context, damage));
     let about = |record: &&Record| {
         let header = record.header();
         header.step.as_ref() == Some(&decision.step)
@@ -130,7 +130,7 @@ async fn tell_of_unnamed(
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended).map(Record::header);
     for head in heads.filter(|head| branches.contains(&head.branch)) {
         let history = store.effective_history(&head.run, &head.branch, head.seq).await?;
-        history.damaged.iter().for_each(|damage| show::tell_of_gap(context, damage));
+        history.damaged.iter().for_each(|damage| super::show::tell_of_gap(context, damage));
     }
     Ok(())
 }
@@ -184,8 +184,23 @@ async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> R
     chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
 }
 
-/// Prints a plan, as JSON with what stops a resume; in text that was said before.
+/// Prints a plan, and says so if there is nothing to be done.
 pub(crate) fn print(
+    context: &Context,
+    run: Option<&str>,
+    plan: &Plan,
+    stops: Vec<String>,
+) -> Result<(), Error> {
+    show(context, run, plan, stops)?;
+    let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
+    if !context.output.json && plan.decisions.iter().all(idle) {
+        context.output.note("A resume would do nothing, because every step is finished.");
+    }
+    Ok(())
+}
+
+/// Shows a plan, as JSON with what stops a resume; in text that was said before.
+pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
     plan: &Plan,
@@ -206,9 +221,5 @@ pub(crate) fn print(
         vec![decision.step.clone(), branch, decision.action.name().to_owned(), decision.cause.clone()]
     };
     let rows: Vec<Vec<String>> = decisions.iter().map(row).collect();
-    context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?;
-    if plan.decisions.iter().all(|decision| matches!(decision.action, Action::Reuse | Action::Skip)) {
-        context.output.note("A resume would do nothing, because every step is finished.");
-    }
-    Ok(())
+    Ok(context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?)
 }

@@ -30,6 +30,10 @@ use crate::reference::{Default as Meant, StepRef, find};
 use crate::standing;
 use crate::surroundings::{self, Local};
 
+use dry::dry_run;
+
+mod dry;
+
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let store = context.store(None, access)?;
@@ -219,46 +223,6 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
         }
     }
     Ok(Due { runs, unreadable })
-}
-
-async fn dry_run(
-    context: &Context,
-    store: &dyn Store,
-    run: &RunId,
-    args: &ResumeArgs,
-) -> Result<Exit, Error> {
-    let snapshot = Snapshot::read(store, run).await?;
-    let chosen = choose(store, &snapshot, &Choice::of(args))?;
-    chosen.tell(context);
-    let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
-    if !args.set.is_empty() {
-        let setting = Setting { set: &args.set, from: args.from.as_deref() };
-        let params = match args.restart {
-            true => setting.over(&chosen.workflow, snapshot.entry.record.record().params.clone())?,
-            false => setting.apply(&chosen.workflow, &snapshot, &plan)?,
-        };
-        let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        context.output.note(&match params {
-            Some(_) => format!("The steps to come would read other values of {names}."),
-            None => "The params are as asked for already.".to_owned(),
-        });
-    }
-    let stops = if args.restart { Vec::new() } else { super::plan::stops(store, &snapshot).await };
-    for stop in &stops {
-        context.output.warn(stop);
-    }
-    super::plan::print(context, Some(run.as_str()), &plan, stops)?;
-    for question in plan.questions() {
-        match args.treat_as {
-            Some(TreatAs::Done) => {
-                context.output.note(&format!("Step {} would count as done.", question.step))
-            }
-            Some(TreatAs::Retry) => context.output.note(&format!("Step {} would run again.", question.step)),
-            None => {}
-        }
-    }
-    context.output.note("Nothing was run, as asked.");
-    Ok(Exit::Done)
 }
 
 /// Where a run goes on from, if not from where it stands, and whether it does.

@@ -104,7 +104,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let state = program.initial_state(params.clone())?;
     refuse_secrets(&program, &record)?;
     if args.detach {
-        return detach::begin(context, store.as_ref(), &told.run, args.id.is_some()).await;
+        return detach::begin(context, store.as_ref(), &told.run, &args).await;
     }
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Damage, Progress, Store, StoreExt as _};
+use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
@@ -16,6 +16,7 @@ use super::{Context, SCRIPT, checkpoints};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::hooks;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
 use crate::place;
@@ -28,6 +29,7 @@ use crate::view::{FailureView, ItemsView, ShowView, StepStatus, StepView, VERSIO
 use steps::Branch;
 
 mod steps;
+pub(crate) mod waits;
 
 /// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
 const VALUE_CHARACTERS_MAX: usize = 40;
@@ -107,6 +109,44 @@ struct Shown {
     at: Option<Record>,
     /// The last checkpoint that the log tells of, if the store has lost it.
     lost: Option<CheckpointRef>,
+    /// What was given to it, and no session has taken in.
+    given: Vec<Signal>,
+}
+
+fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+    let text = snapshot.definition.text.as_deref()?;
+    let workflow = Workflow::parse(text, Path::new("the run's copy")).ok()?;
+    shape_of(&workflow, surroundings::cores()).ok()
+}
+
+/// Returns the newest records of the hooks that have ended and that came after the last try of a step that is shown.
+async fn hooks_of(
+    store: &dyn Store,
+    run: &RunId,
+    shape: &Shape,
+    shown: &[Branch],
+) -> Result<Vec<Record>, Error> {
+    let with_hooks = |branch: &Branch| {
+        let own = shape.of_branch(&branch.name).map(Shape::steps).unwrap_or_default();
+        own.iter().any(|step| step.children.as_ref().is_some_and(|children| children.afterwards))
+    };
+    if !shown.iter().any(with_hooks) {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for name in store.branches(run).await? {
+        let above = name.parent().and_then(|above| shown.iter().find(|branch| branch.name == above));
+        let Some((above, opener)) = above.zip(hooks::opener(shape, &name)) else { continue };
+        let opened = above.opened_after(&opener.id);
+        if opened.is_none() || shown.iter().any(|branch| branch.name == name) {
+            continue;
+        }
+        let newest = store.newest(run, &name).await?;
+        if newest.position().is_ok_and(|position| position.origin == opened) {
+            found.push(newest);
+        }
+    }
+    Ok(found)
 }
 
 impl Shown {
@@ -137,12 +177,21 @@ impl Shown {
         }
         let mut branches = Vec::with_capacity(records.len());
         for record in records {
-            let name = record.header().branch.clone();
-            let history = store.effective_history(run, &name, record.header().seq).await?;
-            branches.push(Branch { name, record, history });
+            branches.push(Branch::read(store, record, also).await?);
+        }
+        if asked.is_none()
+            && let Some(shape) = shape_in_force(&snapshot)
+        {
+            let ended = hooks_of(store, run, &shape, &branches).await?;
+            for record in ended {
+                branches.push(Branch { is_hook: true, ..Branch::read(store, record, also).await? });
+            }
+            // First the main branch, whose steps say why a run does not go on.
+            branches.sort_by_key(|branch| !branch.name.is_main());
         }
         let lost = standing::told_and_lost(store, &snapshot).await;
-        Ok(Self { snapshot, branches, at: asked, lost })
+        let given = store.signals(run).await?;
+        Ok(Self { snapshot, branches, at: asked, lost, given })
     }
 
     /// Returns the params that steps read there.
@@ -165,9 +214,7 @@ impl Shown {
 
     /// Returns the shape of the run's copy of the workflow, where it has one.
     fn shape(&self) -> Option<Shape> {
-        let text = self.snapshot.definition.text.as_deref()?;
-        let workflow = Workflow::parse(text, Path::new("the run's copy")).ok()?;
-        shape_of(&workflow, surroundings::cores()).ok()
+        shape_in_force(&self.snapshot)
     }
 
     /// Returns how the run stands, or stood at the checkpoint that was asked for, as if it had ended there.
@@ -342,11 +389,18 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(output, step));
     }
+    if !view.waiting.is_empty() {
+        text.push('\n');
+        let words = context.store_words();
+        for wait in &view.waiting {
+            let _ = writeln!(text, "{}", waits::told(&view.run, wait, facts.is_given(wait), &words));
+        }
+    }
     if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
     } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
         text.push_str("\nTo go on, call the script again.\n");
-    } else if facts.goes_on() {
+    } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
         let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words());
     }
     text

@@ -25,7 +25,12 @@ fn a_live_run_is_stopped_and_cancelled_for_good() {
             json!({"v": 1, "run": "r", "status": "cancelled", "cancelled": true, "stopped": true, "branches": 0})
         );
         assert!(!lives(&pid), "nothing of it lives on");
-        assert_eq!(running.end().status.code(), Some(130), "its process was stopped");
+        let output = running.end();
+        assert_eq!(output.status.code(), Some(130), "its process was stopped");
+        let said = rig.told(&output);
+        assert!(said.contains("Run r was stopped by waypost cancel, which ends it for good"), "{said}");
+        assert!(said.contains("waypost resume r --store") && said.contains(" --restart"), "{said}");
+        assert!(!said.contains("Go on with"), "{said}");
         let shown = rig.json(&["show", "r", "--json"]);
         assert_eq!((&shown["status"], &shown["waiting"]), (&json!("cancelled"), &json!([])));
         let listed = rig.json(&["list", "--json"]);

@@ -567,3 +567,36 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
         assert!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().is_empty());
     }
 }
+
+// What happened: the dead letters of two steps over equal items looked the same in the list, and a key dropped both.
+// Once dropped, the list said that no item had failed for good. What stops it now: what is ambiguous is listed with its
+// branch, and refused as a key; what was dropped is counted.
+#[test]
+fn equal_keys_of_two_steps_are_told_apart() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let each = |step: &str| {
+            format!(
+                "  - id: {step}\n    foreach: {{items: [x, y], as: i, steps: [{{run: 'test $I = x', env: {{I: '${{{{ i }}}}'}}}}]}}\n"
+            )
+        };
+        let rig = Rig::with(&format!("steps:\n{}{}", each("f"), each("g"))).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "o", "-q"]), Some(3));
+
+        let list = rig.waypost(&["dead-letters", "list", "o"]);
+        assert!(list.contains("BRANCH") && list.contains("f:y") && list.contains("g:y"), "{list}");
+        for wrong in [&["show", "o", "y"][..], &["drop", "o", "y"], &["retry", "o", "y"]] {
+            let said = rig.waypost(&[&["dead-letters"], wrong].concat());
+            assert!(said.starts_with("exit 2"), "{said}");
+            assert!(said.contains("`y` may mean several dead letters of run o: f:y, g:y"), "{said}");
+        }
+        assert_eq!(code(&rig, &["dead-letters", "drop", "o", "f:y"]), Some(0));
+        let list = rig.waypost(&["dead-letters", "list", "o"]);
+        assert!(!list.contains("BRANCH") && list.contains("y"), "{list}");
+        assert_eq!(code(&rig, &["dead-letters", "drop", "o", "y"]), Some(0));
+        let list = rig.waypost(&["dead-letters", "list", "o"]);
+        assert!(
+            list.contains("Run o has no dead letters: the 2 that it had were dropped."),
+            "{store}: {list}"
+        );
+    }
+}

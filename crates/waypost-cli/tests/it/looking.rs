@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Output;
 
-use crate::rig::{Rig, wait_until};
+use crate::rig::{Rig, code_of, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -214,4 +214,23 @@ fn a_run_with_tolerated_failures_only_has_no_failed_step() {
         (&serde_json::Value::Null, &serde_json::Value::Null)
     );
     assert_eq!(shown["steps"][0]["status"], "failed");
+}
+
+#[test]
+fn what_is_not_there_is_told_by_its_name() {
+    let rig = Rig::failed();
+
+    for branch in ["zz", "f:1"] {
+        let said = rig.waypost(&["checkpoints", "r-1", "--branch", branch]);
+        assert!(said.starts_with("exit 5"), "{said}");
+        assert!(said.contains(&format!("there is no branch `{branch}` in run r-1")), "{said}");
+    }
+    let said = rig.waypost(&["logs", "r-1", "one"]);
+    assert!(said.contains("hello"), "{said}");
+    rig.write("quiet.yaml", "steps:\n  - {id: a, run: echo a}\n  - {id: load, run: 'true'}\n");
+    assert_eq!(code_of(&rig, &["run", "quiet.yaml", "--id", "q", "-q"]), Some(0));
+    let said = rig.waypost(&["logs", "q", "load"]);
+    assert!(said.contains("Nothing to print, because `load` has printed nothing."), "{said}");
+    assert!(rig.waypost(&["list", "--since", "2020-01-01"]).contains("r-1"));
+    assert!(!rig.waypost(&["list", "--since", "9000-01-01"]).contains("r-1"));
 }

@@ -212,6 +212,11 @@ pub(crate) fn send(pid: i32, number: libc::c_int) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
+/// Calls the program and gives its exit code.
+pub(crate) fn code_of(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
 /// Waits until something is true, far longer than it takes.
 pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
     let begin = Instant::now();

@@ -328,7 +328,9 @@ fn an_answer_that_could_not_be_written_is_told() {
         let told = rig.told(&output);
         assert_eq!(output.status.code(), Some(74), "{args:?}: {told}");
         assert!(
-            told.contains("cannot write the answer") && told.contains("No space left"),
+            told.contains("cannot write the answer to stdout")
+                && told.contains("No space left")
+                && told.contains("what the command did before is done"),
             "{args:?}: {told}"
         );
     }
@@ -376,4 +378,23 @@ fn a_detached_run_goes_on_by_itself() {
     }
     let rig = Rig::with("steps: [{run: 'true'}]").at("memory:");
     assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2));
+}
+
+// What happened: of several `run --id X --detach` at once, most said that the run goes on by itself, in their process.
+// Why: each looked only whether there is a run of that name. What stops it now: each listens to its own process.
+#[test]
+fn only_who_made_a_detached_run_says_that_it_goes_on() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with("steps:\n  - {id: a, sleep: 1s}\n").at(store);
+        let args = ["run", "flow.yaml", "--id", "x", "--detach"];
+        let begun: Vec<_> = (0..5).map(|_| rig.start(&args)).collect();
+
+        let told: Vec<_> = begun.into_iter().map(|running| rig.told(&running.end())).collect();
+
+        let made = |told: &&String| told.starts_with("exit 0") && told.contains("Run x goes on by itself");
+        let refused = |told: &&String| told.starts_with("exit 2") && told.contains("run x exists");
+        assert_eq!(told.iter().filter(made).count(), 1, "{store}: {told:#?}");
+        assert_eq!(told.iter().filter(refused).count(), 4, "{store}: {told:#?}");
+        wait_until("it is completed", || rig.json(&["show", "x", "--json"])["status"] == "completed");
+    }
 }

@@ -1,5 +1,7 @@
 //! Narrow screens, colours, readers that go away, and names that are not text.
 
+use std::io::Read as _;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 
@@ -83,4 +85,38 @@ fn a_folder_whose_name_is_not_text() {
     assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
     let output = rig.command(&["show", "--json"]).current_dir(&folder).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+}
+
+// What happened: `logs` on a terminal passed what a step had printed through, so that a log could clear the screen.
+// What stops it now: on a terminal it is shown as the end of a log of a failed step is; elsewhere it stays byte for
+// byte.
+#[test]
+fn a_log_cannot_move_the_cursor_of_a_terminal() {
+    let rig = Rig::with("steps:\n  - {id: a, run: 'printf \"gr\\303\\274n\\033[2J\\r\\nend\"'}\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    assert_eq!(rig.call(&["logs", "r"]).stdout, "gr\u{fc}n\u{1b}[2J\r\nend".as_bytes());
+
+    let (terminal, ours) = terminal();
+    let ended = rig.command(&["logs", "r"]).stdout(ours).status().unwrap();
+
+    assert_eq!(ended.code(), Some(0));
+    let mut shown = Vec::new();
+    // Its other end is closed: what is left of it is read, then an error.
+    let _ = std::fs::File::from(terminal).read_to_end(&mut shown);
+    assert_eq!(String::from_utf8_lossy(&shown), "gr\u{fc}n\\u{1b}[2J\r\nend");
+}
+
+/// Makes a terminal: what is written to the second is read from the first.
+#[expect(
+    unsafe_code,
+    reason = "neither the standard library nor rustix, as it is used here, makes a terminal"
+)]
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let (mut reads, mut writes) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: both numbers are there to be written to, and nothing else is given.
+    let made = unsafe { libc::openpty(&raw mut reads, &raw mut writes, none, none.cast(), none.cast()) };
+    assert_eq!(made, 0);
+    // SAFETY: they were just made, and nobody else has them.
+    unsafe { (OwnedFd::from_raw_fd(reads), OwnedFd::from_raw_fd(writes)) }
 }

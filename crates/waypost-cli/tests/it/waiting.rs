@@ -225,3 +225,35 @@ fn the_time_of_a_run_goes_on_while_it_waits() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(124));
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "the time before the sleep counts, too");
 }
+
+// What happened: `show` of a run that waits said neither what is asked nor how it is answered, and offered a resume
+// that ended with 75. With the same question in two items, `answer` said to put the step before the answer, which did
+// not help. What stops it now: both give the commands that work, and a resume is offered once it has something to do.
+#[test]
+fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
+    let rig = Rig::with(
+        "max_parallel: 4\nsteps:\n  - {id: nap, needs: [], sleep: 10h}\n  - {id: mail, needs: [], wait: mail has come}\n  - id: f\n    needs: []\n    foreach: {items: [p, q], steps: [{id: ap, approve: 'Really?'}]}\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+
+    let shown = rig.waypost(&["show", "r"]);
+
+    for line in [
+        "step f:p/ap asks: Really?\n    waypost answer r f:p/ap ANSWER\n",
+        "step f:q/ap asks: Really?\n    waypost answer r f:q/ap ANSWER\n",
+        "step mail waits for a signal\n    waypost signal r 'mail has come'\n",
+        "step nap waits until ",
+    ] {
+        assert!(shown.contains(line), "{line}{shown}");
+    }
+    assert!(!shown.contains("waypost resume"), "it would only look: {shown}");
+    let hints = "answer one of them: `waypost answer r f:p/ap ANSWER`, `waypost answer r f:q/ap ANSWER`";
+    for asked in [&["answer", "r", "yes"][..], &["answer", "r", "ap", "yes"]] {
+        let said = rig.waypost(asked);
+        assert!(said.starts_with("exit 2") && said.contains(hints), "{said}");
+    }
+    assert_eq!(code(&rig, &["answer", "r", "f:p/ap", "yes"]), Some(0));
+    let shown = rig.waypost(&["show", "r"]);
+    assert!(shown.contains("step f:p/ap asks, and has its answer: Really?"), "{shown}");
+    assert!(shown.contains("Go on with: waypost resume r\n"), "{shown}");
+}

@@ -8,12 +8,14 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, WaitKind,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Wait, WaitKind,
 };
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::History;
+use waypost::store::{History, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 
+use crate::error::Error;
+use crate::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
 
 /// A branch that is shown.
@@ -22,9 +24,41 @@ pub(super) struct Branch {
     /// The record shown, with its body unless retention dropped it.
     pub(super) record: Record,
     pub(super) history: History,
+    /// All its steps are shown, also those that are not begun.
+    pub(super) whole: bool,
+    /// It is that of a hook: whatever became of it, the run goes on.
+    pub(super) is_hook: bool,
 }
 
 impl Branch {
+    /// Reads what the record of a branch that is shown continues; `whole`: the branch that was asked for.
+    pub(super) async fn read(
+        store: &dyn Store,
+        record: Record,
+        whole: Option<&BranchPath>,
+    ) -> Result<Self, Error> {
+        let name = record.header().branch.clone();
+        let history = store.effective_history(&record.header().run, &name, record.header().seq).await?;
+        Ok(Self { whole: whole == Some(&name), name, record, history, is_hook: false })
+    }
+
+    /// Returns the seq of the record with which hooks were opened after the last try of a step; none if it has none.
+    pub(super) fn opened_after(&self, step: &StepId) -> Option<u64> {
+        for header in self.history.records.iter().map(Record::header) {
+            let is_tried = header.started.iter().any(|start| start.step == *step);
+            if is_tried && header.reason != Reason::Join {
+                return None;
+            }
+            let opens = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
+            if header.step.as_ref() == Some(step)
+                && matches!(&header.phase, Phase::Waiting(waits) if opens(waits))
+            {
+                return Some(header.seq);
+            }
+        }
+        None
+    }
+
     /// Returns the position of the record shown; none if retention dropped it.
     pub(super) fn position(&self) -> Option<Position> {
         self.record.position().ok()
@@ -44,25 +78,29 @@ impl Branch {
     ) -> Vec<StepView> {
         let position = self.position();
         let own = shape.and_then(|shape| shape.of_branch(&self.name));
-        let shape = shape.filter(|_| self.name.is_main());
-        let unfinished =
-            shape.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
+        let unfinished = own.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
         let is_open = |step: &str| {
-            let place = shape.and_then(|shape| shape.place(step));
+            let place = own.and_then(|shape| shape.place(step));
             unfinished.as_ref().zip(place).map(|(unfinished, place)| unfinished.has(place))
         };
         let is_doubtful =
-            |step: &str| shape.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
+            |step: &str| own.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
         let frontier = position.iter().flat_map(|position| &position.frontier);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
         let told = Told::by(&self.history.records);
         let mut order: Vec<&StepId> = known.collect();
-        for step in self.history.records.iter().rev().filter_map(|record| record.header().step.as_ref()) {
-            if !order.contains(&step) {
-                order.push(step);
-            }
+        if let Some(shape) = shape.filter(|_| self.whole) {
+            let nowhere = Position::default();
+            let own = hooks::steps_of(shape, &self.name, position.as_ref().unwrap_or(&nowhere));
+            order.extend(own.into_iter().map(|step| &step.id));
         }
+        let mut listed: HashSet<&StepId> = order.iter().copied().collect();
+        let headers = self.history.records.iter().rev().map(Record::header);
+        let ended_or_begun = headers
+            .flat_map(|header| header.step.iter().chain(header.started.iter().map(|start| &start.step)));
+        let open = position.iter().flat_map(|position| &position.frontier).map(|entry| &entry.step);
+        order.extend(ended_or_begun.chain(open).filter(|step| listed.insert(step)));
         let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
         let view = |step: &StepId| {
             let id = step.as_str();
@@ -93,6 +131,7 @@ impl Branch {
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
                 live,
+                is_hook: self.is_hook,
                 doubtful: is_doubtful(id),
                 has_items: own.and_then(|shape| shape.step(id)).is_some_and(|step| {
                     step.children.as_ref().is_some_and(|children| children.by_work && !children.afterwards)
@@ -197,6 +236,8 @@ struct StepFacts<'a> {
     /// What the state has of it.
     state: Option<&'a Value>,
     live: bool,
+    /// It is a step of a hook.
+    is_hook: bool,
     /// It must not be repeated blindly.
     doubtful: bool,
     /// It may be over items.
@@ -250,7 +291,7 @@ impl StepFacts<'_> {
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             error: failure.map(FailureView::from),
-            holds_up: self.standing == Some(Status::Failed),
+            holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }

@@ -1,0 +1,323 @@
+//! `waypost resume --dry-run`: what a resume with these options would do.
+//!
+//! Where it goes on from another place than where the run stands, the position there is made as the engine makes it,
+//! and planned from. What only the work itself shows, it says plainly that it does not tell.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use waypost::engine::{ResumeFrom, RunError, Snapshot};
+use waypost::plan::{Action, Decision, Effective, Plan, Verdicts, plan};
+use waypost::record::{End, FrontierEntry, Position, Record, Status, WaitKind};
+use waypost::shape::Shape;
+use waypost::store::{Store, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
+
+use super::{from_step, surroundings};
+use crate::cli::{ResumeArgs, TreatAs};
+use crate::commands::{Context, dead_letters};
+use crate::dead::{self, DeadLetter};
+use crate::definition::{Choice, Chosen, choose};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::shown;
+use crate::params::Setting;
+
+/// What would be done, and what is to be said of it.
+#[derive(Debug, Default)]
+struct Would {
+    plan: Plan,
+    notes: Vec<String>,
+}
+
+pub(super) async fn dry_run(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<Exit, Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    let chosen = choose(store, &snapshot, &Choice::of(args))?;
+    chosen.tell(context);
+    surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
+    let stands = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
+    if !args.set.is_empty() {
+        tell_of_params(context, &snapshot, &chosen, &stands, args)?;
+    }
+    let stops = if args.restart { Vec::new() } else { crate::commands::plan::stops(store, &snapshot).await };
+    for stop in &stops {
+        context.output.warn(stop);
+    }
+    let mut would = Would { plan: stands, notes: Vec::new() };
+    if args.restart {
+        would = started_over(context, &chosen);
+    } else if let Some(from) = &args.from {
+        let from = from_step(&chosen.workflow, from)?;
+        would = gone_back(context, store, &snapshot, &chosen, &from).await?;
+    } else if args.retry_failed {
+        let letters = dead_letters::letters(store, run).await?;
+        would = retried(context, store, &snapshot, &chosen, (letters, would.plan)).await?;
+    }
+    if let Some(until) = &args.until {
+        would.stop_after(&chosen.shape, until)?;
+    }
+    let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
+    if would.notes.is_empty() && would.plan.decisions.iter().all(idle) {
+        would.notes.push("A resume would do nothing, because every step is finished.".to_owned());
+    }
+    let is_asked = args.treat_as;
+    let questions: Vec<String> = would.plan.questions().map(|question| question.step.to_string()).collect();
+    crate::commands::plan::show(context, Some(run.as_str()), &would.plan, stops)?;
+    would.notes.iter().for_each(|note| context.output.note(note));
+    for step in questions {
+        match is_asked {
+            Some(TreatAs::Done) => context.output.note(&format!("Step {step} would count as done.")),
+            Some(TreatAs::Retry) => context.output.note(&format!("Step {step} would run again.")),
+            None => {}
+        }
+    }
+    context.output.note("Nothing was run, as asked.");
+    Ok(Exit::Done)
+}
+
+fn tell_of_params(
+    context: &Context,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    plan: &Plan,
+    args: &ResumeArgs,
+) -> Result<(), Error> {
+    let setting = Setting { set: &args.set, from: args.from.as_deref() };
+    let params = match args.restart {
+        true => setting.over(&chosen.workflow, snapshot.entry.record.record().params.clone())?,
+        false => setting.apply(&chosen.workflow, snapshot, plan)?,
+    };
+    let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    context.output.note(&match params {
+        Some(_) => format!("The steps to come would read other values of {names}."),
+        None => "The params are as asked for already.".to_owned(),
+    });
+    Ok(())
+}
+
+/// Plans a run from its first steps on.
+fn started_over(context: &Context, chosen: &Chosen) -> Would {
+    let Chosen { shape, .. } = chosen;
+    let roots = shape.roots().into_iter().map(|place| shape.steps()[place].id.clone());
+    let branch = at(BranchPath::main(), 0, standing_at(roots));
+    Would {
+        plan: plan(shape, &[branch], &Verdicts::new(), context.now()),
+        notes: vec!["The run would start over; what was recorded stays.".to_owned()],
+    }
+}
+
+/// Plans a run from a step on that it goes back to.
+async fn gone_back(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    from: &ResumeFrom,
+) -> Result<Would, Error> {
+    let shape = &chosen.shape;
+    let mut would = match from {
+        ResumeFrom::Step(step) => {
+            let (seq, position) = stood_before(store, snapshot, shape, step).await?;
+            let notes = vec![format!("The run would go back to where step {step} was about to run.")];
+            planned(context, store, snapshot, chosen, (seq, position), notes).await?
+        }
+        ResumeFrom::StepOn(branch, step) => {
+            on_branch(context, store, snapshot, shape, (branch, step)).await?
+        }
+        ResumeFrom::Checkpoint(_) | ResumeFrom::End | ResumeFrom::Unknown(_) => Would::default(),
+    };
+    if chosen.adoption.is_some() {
+        would.notes.push("What else the changed file touches there is not told in advance.".to_owned());
+    }
+    Ok(would)
+}
+
+/// Plans a run from a position of the main branch on.
+async fn planned(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    (seq, mut position): (u64, Position),
+    mut notes: Vec<String>,
+) -> Result<Would, Error> {
+    let mut open = Vec::new();
+    for entry in &mut position.frontier {
+        let asks = entry.waits.iter().any(|wait| !matches!(wait.on, WaitKind::Children | WaitKind::Resume));
+        if entry.status == Status::Started || asks {
+            (entry.status, entry.at.attempt) = (Status::Ready, 0);
+            entry.waits.clear();
+        }
+        if entry.fan.is_some() {
+            open.push(entry.step.to_string());
+        }
+    }
+    if !open.is_empty() {
+        notes.push(format!("What is done on the branches of {} is not told in advance.", open.join(", ")));
+    }
+    let effective = snapshot.effective(store, &chosen.shape).await?;
+    let mut main: Vec<Effective> =
+        effective.into_iter().filter(|branch| branch.branch.is_main()).take(1).collect();
+    for branch in &mut main {
+        (branch.seq, branch.lost, branch.stopped_by) = (seq, 0, None);
+        branch.position.clone_from(&position);
+    }
+    Ok(Would { plan: plan(&chosen.shape, &main, &Verdicts::new(), context.now()), notes })
+}
+
+/// Finds where the main branch stood when it started a step for the last time.
+async fn stood_before(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    shape: &Shape,
+    step: &StepId,
+) -> Result<(u64, Position), Error> {
+    if shape.place(step.as_str()).is_none() {
+        return Err(RunError::InvalidStep(step.clone()).into());
+    }
+    let newest = snapshot.newest().header();
+    let main = BranchPath::main();
+    let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
+    let found = store.find_back(&newest.run, &main, newest.seq, &starts).await?;
+    let no_state = |at: String, why: String| RunError::NoState { at, why };
+    let Some(found) = found else {
+        let why = format!("step `{step}` has not been started in this run");
+        return Err(no_state(format!("run {}", newest.run), why).into());
+    };
+    let record = store.load(&newest.run, &main, found.header().seq).await?;
+    let at = record.header().reference().to_string();
+    let mut position =
+        record.position().map_err(|_| no_state(at, "retention dropped its state".to_owned()))?;
+    for entry in position.frontier.iter_mut().filter(|entry| entry.step == *step) {
+        *entry = FrontierEntry::ready(step.clone());
+    }
+    Ok((record.header().seq, position))
+}
+
+/// Plans a run from a step of a branch beside the main one on: that branch, and all that joins it.
+async fn on_branch(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    shape: &Shape,
+    (branch, step): (&BranchPath, &StepId),
+) -> Result<Would, Error> {
+    if shape.of_branch(branch).is_none_or(|own| own.place(step.as_str()).is_none()) {
+        return Err(RunError::InvalidStep(step.clone()).into());
+    }
+    let run = &snapshot.entry.record.record().run;
+    let is_there = store.branches(run).await?.contains(branch);
+    if !is_there || store.newest(run, branch).await?.header().end == Some(End::Failed) {
+        let why = "there is none, it has failed, or no step waits for it or has joined it".to_owned();
+        return Err(RunError::NoState { at: format!("branch `{branch}` of run {run}"), why }.into());
+    }
+    let mut branches = vec![at(branch.clone(), 0, standing_at([step.clone()]))];
+    let mut below = branch.clone();
+    while let Some((above, (name, _))) = below.parent().zip(below.opened_by()) {
+        let own = shape.of_branch(&above);
+        let joins = own.and_then(|own| own.opener(&name).map(|place| own.steps()[place].id.clone()));
+        branches.push(at(above.clone(), 0, standing_at(joins)));
+        below = above;
+    }
+    branches.reverse();
+    Ok(Would {
+        plan: plan(shape, &branches, &Verdicts::new(), context.now()),
+        notes: vec![
+            format!("Step {step} on {branch} would run again, and what comes after it."),
+            "Whether that branch is still waited for or joined, and what else is unfinished, is not told in advance."
+                .to_owned(),
+        ],
+    })
+}
+
+/// Plans a run in which items are tried again that failed for good.
+async fn retried(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    (letters, stands): (Vec<DeadLetter>, Plan),
+) -> Result<Would, Error> {
+    let run = &snapshot.entry.record.record().run;
+    let told = |letter: &DeadLetter| {
+        let step = letter.step.as_ref().map(|step| format!(", from step {step} on")).unwrap_or_default();
+        format!("Item {} would be tried again, on {}{step}.", shown(&letter.key), letter.failed_on)
+    };
+    let notes: Vec<String> = letters.iter().map(told).collect();
+    if notes.is_empty() {
+        let notes = vec!["No item would be tried again, because the run has no dead letters.".to_owned()];
+        let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
+        let notes = if stands.decisions.iter().all(idle) { Vec::new() } else { notes };
+        return Ok(Would { plan: stands, notes });
+    }
+    let letters: Vec<_> = letters.into_iter().map(|letter| (letter, None)).collect();
+    match dead::again(store, run, &letters).await?.from {
+        Some(ResumeFrom::Checkpoint(seq)) => {
+            let record = store.load(run, &BranchPath::main(), seq).await?;
+            let position = record.position().unwrap_or_default();
+            planned(context, store, snapshot, chosen, (seq, position), notes).await
+        }
+        _ => Ok(Would { plan: stands, notes }),
+    }
+}
+
+impl Would {
+    /// Leaves out what is not begun when a session stops after a step: all that this step does not need.
+    fn stop_after(&mut self, shape: &Shape, until: &str) -> Result<(), Error> {
+        let Some(place) = shape.place(until) else {
+            return Err(RunError::InvalidStep(StepId::new(until).map_err(Error::from_name)?).into());
+        };
+        let mut needed: BTreeSet<&StepId> = BTreeSet::new();
+        let mut walk = vec![&shape.steps()[place]];
+        while let Some(step) = walk.pop() {
+            if needed.insert(&step.id) {
+                let leads = |other: &&waypost::shape::Step| other.routes.contains(&step.id);
+                walk.extend(step.needs.iter().filter_map(|need| shape.step(need.as_str())));
+                walk.extend(shape.steps().iter().filter(leads));
+            }
+        }
+        let is_later = |decision: &Decision| {
+            let on_main = match decision.branch.is_main() {
+                true => Some(decision.step.clone()),
+                false => crate::definition::opener_on_main(&decision.branch),
+            };
+            !matches!(decision.action, Action::Reuse | Action::Skip)
+                && on_main.is_some_and(|step| !needed.contains(&step))
+        };
+        let later: Vec<String> = self.plan.decisions.iter().filter(|one| is_later(one)).map(named).collect();
+        self.plan.decisions.retain(|decision| !is_later(decision));
+        let mut note = format!("It would stop after step {until}.");
+        if !later.is_empty() {
+            note = format!("{note} Left for later: {}.", later.join(", "));
+        }
+        self.notes.push(note);
+        Ok(())
+    }
+}
+
+fn named(decision: &Decision) -> String {
+    crate::reference::step_on(&decision.branch, decision.step.as_str())
+}
+
+/// Returns the position of a branch on which these steps are the next.
+fn standing_at(steps: impl IntoIterator<Item = StepId>) -> Position {
+    Position { frontier: steps.into_iter().map(FrontierEntry::ready).collect(), ..Position::default() }
+}
+
+/// Returns a branch that stands there.
+fn at(branch: BranchPath, seq: u64, position: Position) -> Effective {
+    Effective {
+        branch,
+        seq,
+        lost: 0,
+        position,
+        evidence: BTreeMap::new(),
+        passes: BTreeMap::new(),
+        in_flux: BTreeSet::new(),
+        stopped_by: None,
+    }
+}

@@ -1,0 +1,60 @@
+//! What a run waits for, and how that is given.
+
+use jiff::Timestamp;
+use serde_json::Value;
+use waypost::record::{RunStatus, WaitKind};
+use waypost::store::{Signal, SignalKind};
+
+use super::Shown;
+use crate::output::{shown, shown_lines};
+use crate::place::quoted;
+use crate::time;
+use crate::view::WaitView;
+
+/// Says what a step waits for, with the command that gives it.
+pub(crate) fn told(run: &str, wait: &WaitView, is_given: bool, words: &str) -> String {
+    let step = match wait.branch.as_str() {
+        "main" => wait.step.clone(),
+        branch => format!("{branch}/{}", wait.step),
+    };
+    let question = wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
+    match &wait.on {
+        WaitKind::Answer if is_given => {
+            format!("  step {step} asks, and has its answer: {}", shown_lines(question))
+        }
+        WaitKind::Answer => format!(
+            "  step {step} asks: {}\n    waypost answer {run} {} ANSWER{words}",
+            shown_lines(question),
+            quoted(&step)
+        ),
+        WaitKind::Signal(_) if is_given => format!("  step {step} waits for a signal, which has come"),
+        WaitKind::Signal(name) => format!(
+            "  step {step} waits for a signal\n    waypost signal {run} {}{words}",
+            quoted(&shown(name))
+        ),
+        WaitKind::Until(due) => format!("  step {step} waits until {}", time::utc(*due)),
+        WaitKind::Resume => format!("  step {step} waits for a resume"),
+        WaitKind::Children => format!("  step {step} waits for its branches"),
+    }
+}
+
+impl Shown {
+    /// Says whether what is waited for was given, and only has to be taken in.
+    pub(super) fn is_given(&self, wait: &WaitView) -> bool {
+        self.given.iter().any(|signal: &Signal| match (&signal.kind, &wait.on) {
+            (SignalKind::Answer { wait: id, .. }, WaitKind::Answer) => *id == wait.id,
+            (SignalKind::Named { name, .. }, WaitKind::Signal(wanted)) => name == wanted,
+            _ => false,
+        })
+    }
+
+    /// Says whether a resume would do more than to look: of a run that only waits, whether something of that has come.
+    pub(super) fn has_something_to_do(&self, waiting: &[WaitView], now: Timestamp) -> bool {
+        let has_come = |wait: &WaitView| match &wait.on {
+            WaitKind::Until(due) => *due <= now,
+            WaitKind::Resume => true,
+            _ => self.is_given(wait),
+        };
+        self.status() != RunStatus::Waiting || waiting.is_empty() || waiting.iter().any(has_come)
+    }
+}

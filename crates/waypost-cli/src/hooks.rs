@@ -1,0 +1,39 @@
+//! Which steps are done on the branch of a hook. The hooks of a step are lines beside each other in one graph, of which
+//! each branch does one.
+
+use std::collections::HashSet;
+
+use waypost::record::Position;
+use waypost::shape::{Shape, Step};
+use waypost::{BranchPath, StepId};
+
+/// Returns the step that opens a branch, if it does so after its work: then that is the branch of a hook.
+pub(crate) fn opener<'s>(shape: &'s Shape, branch: &BranchPath) -> Option<&'s Step> {
+    let (name, _) = branch.opened_by()?;
+    let above = shape.of_branch(&branch.parent()?)?;
+    let opener = above.opener(&name).map(|place| &above.steps()[place])?;
+    opener.children.as_ref().filter(|children| children.afterwards).map(|_| opener)
+}
+
+/// Returns the steps of a branch: of that of a hook, the line on which its position stands.
+pub(crate) fn steps_of<'s>(shape: &'s Shape, branch: &BranchPath, position: &Position) -> Vec<&'s Step> {
+    let Some(own) = shape.of_branch(branch) else { return Vec::new() };
+    if opener(shape, branch).is_none() {
+        return own.steps().iter().collect();
+    }
+    let stands = position.frontier.iter().map(|entry| &entry.step).chain(position.ledger.keys());
+    let mut line: HashSet<&StepId> = stands.collect();
+    loop {
+        let before = line.len();
+        for step in own.steps() {
+            if line.contains(&step.id) || step.needs.iter().any(|need| line.contains(need)) {
+                line.insert(&step.id);
+                line.extend(&step.needs);
+            }
+        }
+        if line.len() == before {
+            break;
+        }
+    }
+    own.steps().iter().filter(|step| line.contains(&step.id)).collect()
+}

@@ -1,0 +1,99 @@
+//! `waypost resume --dry-run` says what the resume with the same options would do.
+
+use crate::rig::{FLOW, Rig, code_of};
+
+/// The steps of a dry run that are not used as they are, and what it says of them.
+fn would(rig: &Rig, args: &[&str]) -> (Vec<String>, String) {
+    let args = [&["resume", "r-1", "--dry-run", "--json"], args].concat();
+    let output = rig.call(&args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", rig.told(&output));
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let decisions = plan["decisions"].as_array().unwrap().iter();
+    let open = decisions.filter(|decision| decision["action"] != "reuse" && decision["action"] != "skip");
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let steps = open.map(|decision| format!("{} {}", text(&decision["step"]), text(&decision["action"])));
+    (steps.collect(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// A completed run, and what it has recorded.
+fn completed() -> (Rig, String) {
+    let rig = Rig::with(FLOW);
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(0));
+    let records = rig.waypost(&["checkpoints", "r-1"]);
+    (rig, records)
+}
+
+// What happened: a dry resume with `--from`, `--restart`, `--retry-failed` or `--until` said what one without them
+// would do, and took steps that there are not. Why: it planned from where the run stands. What stops it now: it plans
+// from where the resume would begin, and refuses what that refuses.
+#[test]
+fn a_dry_resume_goes_back_and_starts_over_in_word_only() {
+    let (rig, records) = completed();
+
+    let (steps, said) = would(&rig, &["--from", "three"]);
+    assert_eq!(steps, ["three run", "four run"]);
+    assert!(said.contains("go back to where step three was about to run"), "{said}");
+    assert!(!said.contains("nothing, because"), "{said}");
+    let (steps, said) = would(&rig, &["--from", "two", "--only"]);
+    assert_eq!(steps, ["two run"]);
+    assert!(said.contains("stop after step two. Left for later: three, four."), "{said}");
+    let (steps, said) = would(&rig, &["--restart"]);
+    assert_eq!(steps, ["one run", "two run", "three run", "four run"]);
+    assert!(said.contains("would start over"), "{said}");
+    assert_eq!(would(&rig, &["--restart", "--until", "two"]).0, ["one run", "two run"]);
+    let (steps, said) = would(&rig, &[]);
+    assert!(steps.is_empty() && said.contains("nothing, because every step is finished"), "{said}");
+
+    assert_eq!(rig.waypost(&["checkpoints", "r-1"]), records, "nothing was written");
+}
+
+#[test]
+fn a_dry_resume_refuses_what_the_resume_refuses() {
+    let (rig, records) = completed();
+    let wrong: [&[&str]; 7] = [
+        &["--from", "thre"],
+        &["--from", "nonsense"],
+        &["--from", "main/nonsense"],
+        &["--from", "each:1/one"],
+        &["--from", "each:1"],
+        &["--until", "nonsense"],
+        &["--from", "each:1/one", "--only"],
+    ];
+    for options in wrong {
+        let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1"], options, more].concat());
+
+        let dry = call(&["--dry-run"]);
+
+        assert!(dry.starts_with("exit 5") || dry.starts_with("exit 2"), "{options:?}: {dry}");
+        assert_eq!(dry, call(&[]), "{options:?}");
+    }
+    assert_eq!(rig.waypost(&["checkpoints", "r-1"]), records);
+    let rig = Rig::failed();
+    let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1", "--from", "four"], more].concat());
+    assert_eq!(call(&["--dry-run"]), call(&[]), "a step that was not begun");
+}
+
+#[test]
+fn a_dry_resume_of_items_says_which_would_be_tried_again() {
+    let rig = Rig::with(
+        "steps:\n  - id: f\n    foreach: {items: [x, y], as: i, steps: [{id: k, run: 'test $I = x', env: {I: '${{ i }}'}}]}\n  - {id: g, run: 'true'}\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(3));
+
+    let (steps, said) = would(&rig, &["--retry-failed"]);
+    assert_eq!(steps, ["f run", "g run"]);
+    assert!(said.contains("Item y would be tried again, on f:y, from step k on."), "{said}");
+
+    let (steps, said) = would(&rig, &["--from", "f:x/k"]);
+    assert_eq!(steps, ["f run", "g run", "k run"]);
+    assert!(said.contains("Step k on f:x would run again") && said.contains("not told in advance"), "{said}");
+    for wrong in ["f:y/k", "f:z/k", "f:x/g"] {
+        let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1", "--from", wrong], more].concat());
+        assert_eq!(call(&["--dry-run"]), call(&[]), "{wrong}");
+    }
+
+    assert_eq!(code_of(&rig, &["dead-letters", "drop", "r-1", "--all"]), Some(0));
+    let (steps, said) = would(&rig, &["--retry-failed"]);
+    assert!(steps.is_empty() && said.contains("nothing, because"), "{said}");
+}

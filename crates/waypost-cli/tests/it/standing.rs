@@ -1,0 +1,99 @@
+//! How `show` and `plan` tell of the steps of items, groups and hooks.
+
+use serde_json::Value;
+
+use crate::rig::{Rig, code_of, wait_until};
+
+const ITEMS: &str = r#"steps:
+  - id: f
+    foreach:
+      items: [1, 2]
+      max_parallel: 1
+      steps:
+        - {id: i1, run: 'true'}
+        - {id: i2, idempotent: false, run: 'echo > begun; [ -e go ] || sleep 1000'}
+        - {id: i3, run: 'true'}
+"#;
+
+const HOOKS: &str = r#"on_failure: [{id: top, run: 'true'}]
+steps:
+  - id: a
+    run: '[ -e ok ]'
+    on_failure: [{id: h1, run: 'true'}, {id: h2, run: 'echo > begun; [ -e go ] || sleep 1000'}, {id: h3, run: exit 4}]
+"#;
+
+/// The steps that a document lists, as `BRANCH/STEP WORD`.
+fn listed(document: &Value, list: &str, word: &str) -> Vec<String> {
+    let steps = document[list].as_array().unwrap().iter();
+    let text = |step: &Value, name: &str| step[name].as_str().unwrap().to_owned();
+    let name = if list == "steps" { "id" } else { "step" };
+    steps.map(|step| format!("{}/{} {}", text(step, "branch"), text(step, name), text(step, word))).collect()
+}
+
+/// Runs until a file `begun` is there, looks, kills the run, and looks again.
+fn looked_at(rig: &Rig) -> [Vec<String>; 2] {
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("begun", |_| true);
+    let live = listed(&rig.json(&["show", "r", "--json"]), "steps", "status");
+    running.signal(libc::SIGKILL);
+    drop(running);
+    wait_until("the run is free", || rig.json(&["show", "r", "--json"])["status"] != "running");
+    [live, listed(&rig.json(&["show", "r", "--json"]), "steps", "status")]
+}
+
+// What happened: `show` left out the step of an item, a group or a hook that was running or cut, unless it was the
+// first of its branch. Why: only steps of which a record is were listed, and the start of a later one is a mark in the
+// record of the step before. What stops it now: starts and what the position has are listed too.
+#[test]
+fn the_step_under_way_of_a_branch_is_shown() {
+    let rig = Rig::with(ITEMS);
+
+    let [live, cut] = looked_at(&rig);
+
+    assert_eq!(live[..3], ["main/f waiting", "f:1/i1 completed", "f:1/i2 running"]);
+    assert_eq!(cut[..3], ["main/f waiting", "f:1/i1 completed", "f:1/i2 in_doubt"]);
+    assert!(rig.waypost(&["show", "r"]).contains("i2"));
+    let one = |step: &str| listed(&rig.json(&["show", "r", "--step", step, "--json"]), "steps", "status");
+    assert_eq!(one("f:1/i2"), ["f:1/i2 in_doubt"]);
+    assert_eq!(one("f:1/i3"), ["f:1/i3 pending"], "a step of that branch, as in the plan");
+    assert_eq!(code_of(&rig, &["show", "r", "--step", "f:1/i4"]), Some(5));
+}
+
+#[test]
+fn hooks_are_shown_under_way_and_after_the_failure() {
+    let rig = Rig::with(HOOKS);
+
+    let [live, cut] = looked_at(&rig);
+
+    assert_eq!(live[..3], ["main/a waiting", "a:on_failure/h1 completed", "a:on_failure/h2 running"]);
+    assert_eq!(cut[..3], ["main/a waiting", "a:on_failure/h1 completed", "a:on_failure/h2 cut"]);
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    let show = rig.json(&["show", "r", "--json"]);
+    let after = listed(&show, "steps", "status");
+    let hooks = ["h1 completed", "h2 completed", "h3 failed"].map(|step| format!("a:on_failure/{step}"));
+    assert_eq!(after[0], "main/a failed");
+    assert_eq!(after[1..4], hooks);
+    assert_eq!(after[4], "a:run.on_failure/top completed");
+    assert_eq!((&show["failed_step"], &show["error"]["exit_code"]), (&"a".into(), &1.into()));
+    // They were about a try that does not count any more.
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(listed(&rig.json(&["show", "r", "--json"]), "steps", "status"), ["main/a completed"]);
+}
+
+// What happened: after a kill amid hooks, `plan` listed the steps of each hook on the branch of each other one. Why:
+// the hooks of a step are one graph. What stops it now: of the branch of a hook, only the line on which it stands is
+// listed.
+#[test]
+fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
+    let rig = Rig::with(HOOKS);
+    looked_at(&rig);
+
+    let plan = listed(&rig.json(&["plan", "r", "--json"]), "decisions", "action");
+
+    let own = ["h1 reuse", "h2 run", "h3 run"].map(|step| format!("a:on_failure/{step}"));
+    assert_eq!(plan[0], "main/a wait");
+    assert_eq!(plan[1..4], own);
+    assert_eq!(plan[4..], ["a:run.on_failure/top run"]);
+}
