@@ -22,7 +22,7 @@ use crate::cli::ResumeArgs;
 use crate::commands::{Context, SCRIPT, near_here};
 use crate::error::Error;
 use crate::hooks;
-use crate::place;
+use crate::place::{self, kept};
 use crate::surroundings;
 
 /// What the user said about a changed file.
@@ -57,6 +57,8 @@ pub(crate) struct Chosen {
     pub(crate) shape: Shape,
     /// How the definition in force becomes this one, where it is another.
     pub(crate) adoption: Option<Adoption>,
+    /// The file that it is from, as records name it.
+    pub(crate) path: Option<String>,
     /// What the user should know.
     notes: Vec<String>,
 }
@@ -194,7 +196,8 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
     if choice.keep || ended.is_some_and(|header| header.end == Some(End::Cancelled)) {
         return Ok(own);
     }
-    let recorded = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+    let path = path_in_force(frozen, &snapshot.definition);
+    let recorded = path.map(|path| place::from_home(store.home(), path));
     let file = match (&choice.with, recorded) {
         (Some(file), _) => file.clone(),
         (None, Some(file)) if file.exists() => file,
@@ -221,7 +224,19 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
         return Ok(own);
     }
     let position = snapshot.newest().position().unwrap_or_default();
-    compare(snapshot, own, changed, &position, &file, choice)
+    let path = kept(store, &file)?;
+    let mut chosen = compare(snapshot, own, changed, &position, &file, choice)?;
+    if let Some(adoption) = &mut chosen.adoption {
+        // The next resume looks there, too.
+        adoption.definition.path = path.clone().filter(|path| frozen.path.as_ref() != Some(path));
+        chosen.path = path;
+    }
+    Ok(chosen)
+}
+
+/// Returns the file that a definition of a run is from, as records name it.
+pub(crate) fn path_in_force<'r>(record: &'r RunRecord, definition: &'r Definition) -> Option<&'r str> {
+    definition.path.as_deref().or(record.path.as_deref())
 }
 
 fn compare(
@@ -270,7 +285,8 @@ fn compare(
     };
     let definition = shape.definition(Some(changed.text().to_owned()));
     let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished });
-    Ok(Chosen { workflow: changed, shape, adoption, notes: vec![note] })
+    let path = own.path;
+    Ok(Chosen { workflow: changed, shape, adoption, path, notes: vec![note] })
 }
 
 /// Chooses a file for a run that begins where another stood, at `position`.
@@ -288,7 +304,7 @@ pub(crate) fn of_fork(
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {
-    let path = record.path.as_deref().map_or_else(
+    let file = path_in_force(record, definition).map_or_else(
         || PathBuf::from(format!("{}.yaml", record.workflow)),
         |path| place::from_home(store.home(), path),
     );
@@ -304,9 +320,10 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
             "only the program that made it can go on with it",
         ));
     };
-    let workflow = Workflow::parse(text, &path).map_err(|error| Error::File(Box::new(error)))?;
+    let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;
     let shape = shape_of(&workflow, surroundings::cores())?;
-    Ok(Chosen { workflow, shape, adoption: None, notes: Vec::new() })
+    let path = path_in_force(record, definition).map(ToOwned::to_owned);
+    Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
 }
 
 fn line(change: &Change) -> String {

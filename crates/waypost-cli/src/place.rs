@@ -383,6 +383,28 @@ pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
     relative.into_os_string().into_string().ok()
 }
 
+/// Names a path as the records of a store do.
+pub(crate) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
+    match store.home() {
+        Some(home) => relative_to(home, path),
+        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
+    }
+}
+
+/// The same, of a path that a run is to be found by later.
+///
+/// # Errors
+/// It is not UTF-8, which records are: the run would go on elsewhere.
+pub(crate) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
+    match relative(store, path) {
+        None => Err(Error::usage(
+            format!("the path {} is not UTF-8, and cannot be kept with a run", path.display()),
+            "rename the part of it that is not",
+        )),
+        found => Ok(found),
+    }
+}
+
 /// Returns where a path that is kept relative to `home` is.
 pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
     // A relative home may be shorter than the way up from it.

@@ -399,7 +399,7 @@ impl Shape {
             fingerprint: step.fingerprint,
             leads_to: step.leads_to(),
         };
-        Definition { text, steps: self.steps.iter().map(print).collect() }
+        Definition { text, path: None, steps: self.steps.iter().map(print).collect() }
     }
 
     /// Returns the places of the steps that a step waits for.

@@ -16,12 +16,11 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::archive::checkpoint_in;
 use super::branched::{Params, id_of};
-use super::run::kept;
 use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
+use crate::place::{Access, kept};
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 

@@ -15,6 +15,7 @@ use waypost_workflow::file::Workflow;
 
 use super::{Context, show};
 use crate::cli::ReportArgs;
+use crate::definition::path_in_force;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place;
@@ -192,7 +193,7 @@ fn markdown(snapshot: &Snapshot, told: &Told) -> String {
 fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
     let Some(text) = snapshot.definition.text.as_deref() else { return Vec::new() };
     let frozen = snapshot.entry.record.record();
-    let path = frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+    let path = path_in_force(frozen, &snapshot.definition).map(|path| place::from_home(store.home(), path));
     let path = path.unwrap_or_else(|| Path::new("the run's copy").to_owned());
     let Ok(workflow) = Workflow::parse(text, &path) else { return Vec::new() };
     let before = |step| workflow.upstream(step).map(|need| need.id.clone()).collect();

@@ -332,7 +332,7 @@ impl Prepared {
     }
 
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {
-        let file = self.frozen.path.as_deref().map(|path| place::from_home(store.home(), path));
+        let file = self.chosen.path.as_deref().map(|path| place::from_home(store.home(), path));
         Told {
             run: self.run.clone(),
             file: file.as_deref().map(near_here),

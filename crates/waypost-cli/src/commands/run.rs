@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use waypost::RunId;
-use waypost::engine::{RunError, SessionOptions};
+use waypost::engine::{RunError, SessionOptions, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord};
@@ -16,10 +16,11 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::{detach, near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
+use crate::definition::path_in_force;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::{self, Access};
+use crate::place::{self, Access, kept, relative};
 use crate::reference::{self, resumable_statuses};
 use crate::surroundings::{self, Local};
 
@@ -261,7 +262,12 @@ async fn refuse_other(
     args: &RunArgs,
 ) -> Result<(), Error> {
     let entry = store.run(id).await?;
-    let differs = differences(store, entry.record.record(), params, args)?;
+    let mut made = entry.record.record().clone();
+    // Where it cannot be read, the resume says so.
+    if let Ok(snapshot) = Snapshot::read(store, id).await {
+        made.path = path_in_force(&made, &snapshot.definition).map(ToOwned::to_owned);
+    }
+    let differs = differences(store, &made, params, args)?;
     if differs.is_empty() {
         return Ok(());
     }
@@ -313,28 +319,6 @@ fn differences(
         }
     }
     Ok(differs)
-}
-
-/// Names a path as the records of a store do.
-pub(super) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
-    match store.home() {
-        Some(home) => place::relative_to(home, path),
-        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
-    }
-}
-
-/// The same, of a path that a run is to be found by later.
-///
-/// # Errors
-/// It is not UTF-8, which records are: the run would go on elsewhere.
-pub(super) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
-    match relative(store, path) {
-        None => Err(Error::usage(
-            format!("the path {} is not UTF-8, and cannot be kept with a run", path.display()),
-            "rename the part of it that is not",
-        )),
-        found => Ok(found),
-    }
 }
 
 fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {

@@ -14,6 +14,7 @@ use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, SCRIPT, checkpoints};
 use crate::cli::ShowArgs;
+use crate::definition::path_in_force;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::hooks;
@@ -292,7 +293,8 @@ impl Shown {
             run: frozen.run.to_string(),
             checkpoint,
             workflow: frozen.workflow.clone(),
-            path: frozen.path.as_ref().map(|path| place::from_home(store.home(), path).display().to_string()),
+            path: path_in_force(frozen, &self.snapshot.definition)
+                .map(|path| place::from_home(store.home(), path).display().to_string()),
             status: self.status(),
             params: self.params(),
             usage,

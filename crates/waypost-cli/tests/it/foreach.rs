@@ -550,12 +550,14 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
         let rig = Rig::with(
             "steps:
   - id: f
-    foreach: {items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go', env: {I: '${{ i }}'}}]}
+    foreach: {items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go || exit 42', env: {I: '${{ i }}'}}]}
+  - {id: code, if: 'steps.f.items[1].steps.k.exit_code == 42', run: 'echo 42 >> trace'}
   - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }} ${{ steps.f.items[1].status }}'}}
 ",
         )
         .at(store);
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+        assert!(rig.read("trace").contains("\n42\nafter 2 failed\n"), "{store}: {}", rig.read("trace"));
         assert_eq!(rig.call(&["dead-letters", "drop", "r", "y"]).status.code(), Some(0));
         rig.write("go", "");
 

@@ -597,3 +597,35 @@ fn places_that_cannot_be_gone_on_from_are_named() {
     }
     check("from_branch_only", &rig.waypost(&["resume", "r", "--from", "each:eu/ask", "--only"]));
 }
+
+// What happened: a run that had gone on with another file by `--with` was refused by the next plain resume, and by cron: it
+// was held against the file that it was made of. Why: only that file stood in its record. What stops it now: the file that a
+// resume goes on with stands with the definition that it gives.
+#[test]
+fn the_file_of_with_is_the_file_of_the_run_from_then_on() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let flow = |word: &str, hang: &str| {
+            format!(
+                "name: one\nsteps:\n  - {{id: a, run: 'echo {word} >> trace'}}\n  - {{id: b, run: 'echo b >> trace; {hang}'}}\n"
+            )
+        };
+        let rig = Rig::with(&flow("first", "test -e go")).at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+        rig.write("other.yaml", &flow("second", "test -e go"));
+        assert_eq!(rig.call(&["resume", "r", "--with", "other.yaml", "-q"]).status.code(), Some(1));
+        assert!(rig.json(&["show", "r", "--json"])["path"].as_str().unwrap().ends_with("/other.yaml"));
+        rig.write("trace", "");
+        rig.write("go", "");
+
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "b\n", "{store}: what is finished stays");
+        let same = rig.call(&["run", "other.yaml", "--id", "r", "--or-resume", "-q"]);
+        assert_eq!(same.status.code(), Some(0), "{store}: {}", rig.told(&same));
+        let first = rig.call(&["run", "flow.yaml", "--id", "r", "--or-resume", "-q"]);
+        assert_eq!(first.status.code(), Some(2), "{store}: {}", rig.told(&first));
+        // An edit of it is seen.
+        rig.write("other.yaml", &flow("third", "true"));
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(9), "{store}");
+    }
+}

@@ -389,10 +389,9 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
     let steps = match end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>) {
         Some(Ok(state)) => {
             let steps = foreach.body.steps().iter().map(|step| step.id.as_str());
-            state.outcomes(
-                steps,
-                end.record.header().step.as_ref().map(StepId::as_str).filter(|_| status == "failed"),
-            )
+            let code = end.failure().and_then(|failure| failure.ending.exit_code);
+            let step = end.record.header().step.as_ref().filter(|_| status == "failed");
+            state.outcomes(steps, step.map(|step| (step.as_str(), code)))
         }
         Some(Err(error)) => return Err(failure(FailureKind::Error, error)),
         None => Value::Object(serde_json::Map::new()),

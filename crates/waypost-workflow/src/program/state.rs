@@ -302,12 +302,18 @@ impl WorkflowState {
         self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Skipped))
     }
 
-    /// Returns what became of these steps of it, of which one `failed`, as expressions read it of an item.
-    pub(super) fn outcomes<'s>(&self, steps: impl Iterator<Item = &'s str>, failed: Option<&str>) -> Value {
+    /// Returns what became of these steps of it, of which one `failed` with its exit code, as expressions read it of an item.
+    pub(super) fn outcomes<'s>(
+        &self,
+        steps: impl Iterator<Item = &'s str>,
+        failed: Option<(&str, Option<i32>)>,
+    ) -> Value {
         let one = |id: &str| {
             let Some(step) = self.steps.get(id) else {
-                let status = if failed == Some(id) { "failed" } else { "pending" };
-                let value = json!({ "status": status, "exit_code": null, "outputs": {} });
+                let failed = failed.filter(|(failed, _)| *failed == id);
+                let status = if failed.is_some() { "failed" } else { "pending" };
+                let code = failed.and_then(|(_, code)| code);
+                let value = json!({ "status": status, "exit_code": code, "outputs": {} });
                 return (id.to_owned(), value);
             };
             let view = step.view(None);

@@ -69,6 +69,9 @@ pub struct Definition {
     /// The text of the workflow file, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// The file that it is from, where that is not the one of the run record: relative to the folder that holds the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
     /// Fingerprint of each step's meaning, in order.
     pub steps: Vec<StepPrint>,
 }

@@ -44,7 +44,7 @@ fn definition(text: &str) -> Definition {
         fingerprint: Digest::of(text.as_bytes()),
         leads_to: Vec::new(),
     }];
-    Definition { text: Some(text.to_owned()), steps }
+    Definition { text: Some(text.to_owned()), path: None, steps }
 }
 
 fn frozen() -> RunRecord {
