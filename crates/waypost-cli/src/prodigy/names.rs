@@ -114,8 +114,7 @@ impl Scope {
         if inner == "uuid" || inner.starts_with("json:") {
             return (Meaning::Absent, None);
         }
-        let default = inner.split_once("|default:").or_else(|| inner.split_once(":-"));
-        let (name, default) = default.map_or((inner, None), |(name, text)| (name, Some(text)));
+        let (name, default) = with_default(inner);
         let (name, rest) = match name.split_once('|') {
             Some((name, rest)) => (name, Some(format!("`|{rest}`"))),
             None => (name, None),
@@ -315,6 +314,17 @@ impl Scope {
             }
         }
     }
+}
+
+/// Separates a variable from its default.
+fn with_default(inner: &str) -> (&str, Option<&str>) {
+    let found = inner.split_once("|default:").or_else(|| inner.split_once(":-"));
+    found.map_or((inner, None), |(name, text)| (name, Some(text)))
+}
+
+/// Returns the default of a variable.
+pub(super) fn default_of(inner: &str) -> Option<&str> {
+    with_default(inner).1
 }
 
 /// Names the item of steps over items, so that one within others has a name of its own.

@@ -4,7 +4,7 @@
 use waypost_workflow::file::Node;
 
 use super::Import;
-use super::names::{Meaning, text_literal};
+use super::names::{self, Meaning, text_literal};
 use super::shell::{self, Found, Place};
 use crate::draft::literal;
 
@@ -50,6 +50,18 @@ impl Import<'_> {
                 at += put(&mut command.text, &written, text, found);
                 continue;
             };
+            if found.place != Place::Single
+                && names::default_of(&found.inner).is_some_and(|text| text.contains('$'))
+            {
+                let message =
+                    format!("the default of `{before}` is a text as it stands: no variable is read in it");
+                self.note(
+                    node,
+                    key,
+                    message,
+                    "let the command choose: write `''` as the default, and `${NAME:-$OTHER}` in the command",
+                );
+            }
             if found.place == Place::Verbatim {
                 let message = format!("the value of `{before}` is pasted into the command");
                 let help = "the here-document has quotes, so that no variable is read in it";
@@ -203,7 +215,7 @@ impl Import<'_> {
                     format!("nothing here gives `${{{}}}`: the param `{name}` stands for it", found.inner);
                 let help = format!("give `-p {name}=…`, or put a step before that finds it out");
                 self.note(node, key, message, help);
-                Meaning::Value(format!("params.{name}"), super::names::Format::Text)
+                Meaning::Value(format!("params.{name}"), names::Format::Text)
             }
             Meaning::Param(name) => {
                 self.param(name, "What --args or --map gave in Prodigy, in a run for each");
@@ -214,14 +226,9 @@ impl Import<'_> {
     }
 
     /// Writes what a variable is as an operand of an expression; nothing where it is none.
-    pub(super) fn operand(
-        &mut self,
-        node: &Node,
-        key: &str,
-        inner: &str,
-    ) -> Option<(String, super::names::Format)> {
+    pub(super) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
         let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
-        let text = super::names::Format::Text;
+        let text = names::Format::Text;
         match self.meaning(node, key, &found) {
             Meaning::Value(expression, format) => Some((expression, format)),
             Meaning::Constant(constant) => Some((text_literal(&constant), text)),

@@ -22,7 +22,7 @@ map:
   max_parallel: 1
   agent_template:
     - shell: "echo ${item.k} ${item.prio:-5} '${item.m.n:-it is none}' ${item.x|default:no} ${ARG:-there} ${item:-y} >> out"
-    - shell: "echo ${item.k} >> some"
+    - shell: "echo ${item.k} >> some; : ${item.x:-$HOME} '${item.x:-$HOME}'"
       when: "${item.prio:-1} == 0"
 "#,
     );
