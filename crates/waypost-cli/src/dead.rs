@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::engine::ResumeFrom;
 use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record, WaitKind};
-use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
+use waypost::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
@@ -49,15 +49,15 @@ pub(crate) async fn letters(
             continue;
         }
         let newest = store.newest(run, branch).await?;
-        let failed_on = cause_of(store, run, &failed, &newest).await?;
+        let cause = cause_of(store, run, &failed, &newest).await?;
         // What failed because of an item below it is tried again with that.
-        let between = std::iter::successors(Some(failed_on.clone()), BranchPath::parent);
+        let between = std::iter::successors(Some(cause.header().branch.clone()), BranchPath::parent);
         let mut between = between.take_while(|other| other != branch);
         if between.any(|other| other.opened_by().is_some_and(|(step, _)| keeps_letters(workflow, &step))) {
             continue;
         }
         if fans.counts(store, run, &newest, (above, each.clone())).await? {
-            letters.extend(letter(store.newest(run, &failed_on).await?, &newest, (each, key)));
+            letters.extend(letter(&cause, &newest, (each, key)));
         }
     }
     Ok(letters)
@@ -103,13 +103,33 @@ impl Fans {
             Some(opened) => *opened,
             None => {
                 let opened = opened_at(store, run, &fan.0, &fan.1).await?;
-                self.0.insert(fan, opened);
+                self.0.insert(fan.clone(), opened);
                 opened
             }
         };
         let origin = newest.position().ok().and_then(|position| position.origin);
-        Ok(opened.is_some() && origin == opened)
+        match (opened, origin) {
+            (Some(opened), origin) => Ok(origin == Some(opened)),
+            // Opened in the run that this one began from, and came along.
+            (None, Some(origin)) => has_open(store, run, &fan, origin).await,
+            (None, None) => Ok(false),
+        }
     }
+}
+
+/// Says whether a record stands amid the branches of a step.
+async fn has_open(
+    store: &dyn Store,
+    run: &RunId,
+    (branch, step): &(BranchPath, StepId),
+    seq: u64,
+) -> Result<bool, Error> {
+    let record = match store.load(run, branch, seq).await {
+        Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => return Ok(false),
+        record => record?,
+    };
+    let position = record.position().unwrap_or_default();
+    Ok(position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some()))
 }
 
 /// Returns the branches that ended in this phase, and whose newest record `is` of such an end.
@@ -147,23 +167,54 @@ fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
     policy.is_some_and(|foreach| foreach.on_failure == OnItemFailure::DeadLetter)
 }
 
-/// Finds the branch whose step failed by itself, from one that failed because of it: the step that failed there opened it.
+/// Finds the record of the failure by which an item failed, from that with which the item ended: its step may have opened
+/// the branch that did.
 async fn cause_of(
     store: &dyn Store,
     run: &RunId,
     failed: &BTreeSet<BranchPath>,
     newest: &Record,
-) -> Result<BranchPath, Error> {
-    let mut branch = newest.header().branch.clone();
-    let mut step = newest.header().step.clone();
+) -> Result<Record, Error> {
+    let mut cause = newest.clone();
     loop {
+        let header = cause.header();
         let opened = |other: &&BranchPath| {
-            other.parent().as_ref() == Some(&branch) && other.opened_by().map(|(step, _)| step) == step
+            other.parent().as_ref() == Some(&header.branch)
+                && other.opened_by().map(|(step, _)| step) == header.step
         };
-        let Some(below) = failed.iter().find(opened) else { return Ok(branch) };
-        let newest = store.newest(run, below).await?;
-        (branch, step) = (below.clone(), newest.header().step.clone());
+        cause = match failed.iter().find(opened) {
+            Some(below) => store.newest(run, below).await?,
+            None => match first_to_fail(store, run, &opened).await? {
+                Some(below) => below,
+                None => return Ok(cause),
+            },
+        };
     }
+}
+
+/// Finds the record of the failure for which all branches of a step were stopped: that branch ended with the others, behind
+/// that record.
+async fn first_to_fail(
+    store: &dyn Store,
+    run: &RunId,
+    opened: &(dyn Fn(&&BranchPath) -> bool + Sync),
+) -> Result<Option<Record>, Error> {
+    for branch in store.branches(run).await?.iter().filter(opened) {
+        let end = store.newest(run, branch).await?.header().end;
+        if !matches!(end, Some(End::Cancelled | End::Failed)) {
+            continue;
+        }
+        let (phase, order) = (Some("failed"), ScanOrder::NewestFirst);
+        let scan = Scan { branch: Some(branch.clone()), phase, order, limit: 1, ..Scan::of(run) };
+        let found = store.scan(&scan).await?.records.into_iter().next();
+        let by_itself = |record: &Record| {
+            record.header().phase.failure().is_some_and(|failure| !failure.retried && !failure.tolerated)
+        };
+        if let Some(record) = found.filter(by_itself) {
+            return Ok(Some(record));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the seq at which a step last opened branches, as far as that counts.
@@ -183,7 +234,7 @@ async fn opened_at(
     Ok(found.map(|record| record.header().seq))
 }
 
-fn letter(failed: Record, item: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
+fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
     let header = failed.header();
     let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
     let failure = match &header.phase {

@@ -602,3 +602,71 @@ fn equal_keys_of_two_steps_are_told_apart() {
         );
     }
 }
+
+// What happened: an item that failed in one of several branches at once could not be tried again, and no other either while
+// it was there. Why: the branch that had failed was stopped with those beside it, and was not found. What stops it now: of
+// branches that were stopped, the one that failed by itself is looked for.
+#[test]
+fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: o
+    foreach:
+      items: [A]
+      as: o
+      steps:
+        - id: in
+          foreach: {items: [1, 2], as: i, on_item_failure: stop, max_parallel: 2, steps: [{id: k, run: 'echo k$I >> trace; test -e go || { test $I = 1 && sleep 0.2 && exit 3; sleep 5; }', env: {I: '${{ i }}'}}]}
+  - {id: end, run: 'echo end $N >> trace', env: {N: '${{ steps.o.failed }}'}}
+",
+        )
+        .at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+        assert_eq!(
+            (&letters["items"][0]["step"], &letters["items"][0]["error"][0]),
+            (&"k".into(), &"exit code 3".into())
+        );
+        rig.write("go", "");
+        rig.write("trace", "");
+
+        let retried = rig.call(&["dead-letters", "retry", "r", "-q"]);
+
+        assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
+        let text = rig.read("trace");
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["end 0", "k1", "k2"], "{store}");
+    }
+}
+
+// What happened: items that failed in a fork, of a step that was amid its items where it was forked, were no dead letters of
+// it. Why: only a record that opens branches was looked for. What stops it now: one with which they came along counts, too.
+#[test]
+fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: f
+    foreach: {items: [x, y], as: i, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test -e begun || { touch begun; sleep 1000; }; test -e go', env: {I: '${{ i }}'}}]}
+  - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }}'}}
+",
+        )
+        .at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| !text.is_empty());
+        wait_until("it is there", || rig.path("begun").exists());
+        running.signal(libc::SIGINT);
+        running.end();
+        assert_eq!(rig.call(&["fork", "r", "--id", "s", "-q"]).status.code(), Some(3), "{store}");
+
+        let letters = rig.json(&["dead-letters", "list", "s", "--json"]);
+        assert_eq!(letters["items"].as_array().unwrap().len(), 2, "{store}: {letters}");
+        rig.write("go", "");
+        let retried = rig.call(&["dead-letters", "retry", "s", "-q"]);
+
+        assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
+        assert!(rig.read("trace").ends_with("after 0\n"), "{store}: {}", rig.read("trace"));
+    }
+}
