@@ -57,8 +57,8 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     let store = context.store(None, Access::Read)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let entry = store.run(&run).await?;
-    if let Some(holder) = entry.summary.holder {
-        return Err(StoreError::Held { run, holder: Some(holder) }.into());
+    if entry.summary.holder.is_some() {
+        return Err(StoreError::Held { run, holder: entry.summary.holder }.into());
     }
     if !verify_run(store.as_ref(), &run).await?.sound {
         return Err(Error::Unsound { run });
@@ -78,6 +78,11 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
         .map_err(|source| Error::Create { path: args.file.clone(), source: source.kind().into() })?;
     let writer = Writer::new(temp.as_file().try_clone().map_err(failed)?).map_err(failed)?;
     let (manifest, why_not) = pack(store.as_ref(), &run, writer, context.now(), &args.file).await?;
+    let after = store.run(&run).await?.summary;
+    if after.holder.is_some() || after.checkpoints != entry.summary.checkpoints {
+        // What was read is of several moments.
+        return Err(StoreError::Held { run, holder: after.holder }.into());
+    }
     temp.as_file().sync_all().map_err(failed)?;
     check(temp.path(), &manifest).map_err(failed)?;
     let named = match args.replace {
@@ -219,6 +224,12 @@ async fn pack_checkpoints(
     (time, file): (Timestamp, &Path),
 ) -> Result<u64, Error> {
     let (mut scan, mut text, mut count, mut files) = (Scan::of(run), Vec::new(), 0_u64, 0_u32);
+    let mut put = |text: &mut Vec<u8>| {
+        files += 1;
+        let written = writer.put(&format!("checkpoints/{files:06}.jsonl"), text, time);
+        text.clear();
+        written.map_err(|source| not_written(file, source))
+    };
     loop {
         let page = store.scan(&scan).await?;
         for record in &page.records {
@@ -227,17 +238,14 @@ async fn pack_checkpoints(
             text.extend(line_of(&whole));
             text.push(b'\n');
             count += 1;
-        }
-        let is_last = page.next.is_none();
-        if text.len() >= CHUNK_BYTES || (is_last && !text.is_empty()) {
-            files += 1;
-            let name = format!("checkpoints/{files:06}.jsonl");
-            writer.put(&name, &text, time).map_err(|source| not_written(file, source))?;
-            text.clear();
+            if text.len() >= CHUNK_BYTES {
+                put(&mut text)?;
+            }
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(count),
+            None if text.is_empty() => return Ok(count),
+            None => return put(&mut text).map(|()| count),
         }
     }
 }
@@ -325,4 +333,36 @@ fn read_checkpoint(path: &Path) -> io::Result<Vec<u8>> {
         }
     }
     Err(io::Error::other("it has no checkpoint that a run can begin with"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(files: Vec<Entry>) -> Manifest {
+        let (v, checkpoints, now) = (ARCHIVE_FORMAT, 0, Timestamp::UNIX_EPOCH);
+        let (run, workflow, tool) = ("r".to_owned(), "w".to_owned(), "t".to_owned());
+        let status = RunStatus::Completed;
+        Manifest { v, run, workflow, status, created_at: now, archived_at: now, tool, checkpoints, files }
+    }
+
+    #[test]
+    fn what_is_not_as_it_was_written_is_seen() {
+        let file = tempfile::NamedTempFile::new().expect("a folder for temporary files");
+        let mut writer = Writer::new(file.reopen().expect("it is there")).expect("zstd begins");
+        for (name, bytes) in [("run.json", &b"one"[..]), ("files/log", b"two")] {
+            writer.put(name, bytes, Timestamp::UNIX_EPOCH).expect("it is written");
+        }
+        let written = writer.entries.clone();
+        writer.finish().expect("it is written");
+
+        assert!(check(file.path(), &manifest(written.clone())).is_ok());
+        let other = Entry::of("files/log", b"tow");
+        for wrong in [vec![written[0].clone()], vec![written[0].clone(), other], Vec::new()] {
+            assert!(check(file.path(), &manifest(wrong.clone())).is_err(), "{wrong:?}");
+        }
+        let whole = fs::read(file.path()).expect("it is there");
+        fs::write(file.path(), &whole[..whole.len() / 2]).expect("it is written");
+        assert!(check(file.path(), &manifest(written)).is_err(), "it was cut");
+    }
 }

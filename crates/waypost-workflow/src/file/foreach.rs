@@ -247,7 +247,9 @@ fn refuse_doubles(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
     for (place, (item, node)) in chosen.enumerate() {
         let found = match key {
             Some(key) => key_of(key, foreach, item, place),
-            None => own_key(item, foreach.sort_by.is_none().then_some(place)),
+            // In what order they come is known only when they are.
+            None if foreach.sort_by.is_some() && !names_itself(item) => None,
+            None => Some(own_key(item, place)),
         };
         let Some(found) = found else { continue };
         let Some((other, other_node)) = first.get(&found) else {
@@ -272,13 +274,18 @@ fn refuse_doubles(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
     }
 }
 
-/// The key of an item that is given none: its text, its number, or its place if that is known.
-fn own_key(item: &Value, place: Option<usize>) -> Option<String> {
+/// The key of an item that is given none: its text, its number, or its place among those that are worked on.
+pub(crate) fn own_key(item: &Value, place: usize) -> String {
     match item {
-        Value::String(text) => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        _ => place.map(|place| place.to_string()),
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => place.to_string(),
     }
+}
+
+/// Says whether the key of an item that is given none does not depend on its place.
+fn names_itself(item: &Value) -> bool {
+    matches!(item, Value::String(_) | Value::Number(_))
 }
 
 /// What a key comes to, if it reads nothing but the item.

@@ -16,7 +16,7 @@ use waypost::record::{End, Ending, Failure, FailureKind};
 use waypost::{BranchPath, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, Step};
+use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, Step, own_key};
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError};
 
@@ -239,13 +239,11 @@ impl Select {
 
     /// Names an item.
     fn item(&self, place: usize, value: Value, mask: &Mask) -> Result<Item, Failure> {
-        let key = match (&self.foreach.key, &value) {
-            (Some(key), _) => {
+        let key = match &self.foreach.key {
+            Some(key) => {
                 key.render(&self.of(&value, place)).map_err(|error| self.at(error, &value, place))?
             }
-            (None, Value::String(text)) => text.clone(),
-            (None, Value::Number(number)) => number.to_string(),
-            (None, _) => place.to_string(),
+            None => own_key(&value, place),
         };
         if key.is_empty() {
             return Err(wrong(format!("the key of item {place} is empty, and each needs a name of its own")));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::record::{Phase, Reason, Try};
@@ -20,6 +21,8 @@ pub const MARK: &str = "mark";
 const LABEL_BYTES_MAX: usize = 64;
 /// How often is looked whether the session of a live run has written it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a session may take: it looks for such wishes every half second, between two commits.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Has a checkpoint written of where the main branch of a run stands, with `label` to find it by. A session that is
@@ -30,8 +33,9 @@ impl Engine {
     ///
     /// # Errors
     /// - [`RunError::NotMarked`]: the label is no name. Nothing changed.
-    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody else is at it for a moment. With
-    ///   [`StoreError::Damaged`]: its newest record is not sound; resume it first.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: who has the run has not written it within a minute, as it is no
+    ///   session or was stopped by the system. The wish is kept: a session that comes to it still writes it. With
+    ///   [`StoreError::Damaged`]: the newest record of the run is not sound; resume it first.
     /// - [`RunError::NoState`]: retention dropped what it stands at.
     pub async fn checkpoint(&self, run: &RunId, label: Option<&str>) -> Result<CheckpointRef, RunError> {
         check_label(run, label)?;
@@ -41,16 +45,20 @@ impl Engine {
         let id = format!("mark-{}", &id[..24]);
         let kind = SignalKind::Checkpoint { label: label.map(ToOwned::to_owned) };
         let asked = Signal { id, kind, branch: None, sender: String::new(), created_at: now };
+        let begun = Instant::now();
         let mut is_asked = false;
         loop {
             let holder = self.store.run(run).await?.summary.holder;
-            if holder.is_some_and(|holder| !holder.is_gone()) {
+            if let Some(holder) = holder.filter(|holder| !holder.is_gone()) {
                 if !is_asked {
                     self.store.signal(run, &asked).await?;
                     is_asked = true;
                 }
                 if let Some(at) = self.marked(run, &asked.id).await? {
                     return Ok(at);
+                }
+                if begun.elapsed() >= WRITTEN_WITHIN {
+                    return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
                 }
                 tokio::time::sleep(POLL_INTERVAL).await;
                 continue;

@@ -62,9 +62,7 @@ impl Draft {
             stand: None,
         }
     }
-}
 
-impl Draft {
     /// Says how the run and the branch stand, as the record behind which it is written says it.
     pub(crate) fn keep_standing(&mut self, newest: &Record) {
         let header = newest.header();

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use waypost::engine::{RunError, labelled};
 use waypost::record::RunStatus;
-use waypost::store::Store as _;
-use waypost::{Context, END, Graph, StepError};
+use waypost::store::{Store as _, StoreError};
+use waypost::{BranchPath, Context, END, Graph, StepError};
+use waypost_testing::records::holder;
 
 use crate::faulty::{World, run_id};
 use crate::play::{Notes, Stage};
@@ -92,4 +93,19 @@ async fn labels_that_are_no_names_are_refused() {
         assert!(matches!(refused, Err(RunError::NotMarked { .. })), "{label}: {refused:?}");
     }
     assert!(world.engine.checkpoint(&run_id(), Some(&"x".repeat(64))).await.is_ok());
+}
+
+// Time that stands still but for what waits for it: the minute passes at once.
+#[tokio::test(start_paused = true)]
+async fn a_wish_that_nobody_takes_in_is_given_up_and_kept() {
+    let world = World::memory();
+    let stage = Stage::default();
+    world.engine.run(&stage.fork(), "r", Notes::default()).await.unwrap();
+    let lease = world.store.acquire(&run_id(), &BranchPath::main(), &holder("test")).await.unwrap();
+
+    let refused = world.engine.checkpoint(&run_id(), Some("late")).await;
+
+    assert!(matches!(refused, Err(RunError::Store(StoreError::Held { .. }))), "{refused:?}");
+    assert_eq!(world.store.signals(&run_id()).await.unwrap().len(), 1);
+    drop(lease);
 }
