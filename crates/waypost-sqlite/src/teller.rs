@@ -12,8 +12,10 @@
 //! ```
 //!
 //! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
-//! pause, the first one does. What is not written when the process dies is added when the run is taken up again.
+//! pause, the first one does. Where many runs share the store it naps longer: what gathers of a run is one write, and
+//! of each run there is less to gather. What is not written when the process dies is added when the run is taken up again.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -24,10 +26,15 @@ use waypost::store::Batch;
 
 use crate::commit::lock;
 
-/// How long commits gather before they are put into the report: nobody who reads along sees the difference.
+/// How long commits gather before they are put into the report: nobody who reads along sees the difference. A kill
+/// leaves so much to be added when the run is taken up again.
 const NAP: Duration = Duration::from_millis(10);
+/// The same where there is something to write about many runs.
+const LONG_NAP: Duration = Duration::from_millis(50);
+/// So many runs are many.
+const MANY_FOLDERS: usize = 16;
 /// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
-const BACKLOG_BATCHES_MAX: usize = 512;
+const BACKLOG_BATCHES_MAX: usize = 4 << 10;
 /// Bytes of records that may wait with them.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
 
@@ -90,10 +97,21 @@ struct Job {
     batch: Arc<Batch>,
 }
 
-impl Job {
-    fn write(&self) {
-        self.folder.report(&self.batch.records);
+/// Writes what was committed of each run, and returns of how many there was something.
+fn write(jobs: &[Job]) -> usize {
+    let mut folders: Vec<(&SharedFolder, Vec<&Batch>)> = Vec::new();
+    let mut places: HashMap<*const RunFolder, usize> = HashMap::new();
+    for Job { folder, batch } in jobs {
+        let place = *places.entry(Arc::as_ptr(folder)).or_insert_with(|| {
+            folders.push((folder, Vec::new()));
+            folders.len() - 1
+        });
+        folders[place].1.push(batch);
     }
+    for (folder, batches) in &folders {
+        folder.report(batches.iter().flat_map(|batch| &batch.records));
+    }
+    folders.len()
 }
 
 impl Teller {
@@ -112,7 +130,8 @@ impl Teller {
             // The system has no thread left to give.
             Thread::None => {
                 drop(backlog);
-                return job.write();
+                write(&[job]);
+                return;
             }
         }
         backlog.jobs.push(job);
@@ -185,7 +204,7 @@ impl Shift {
             let bytes = std::mem::take(&mut backlog.bytes);
             let mut jobs = std::mem::take(&mut backlog.jobs);
             drop(backlog);
-            jobs.iter().for_each(Job::write);
+            let folders = write(&jobs);
             if bytes > SPENT_BYTES_MAX {
                 jobs.clear();
             }
@@ -196,7 +215,8 @@ impl Shift {
                 desk.done.notify_all();
             }
             if backlog.waiting == 0 && !backlog.closing {
-                backlog = desk.call.wait_timeout(backlog, NAP).unwrap_or_else(PoisonError::into_inner).0;
+                let nap = if folders < MANY_FOLDERS { NAP } else { LONG_NAP };
+                backlog = desk.call.wait_timeout(backlog, nap).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }

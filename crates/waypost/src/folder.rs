@@ -109,10 +109,12 @@ impl RunFolder {
         }
     }
 
-    /// The other half, for which nobody need wait: the sections of the report.
-    pub fn report(&self, records: &[Record]) {
+    /// The other half, for which nobody need wait: the sections of the report. Records of several commits are best
+    /// handed over together: they are written at once.
+    pub fn report<'a>(&self, records: impl IntoIterator<Item = &'a Record>) {
         if self.make() {
-            let written = lock(&self.report).committed(self.disk.as_ref(), records);
+            let records: Vec<&Record> = records.into_iter().collect();
+            let written = lock(&self.report).committed(self.disk.as_ref(), &records);
             written.unwrap_or_else(|trouble| self.note(trouble));
         }
     }

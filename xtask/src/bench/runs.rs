@@ -29,7 +29,7 @@ const STEPS: u32 = 2_000;
 /// Runs at once, as the target names them.
 const RUNS: u32 = 100;
 /// Steps of each of them: enough that making the run is little of it.
-const STEPS_EACH: u32 = 100;
+const STEPS_EACH: u32 = 500;
 /// Threads of the runtime that has more than one.
 const THREADS: usize = 2;
 

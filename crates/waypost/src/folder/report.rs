@@ -49,7 +49,7 @@ impl ReportFile {
         Self { path, run, known: None, given_up: false }
     }
 
-    pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
+    pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[&Record]) -> Result<(), Trouble> {
         if self.given_up {
             return Ok(());
         }
@@ -61,10 +61,10 @@ impl ReportFile {
         })
     }
 
-    fn write(&mut self, disk: &dyn Disk, records: &[Record]) -> io::Result<()> {
+    fn write(&mut self, disk: &dyn Disk, records: &[&Record]) -> io::Result<()> {
         let sections = sections_of(records);
         let mut status = None;
-        for header in records.iter().map(Record::header).filter(|header| header.branch.is_main()) {
+        for header in records.iter().map(|record| record.header()).filter(|header| header.branch.is_main()) {
             status = Some(header.status.unwrap_or(RunStatus::Running));
         }
         let begins = records.iter().any(|record| record.header().root.is_some());
@@ -190,9 +190,9 @@ impl ReportFile {
 }
 
 /// Returns the sections of records, without those that the next one takes the place of.
-fn sections_of(records: &[Record]) -> Vec<Section> {
+fn sections_of(records: &[&Record]) -> Vec<Section> {
     let mut keyed =
-        records.iter().filter_map(|record| Some((record, report::section_key(record)?))).peekable();
+        records.iter().filter_map(|record| Some((*record, report::section_key(record)?))).peekable();
     let mut sections = Vec::new();
     while let Some((record, key)) = keyed.next() {
         if keyed.peek().is_none_or(|(_, next)| *next != key) {
