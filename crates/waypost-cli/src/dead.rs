@@ -1,10 +1,8 @@
 //! Dead letters: items whose work failed for good while the others went on.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use waypost::engine::ResumeFrom;
 use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record, WaitKind};
 use waypost::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -41,6 +39,7 @@ pub(crate) async fn letters(
     workflow: &Workflow,
 ) -> Result<Vec<DeadLetter>, Error> {
     let failed = ended_branches(store, run, "failed", &has_failed).await?;
+    let opened = if failed.is_empty() { Opened::default() } else { Opened::of(store.branches(run).await?) };
     let mut fans = Fans::default();
     let mut letters = Vec::new();
     for branch in &failed {
@@ -49,7 +48,7 @@ pub(crate) async fn letters(
             continue;
         }
         let newest = store.newest(run, branch).await?;
-        let cause = cause_of(store, run, &failed, &newest).await?;
+        let cause = cause_of(store, run, (&failed, &opened), &newest).await?;
         // What failed because of an item below it is tried again with that.
         let between = std::iter::successors(Some(cause.header().branch.clone()), BranchPath::parent);
         let mut between = between.take_while(|other| other != branch);
@@ -167,24 +166,43 @@ fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
     policy.is_some_and(|foreach| foreach.on_failure == OnItemFailure::DeadLetter)
 }
 
+/// The branches that others opened, by those, in their order.
+#[derive(Debug, Default)]
+struct Opened(BTreeMap<BranchPath, Vec<BranchPath>>);
+
+impl Opened {
+    fn of(branches: impl IntoIterator<Item = BranchPath>) -> Self {
+        let mut opened: BTreeMap<BranchPath, Vec<BranchPath>> = BTreeMap::new();
+        for branch in branches {
+            if let Some(above) = branch.parent() {
+                opened.entry(above).or_default().push(branch);
+            }
+        }
+        opened.values_mut().for_each(|branches| branches.sort_unstable());
+        Self(opened)
+    }
+
+    /// Returns those that the step of this record opened.
+    fn by(&self, header: &Header) -> Vec<&BranchPath> {
+        let opened = self.0.get(&header.branch).into_iter().flatten();
+        opened.filter(|branch| branch.opened_by().map(|(step, _)| step) == header.step).collect()
+    }
+}
+
 /// Finds the record of the failure by which an item failed, from that with which the item ended: its step may have opened
 /// the branch that did.
 async fn cause_of(
     store: &dyn Store,
     run: &RunId,
-    failed: &BTreeSet<BranchPath>,
+    (failed, opened): (&BTreeSet<BranchPath>, &Opened),
     newest: &Record,
 ) -> Result<Record, Error> {
     let mut cause = newest.clone();
     loop {
-        let header = cause.header();
-        let opened = |other: &&BranchPath| {
-            other.parent().as_ref() == Some(&header.branch)
-                && other.opened_by().map(|(step, _)| step) == header.step
-        };
-        cause = match failed.iter().find(opened) {
+        let below = opened.by(cause.header());
+        cause = match below.iter().find(|branch| failed.contains(**branch)) {
             Some(below) => store.newest(run, below).await?,
-            None => match first_to_fail(store, run, &opened).await? {
+            None => match first_to_fail(store, run, &below).await? {
                 Some(below) => below,
                 None => return Ok(cause),
             },
@@ -192,14 +210,14 @@ async fn cause_of(
     }
 }
 
-/// Finds the record of the failure for which all branches of a step were stopped: that branch ended with the others, behind
-/// that record.
+/// Finds the record of the failure for which all these branches of a step were stopped: that branch ended with the others,
+/// behind that record.
 async fn first_to_fail(
     store: &dyn Store,
     run: &RunId,
-    opened: &(dyn Fn(&&BranchPath) -> bool + Sync),
+    opened: &[&BranchPath],
 ) -> Result<Option<Record>, Error> {
-    for branch in store.branches(run).await?.iter().filter(opened) {
+    for branch in opened.iter().copied() {
         let end = store.newest(run, branch).await?.header().end;
         if !matches!(end, Some(End::Cancelled | End::Failed)) {
             continue;
@@ -284,77 +302,4 @@ pub(crate) fn chosen(
     }
     let wanted = |letter: &DeadLetter| keys.is_empty() || keys.iter().any(|key| is(letter, key));
     Ok(letters.into_iter().filter(wanted).collect())
-}
-
-/// What it takes to work on dead letters again.
-#[derive(Debug)]
-pub(crate) struct Again {
-    /// Where the run goes back to, if the step that counts them has done so.
-    pub(crate) from: Option<ResumeFrom>,
-    /// The branches that go on, and the item that they go on with, if it is another. The others are opened anew from there.
-    pub(crate) branches: Vec<(BranchPath, Option<Value>)>,
-}
-
-/// Finds out what it takes to work on these again.
-///
-/// # Errors
-/// Those of the store.
-pub(crate) async fn again(
-    store: &dyn Store,
-    run: &RunId,
-    letters: &[(DeadLetter, Option<Value>)],
-) -> Result<Again, Error> {
-    let mut from: BTreeMap<StepId, Option<u64>> = BTreeMap::new();
-    for (letter, _) in letters {
-        if let Entry::Vacant(vacant) = from.entry(root(letter)) {
-            let seq = back_to(store, run, vacant.key()).await?;
-            vacant.insert(seq);
-        }
-    }
-    let earliest = from.values().flatten().min().copied();
-    // From the earliest on, whatever comes later is done anew.
-    let goes_on = |letter: &DeadLetter| from.get(&root(letter)).copied().flatten() == earliest;
-    let branches = letters
-        .iter()
-        .filter(|(letter, _)| goes_on(letter))
-        .map(|(letter, item)| (letter.failed_on.clone(), item.clone()))
-        .collect();
-    Ok(Again { from: earliest.map(ResumeFrom::Checkpoint), branches })
-}
-
-/// The step of the main branch below which a letter is.
-fn root(letter: &DeadLetter) -> StepId {
-    let mut branch = letter.branch.clone();
-    while let Some(above) = branch.parent().filter(|above| !above.is_main()) {
-        branch = above;
-    }
-    branch.opened_by().map_or_else(|| letter.each.clone(), |(step, _)| step)
-}
-
-/// Finds the checkpoint at which a step was about to count its items, if it has; none if it still waits for them.
-async fn back_to(store: &dyn Store, run: &RunId, each: &StepId) -> Result<Option<u64>, Error> {
-    let main = BranchPath::main();
-    let newest = store.newest(run, &main).await?;
-    let waits = |record: &Record| {
-        let position = record.position().ok();
-        position.is_some_and(|position| {
-            position.frontier.iter().any(|entry| entry.step == *each && entry.fan.is_some())
-        })
-    };
-    if waits(&newest) {
-        return Ok(None);
-    }
-    let mut seq = newest.header().seq;
-    loop {
-        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *each);
-        let Some(found) = store.find_back(run, &main, seq, &starts).await? else { return Ok(None) };
-        let at = found.header().seq;
-        if waits(&store.load(run, &main, at).await?) {
-            return Ok(Some(at));
-        }
-        if at <= 1 {
-            return Ok(None);
-        }
-        seq = at - 1;
-    }
 }

@@ -19,7 +19,6 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, sp
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::dead::{self, Again};
 use crate::definition::{Choice, Chosen, choose};
 use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
@@ -306,9 +305,11 @@ impl Prepared {
         args: &ResumeArgs,
     ) -> Result<Exit, Error> {
         let named = args.from.as_deref().map(|from| from_step(&self.chosen.workflow, from)).transpose()?;
-        let Again { from, branches } = dead::again(store.as_ref(), &self.run, &args.retry).await?;
+        let again: Vec<_> =
+            args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
+        let from = (!again.is_empty()).then_some(ResumeFrom::Branches);
         let told = self.told(context, store.as_ref(), args);
-        let going = Going { from: named.or(from), then: Then::GoOn, again: branches };
+        let going = Going { from: named.or(from), then: Then::GoOn, again };
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store);
         let kept = options.session.clone();

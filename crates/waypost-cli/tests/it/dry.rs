@@ -82,7 +82,7 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(3));
 
     let (steps, said) = would(&rig, &["--retry-failed"]);
-    assert_eq!(steps, ["f run", "g run"]);
+    assert_eq!(steps, ["f run", "g run", "k run"]);
     assert!(said.contains("Item y would be tried again, on f:y, from step k on."), "{said}");
 
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);

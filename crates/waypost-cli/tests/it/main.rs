@@ -28,6 +28,7 @@ mod limits;
 mod looking;
 mod lost;
 mod marking;
+mod nested_letters;
 mod new;
 mod newer;
 mod once;

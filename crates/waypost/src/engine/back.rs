@@ -100,7 +100,7 @@ async fn aim<'a>(
     let step = match from {
         ResumeFrom::Checkpoint(seq) => return Ok(Some((*seq, None))),
         // Branches beside the main one are gone back on by `stand`.
-        ResumeFrom::End | ResumeFrom::StepOn(..) => return Ok(None),
+        ResumeFrom::End | ResumeFrom::StepOn(..) | ResumeFrom::Branches => return Ok(None),
         ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
             return Err(RunError::InvalidStep(step.clone()));

@@ -28,6 +28,7 @@ use super::schedule::BEFORE;
 use super::session::{Carried, Session, Unlooked, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
+use super::wish::Wishes;
 use super::{
     Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
@@ -283,18 +284,17 @@ async fn find_begin<P: Program>(
     // By what was in force when they were started, whatever the definition says of them now.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let is_again = carried.is_some();
-    let named = match options.from.take_if(|from| matches!(from, ResumeFrom::StepOn(..))) {
-        Some(ResumeFrom::StepOn(branch, step)) => Some((branch, step)),
-        _ => None,
-    };
-    let mut asked = asked(options, is_again, lease.token());
-    asked.named = named.as_ref();
+    let edited = options.edit_branches.iter().map(|(branch, _)| branch);
+    let wishes = Wishes::take(&mut options.from, edited, program.shape());
+    let asked = Asked { again: is_again, ..asked(options, &wishes, lease.token()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
-    asked.anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
+    let anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
+    let asked = Asked { anew, ..asked };
     let mut stand = match options.from {
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
     };
+    options.edit_branches.retain(|(branch, _)| !stand.unreached.contains(branch));
     if options.from.is_none() && !is_again {
         stand.questions.extend(questions_of_lost(
             began_with,
@@ -441,12 +441,12 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<'a, S>(options: &ResumeOptions<S>, again: bool, token: u64) -> Asked<'a> {
+fn asked<'a, S>(options: &ResumeOptions<S>, wishes: &'a Wishes, token: u64) -> Asked<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
-    Asked { trust, again, anew: false, by_hand, still, token, retries, named: None }
+    Asked { trust, again: false, anew: false, by_hand, still, token, retries, wishes }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.

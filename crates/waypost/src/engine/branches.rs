@@ -267,7 +267,8 @@ async fn reopen_ended<P: Program>(
         let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
         let end = record.header().end;
-        if found.raised.contains(&branch) && !matches!(end, Some(End::Failed | End::Cancelled)) {
+        let is_moved = found.stand.moves.contains_key(&branch);
+        if found.raised.contains(&branch) && !is_moved && !matches!(end, Some(End::Failed | End::Cancelled)) {
             // What is below it was joined, or it goes on anyway.
             found.raised.remove(&branch);
             continue;

@@ -12,7 +12,7 @@
 //! Branches that have been joined come along for their evidence, where they have any: what they left behind is looked at
 //! in the new run too. With the join that is known by its copy comes one of the record that opened them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
@@ -501,7 +501,7 @@ async fn joined_before(
     header: &Header,
     position: &Position,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
-    let mut joined = joined_on(engine.store.as_ref(), shape, (header, position), None).await?;
+    let mut joined = joined_on(engine.store.as_ref(), shape, (header, position), &BTreeSet::new()).await?;
     let opens =
         |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
     joined.retain(|step, _| !opens(step));

@@ -123,6 +123,10 @@ pub enum ResumeFrom {
     /// Where this step of another branch was last about to run, one that waits to be joined or has been: it runs again, with
     /// what comes after it there, the join, and what comes after that. Other branches stay as they ended.
     StepOn(BranchPath, StepId),
+    /// Where the branches stand that are changed by hand ([`ResumeOptions::edit_branches`]), also where the steps that
+    /// waited for them have joined them: those join again what comes of it, and what comes after that runs again. A branch
+    /// that is not there any more by then, as one above it has gone further back for another of them, is not changed.
+    Branches,
     /// The end: no step runs, and the run counts as completed.
     End,
     /// A step that no graph can have: refused.

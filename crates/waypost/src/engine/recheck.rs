@@ -6,7 +6,7 @@
 //!
 //! Reading and asking only: nothing here writes. [`redo`](super::redo) carries out what comes of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::evidence::{Site, other_names};
 use crate::id::{BranchPath, StepId};
@@ -115,32 +115,51 @@ pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Opt
     }
 }
 
-/// Finds the joins of a branch that have run and whose branches have steps with evidence; and one more, if it has run.
+/// Finds the joins of a branch that have run and whose branches have steps with evidence; and some more, if they have run.
 pub(super) async fn joined_on(
     store: &dyn Store,
     shape: &Shape,
     (header, position): (&Header, &Position),
-    also: Option<&StepId>,
+    also: &BTreeSet<&StepId>,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
     let mut joined = HashMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| step.opens_evidence() || also == Some(&step.id)) {
+    for step in steps.iter().filter(|step| step.opens_evidence() || also.contains(&step.id)) {
         let Some(settled) = position.ledger.get(&step.id) else { continue };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
-    if let Some(step) = also.filter(|step| !joined.contains_key(*step))
-        && let Some(ended) = ended_on(store, (header, position), step).await?
-    {
+    for step in also {
+        if joined.contains_key(*step) {
+            continue;
+        }
+        let Some(ended) = ended_on(store, (header, position), step).await? else { continue };
         let opens = |record: &Record| {
             let waits = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
-            record.header().step.as_ref() == Some(step)
+            record.header().step.as_ref() == Some(*step)
                 && matches!(&record.header().phase, Phase::Waiting(found) if waits(found))
         };
         let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
-        joined.extend(opened.map(|record| (step.clone(), record.header().seq)));
+        let since = match opened {
+            Some(opened) => Some(opened.header().seq),
+            None => came_along(store, ended.header(), step).await?,
+        };
+        joined.extend(since.map(|since| ((*step).clone(), since)));
     }
     Ok(joined)
+}
+
+/// Finds out which record opened the branches that a step has joined, where that was in the run which this one began from:
+/// the position that it joined them from tells.
+async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result<Option<u64>, StoreError> {
+    let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
+    let Some(start) = store.find_back(&joined.run, &joined.branch, joined.seq, &starts).await? else {
+        return Ok(None);
+    };
+    let start = store.load(&joined.run, &joined.branch, start.header().seq).await?;
+    let position = start.position().unwrap_or_default();
+    let entry = position.frontier.iter().find(|entry| entry.step == *step);
+    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
 }
 
 /// Finds the record with which a step of a branch ended that is not under way there, whether or not the ledger has it: of

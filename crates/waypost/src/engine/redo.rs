@@ -211,56 +211,86 @@ pub(super) struct Target {
     pub(super) claims: Option<Vec<String>>,
 }
 
-/// Chooses for each branch the earliest step to be done again. What comes after it waits for what that gives: only then
-/// is it looked at.
-pub(super) fn targets(shape: &Shape, branches: &Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Target> {
-    let mut targets = BTreeMap::new();
-    if let Some((_, main)) = branches.keys().next() {
-        choose(shape, branches, broken, main, &mut targets);
-    }
-    targets
+/// What all branches are to do again.
+#[derive(Debug, Default)]
+pub(super) struct Targets {
+    pub(super) targets: BTreeMap<BranchPath, Target>,
+    /// Branches that were to be worked on again, and are left behind as one above them goes further back.
+    pub(super) unreached: BTreeSet<BranchPath>,
 }
 
-fn choose(
+/// Chooses for each branch the earliest step to be done again: one that is broken, or that joins what is. What comes after
+/// it waits for what that gives: only then is it looked at. `wanted`: branches that go on where they stand, and are joined
+/// again.
+pub(super) fn targets(
     shape: &Shape,
     branches: &Branches,
     broken: &[Broken],
-    branch: &BranchPath,
-    targets: &mut BTreeMap<BranchPath, Target>,
-) {
-    let Some(known) = branches.get(&(branch.depth(), branch.clone())) else { return };
-    let own = broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
-        let claims = Some(broken.claims.clone());
-        (Target { seq: broken.seq, step: broken.step.clone(), claims }, None)
-    });
-    let mut waiting = Vec::new();
-    let mut joined = Vec::new();
-    for (_, child) in branches.keys().filter(|(_, child)| child.parent().as_ref() == Some(branch)) {
-        let below = |found: &Broken| found.branch == *child || is_below(&found.branch, child);
-        let Some(step) = opener_of(shape, child).filter(|_| broken.iter().any(below)) else { continue };
-        let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
-        match known.position.ledger.get(&step) {
-            _ if waits => waiting.push(child),
-            Some(settled) => {
-                joined.push((Target { seq: settled.seq(), step, claims: None }, Some(child)));
-            }
-            None => {}
+    wanted: &BTreeSet<BranchPath>,
+) -> Targets {
+    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new() };
+    for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
+        let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
+            chooser.below.entry(above).or_default().insert(below);
         }
     }
-    let Some((first, _)) = own.chain(joined.clone()).min_by_key(|(target, _)| target.seq) else {
-        waiting.into_iter().for_each(|child| choose(shape, branches, broken, child, targets));
-        return;
+    let mut targets = BTreeMap::new();
+    if let Some((_, main)) = branches.keys().next() {
+        chooser.choose(main, &mut targets);
+    }
+    let is_left = |below: BranchPath| {
+        let target = below.parent().and_then(|above| targets.get(&above));
+        target.is_some_and(|target| {
+            target.claims.is_some() || opener_of(shape, &below).as_ref() != Some(&target.step)
+        })
     };
-    for (target, child) in joined {
-        if let (true, Some(child)) = (target.seq == first.seq, child) {
-            choose(shape, branches, broken, child, targets);
-        }
-    }
-    targets.insert(branch.clone(), first);
+    let is_unreached =
+        |branch: &BranchPath| std::iter::successors(Some(branch.clone()), BranchPath::parent).any(is_left);
+    let unreached = wanted.iter().filter(|branch| is_unreached(branch)).cloned().collect();
+    Targets { targets, unreached }
 }
 
-fn is_below(branch: &BranchPath, above: &BranchPath) -> bool {
-    std::iter::successors(branch.parent(), BranchPath::parent).any(|parent| parent == *above)
+struct Chooser<'a> {
+    shape: &'a Shape,
+    branches: &'a Branches,
+    broken: &'a [Broken],
+    /// By branch, those that it opened and that have something to do again, or have some below them that do.
+    below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
+}
+
+impl Chooser<'_> {
+    fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Target>) {
+        // One that is not known ended with one below it, and goes on with that.
+        let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
+        let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
+            let claims = Some(broken.claims.clone());
+            (Target { seq: broken.seq, step: broken.step.clone(), claims }, None)
+        });
+        let (mut waiting, mut joined) = (Vec::new(), Vec::new());
+        for child in self.below.get(branch).into_iter().flatten() {
+            let Some(step) = opener_of(self.shape, child) else { continue };
+            let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
+            match known.position.ledger.get(&step) {
+                _ if waits => waiting.push(child.clone()),
+                Some(settled) => {
+                    let target = Target { seq: settled.seq(), step, claims: None };
+                    joined.push((target, Some(child.clone())));
+                }
+                None => {}
+            }
+        }
+        let Some((first, _)) = own.chain(joined.clone()).min_by_key(|(target, _)| target.seq) else {
+            waiting.into_iter().for_each(|child| self.choose(&child, targets));
+            return;
+        };
+        for (target, child) in joined {
+            if let (true, Some(child)) = (target.seq == first.seq, child) {
+                self.choose(&child, targets);
+            }
+        }
+        targets.insert(branch.clone(), first);
+    }
 }
 
 /// Returns the step that opened a branch.
@@ -285,12 +315,18 @@ pub(super) async fn back_to(
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
     let starts = |record: &Record| given::starts(record.header(), made);
-    let gone = |why: &str| RunError::NoState {
-        at: made.reference().to_string(),
-        why: format!(
-            "step `{}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over",
-            target.step
-        ),
+    let gone = |why: &str| {
+        let step = &target.step;
+        let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
+        let why = match is_broken {
+            true => format!(
+                "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
+            ),
+            false => format!(
+                "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
+            ),
+        };
+        RunError::NoState { at: made.reference().to_string(), why }
     };
     let (record, mut position, basis) = match store.find_back(run, branch, header.seq, &starts).await? {
         Some(start) => match load_with_state(engine, run, branch, start.header().seq).await {

@@ -287,8 +287,11 @@ impl<'a, P: Program> Session<'a, P> {
         } else if end == End::Completed {
             fan.note_success();
         }
-        // Whether it is joined again is another question, where its opener has gone back for its sake.
-        self.is_pausing |= self.lines.get(opener.line).position.ahead.is_some();
+        // Whether it is joined again is another question, where its opener has gone back for its sake and may use again what
+        // it had, or must not repeat the join blindly.
+        let above = self.lines.get(opener.line);
+        let is_careful = !above.shape.steps()[opener.place].idempotent;
+        self.is_pausing |= above.position.ahead.is_some_and(|ahead| !ahead.changed || is_careful);
         self.touched.insert(opener.line);
         self.stop_at_limit(opener.line, opener.place);
     }

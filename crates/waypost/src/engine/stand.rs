@@ -17,9 +17,11 @@ use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, back_to, broken_by, done_before, forward, opener_of, pace, standing_at, targets,
+    Move, Pace, Target, Targets, back_to, broken_by, done_before, forward, opener_of, pace, standing_at,
+    targets,
 };
 use super::snapshot::position_of;
+use super::wish::Wishes;
 use super::{Engine, Program, RunError};
 
 /// Where a resume begins.
@@ -35,6 +37,8 @@ pub(super) struct Stand {
     pub(super) looked: bool,
     /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
     pub(super) left: LeftOut,
+    /// Branches that were to be worked on again, and are left behind as one above them goes further back.
+    pub(super) unreached: BTreeSet<BranchPath>,
 }
 
 impl Stand {
@@ -61,8 +65,8 @@ pub(super) struct Asked<'a> {
     pub(super) token: u64,
     /// A person says that steps run again that must not be repeated blindly.
     pub(super) retries: bool,
-    /// A step of another branch that a person wants to run again, with all that comes after it.
-    pub(super) named: Option<&'a (BranchPath, StepId)>,
+    /// What a person wants to be worked on again beside the main branch.
+    pub(super) wishes: &'a Wishes,
 }
 
 /// Finds out where a resume begins.
@@ -83,7 +87,7 @@ pub(super) async fn stand<P: Program>(
         return Ok(Stand { questions: judged.questions, ..Stand::default() });
     }
     let mut scout = Scout::new(engine, program, shape);
-    scout.named = asked.named.map(|(branch, _)| branch);
+    scout.wishes = Some(asked.wishes);
     let run = base.snapshot.entry.record.record();
     loop {
         let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
@@ -102,10 +106,12 @@ pub(super) async fn stand<P: Program>(
         if !judged.questions.is_empty() {
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
         }
-        if let Some(named) = asked.named {
-            judged.broken.push(scout.named(&run.run, &mut branches, named).await?);
+        if let Some(named) = &asked.wishes.step {
+            judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }
-        let targets = targets(shape, &branches, &judged.broken);
+        scout.note_joins(&mut branches).await?;
+        let Targets { targets, unreached } =
+            targets(shape, &branches, &judged.broken, &asked.wishes.branches);
         if asked.again {
             let questions = scout.undone(&run.run, &targets, asked.token).await?;
             if !questions.is_empty() {
@@ -122,7 +128,7 @@ pub(super) async fn stand<P: Program>(
         for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
             let mut moved = back_to(engine, known, &target, &judged).await?;
-            if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| asked.named.is_some()) {
+            if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
                 // Whoever wants it done again wants what comes of it, not what came of it before.
                 ahead.changed = true;
             }
@@ -130,7 +136,7 @@ pub(super) async fn stand<P: Program>(
         }
         let doubts = scout.doubts(&branches, &moves).await?;
         let (looked, left) = (trust != Trust::Blind, judged.left);
-        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left });
+        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left, unreached });
     }
 }
 
@@ -157,27 +163,19 @@ struct Scout<'a, P> {
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
-    /// A branch that is to be found, and those above it, whether or not it has anything to show for itself.
-    named: Option<&'a BranchPath>,
+    /// Branches that are to be found, and those above them, whether or not they have anything to show for themselves.
+    wishes: Option<&'a Wishes>,
 }
 
 impl<'a, P: Program> Scout<'a, P> {
     fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
         let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        Self { engine, program, shape, stays, joins, strays, named: None }
+        Self { engine, program, shape, stays, joins, strays, wishes: None }
     }
 
-    /// Says whether a branch is the one that is to be found, or above it.
+    /// Says whether a branch is one that is to be found, or above it.
     fn is_on_the_way(&self, branch: &BranchPath) -> bool {
-        let mut way = std::iter::successors(self.named.cloned(), BranchPath::parent);
-        way.any(|named| named == *branch)
-    }
-
-    /// Returns the step of a branch that opened the next one on the way to the one that is to be found.
-    fn way_on(&self, branch: &BranchPath) -> Option<StepId> {
-        let mut way = std::iter::successors(self.named.cloned(), BranchPath::parent);
-        let next = way.find(|named| named.parent().as_ref() == Some(branch))?;
-        opener_of(self.shape, &next)
+        self.wishes.is_some_and(|wishes| wishes.is_on_the_way(branch))
     }
 
     /// Finds the branches that count, parents before their children, and takes forward those that are level with where
@@ -208,7 +206,7 @@ impl<'a, P: Program> Scout<'a, P> {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
         let any = self.shape.steps().iter().any(|step| step.opens_evidence());
-        if (!any && self.named.is_none()) || !branches.values().any(opens) {
+        if (!any && self.wishes.is_none_or(Wishes::is_empty)) || !branches.values().any(opens) {
             return Ok(());
         }
         let store = self.engine.store.as_ref();
@@ -281,9 +279,9 @@ impl<'a, P: Program> Scout<'a, P> {
             Pace::Level(_) | Pace::Behind => {}
         }
         let (record, position) = known;
-        let also = self.way_on(&branch);
+        let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
-        let joined = joined_on(store, self.shape, (record.header(), &position), also.as_ref()).await?;
+        let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
         branches.insert((branch.depth(), branch), Known { record, position, joined });
         Ok(())
     }
@@ -380,7 +378,7 @@ impl<'a, P: Program> Scout<'a, P> {
         Ok(gave_up)
     }
 
-    /// Finds the end of the step that a person wants to run again, and notes the joins behind which its branch is.
+    /// Finds the end of the step that a person wants to run again.
     ///
     /// # Errors
     /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: it has not finished there, or nobody
@@ -388,7 +386,7 @@ impl<'a, P: Program> Scout<'a, P> {
     async fn named(
         &self,
         run: &RunId,
-        branches: &mut Branches,
+        branches: &Branches,
         (branch, step): &(BranchPath, StepId),
     ) -> Result<Broken, RunError> {
         if !is_step_on(self.shape, branch, step) {
@@ -404,18 +402,25 @@ impl<'a, P: Program> Scout<'a, P> {
         let Some(ended) = ended else {
             return Err(no_state(format!("step `{step}` has not finished there")));
         };
-        for above in std::iter::successors(branch.parent(), BranchPath::parent) {
-            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
-            let Some(joins) = self.way_on(&above).filter(|step| known.joined.contains_key(step)) else {
-                continue;
-            };
-            if let Some(joined) = ended_on(store, (known.record.header(), &known.position), &joins).await? {
-                let settled = Settled::Completed(joined.header().seq);
-                known.position.ledger.entry(joins).or_insert(settled);
-            }
-        }
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
+    }
+
+    /// Notes the joins behind which the branches are that a person wants to be worked on again.
+    async fn note_joins(&self, branches: &mut Branches) -> Result<(), RunError> {
+        let store = self.engine.store.as_ref();
+        let Some(wishes) = self.wishes else { return Ok(()) };
+        for above in wishes.on_the_way() {
+            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
+            for step in wishes.ways_on(above).filter(|step| known.joined.contains_key(*step)) {
+                let ended = ended_on(store, (known.record.header(), &known.position), step).await?;
+                if let Some(joined) = ended {
+                    let settled = Settled::Completed(joined.header().seq);
+                    known.position.ledger.entry(step.clone()).or_insert(settled);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Asks about steps that were done again for their evidence under this lease, and would be once more: what others

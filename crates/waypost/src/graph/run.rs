@@ -396,6 +396,14 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
+    /// Goes on with the branches that are changed by [`edit_branch`](Self::edit_branch), also where the steps that waited for
+    /// them have joined them: those join again what comes of it, and what comes after that runs again. Of branches that
+    /// were joined one behind the other only those of the first are gone on with: it is done again what comes after it.
+    pub fn from_branches(mut self) -> Self {
+        self.options.from = Some(ResumeFrom::Branches);
+        self
+    }
+
     /// Changes the state of the main branch before anything runs. Branches under way keep their own: see
     /// [`edit_branch`](Self::edit_branch).
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {

@@ -15,7 +15,7 @@ use waypost::{BranchPath, RunId, StepId};
 use super::{from_step, surroundings};
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::commands::{Context, dead_letters};
-use crate::dead::{self, DeadLetter};
+use crate::dead::DeadLetter;
 use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -55,7 +55,7 @@ pub(super) async fn dry_run(
         would = gone_back(context, store, &snapshot, &chosen, &from).await?;
     } else if args.retry_failed {
         let letters = dead_letters::letters(store, run).await?;
-        would = retried(context, store, &snapshot, &chosen, (letters, would.plan)).await?;
+        would = retried(context, &snapshot, &chosen, (letters, would.plan));
     }
     if let Some(until) = &args.until {
         would.stop_after(&chosen.shape, until)?;
@@ -128,7 +128,9 @@ async fn gone_back(
         ResumeFrom::StepOn(branch, step) => {
             on_branch(context, store, snapshot, shape, (branch, step)).await?
         }
-        ResumeFrom::Checkpoint(_) | ResumeFrom::End | ResumeFrom::Unknown(_) => Would::default(),
+        ResumeFrom::Checkpoint(_) | ResumeFrom::Branches | ResumeFrom::End | ResumeFrom::Unknown(_) => {
+            Would::default()
+        }
     };
     if chosen.adoption.is_some() {
         would.notes.push("What else the changed file touches there is not told in advance.".to_owned());
@@ -215,15 +217,7 @@ async fn on_branch(
         let why = "there is none, it has failed, or no step waits for it or has joined it".to_owned();
         return Err(RunError::NoState { at: format!("branch `{branch}` of run {run}"), why }.into());
     }
-    let mut branches = vec![at(branch.clone(), 0, standing_at([step.clone()]))];
-    let mut below = branch.clone();
-    while let Some((above, (name, _))) = below.parent().zip(below.opened_by()) {
-        let own = shape.of_branch(&above);
-        let joins = own.and_then(|own| own.opener(&name).map(|place| own.steps()[place].id.clone()));
-        branches.push(at(above.clone(), 0, standing_at(joins)));
-        below = above;
-    }
-    branches.reverse();
+    let branches = joined_again(shape, [(branch.clone(), Some(step.clone()))]);
     Ok(Would {
         plan: plan(shape, &branches, &Verdicts::new(), context.now()),
         notes: vec![
@@ -234,15 +228,32 @@ async fn on_branch(
     })
 }
 
+/// Returns branches that stand at a step each, and those above them, which join them next; parents before their children.
+fn joined_again(
+    shape: &Shape,
+    named: impl IntoIterator<Item = (BranchPath, Option<StepId>)>,
+) -> Vec<Effective> {
+    let mut next: BTreeMap<(usize, BranchPath), BTreeSet<StepId>> = BTreeMap::new();
+    for (branch, step) in named {
+        let mut below = branch.clone();
+        next.entry((branch.depth(), branch)).or_default().extend(step);
+        while let Some((above, (name, _))) = below.parent().zip(below.opened_by()) {
+            let own = shape.of_branch(&above);
+            let joins = own.and_then(|own| own.opener(&name).map(|place| own.steps()[place].id.clone()));
+            next.entry((above.depth(), above.clone())).or_default().extend(joins);
+            below = above;
+        }
+    }
+    next.into_iter().map(|((_, branch), steps)| at(branch, 0, standing_at(steps))).collect()
+}
+
 /// Plans a run in which items are tried again that failed for good.
-async fn retried(
+fn retried(
     context: &Context,
-    store: &dyn Store,
     snapshot: &Snapshot,
     chosen: &Chosen,
     (letters, stands): (Vec<DeadLetter>, Plan),
-) -> Result<Would, Error> {
-    let run = &snapshot.entry.record.record().run;
+) -> Would {
     let told = |letter: &DeadLetter| {
         let step = letter.step.as_ref().map(|step| format!(", from step {step} on")).unwrap_or_default();
         format!("Item {} would be tried again, on {}{step}.", shown(&letter.key), letter.failed_on)
@@ -252,17 +263,19 @@ async fn retried(
         let notes = vec!["No item would be tried again, because the run has no dead letters.".to_owned()];
         let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
         let notes = if stands.decisions.iter().all(idle) { Vec::new() } else { notes };
-        return Ok(Would { plan: stands, notes });
+        return Would { plan: stands, notes };
     }
-    let letters: Vec<_> = letters.into_iter().map(|letter| (letter, None)).collect();
-    match dead::again(store, run, &letters).await?.from {
-        Some(ResumeFrom::Checkpoint(seq)) => {
-            let record = store.load(run, &BranchPath::main(), seq).await?;
-            let position = record.position().unwrap_or_default();
-            planned(context, store, snapshot, chosen, (seq, position), notes).await
-        }
-        _ => Ok(Would { plan: stands, notes }),
+    let main = snapshot.newest().position().unwrap_or_default();
+    let root = |letter: &DeadLetter| crate::definition::opener_on_main(&letter.branch);
+    let waits = |step: Option<StepId>| {
+        main.frontier.iter().any(|entry| Some(&entry.step) == step.as_ref() && entry.fan.is_some())
+    };
+    if letters.iter().all(|letter| waits(root(letter))) {
+        return Would { plan: stands, notes };
     }
+    let branches =
+        joined_again(&chosen.shape, letters.into_iter().map(|letter| (letter.failed_on, letter.step)));
+    Would { plan: plan(&chosen.shape, &branches, &Verdicts::new(), context.now()), notes }
 }
 
 impl Would {

@@ -1,0 +1,169 @@
+//! Dead letters of a `foreach` that stands within an item, a group or another file: tried again after all was joined.
+
+use serde_json::json;
+
+use crate::rig::{Rig, code_of, wait_until};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// Two items with two inner ones each; of `A`, the inner one `2` fails until there is a file `go`.
+const NESTED: &str = "steps:
+  - id: o
+    foreach:
+      items: [A, B]
+      as: o
+      max_parallel: 1
+      steps:
+        - {id: before, run: 'echo before$O >> trace', env: {O: '${{ o }}'}}
+        - id: in
+          foreach:
+            items: [1, 2]
+            as: i
+            max_parallel: 1
+            steps:
+              - {id: k, run: 'echo k$O$I >> trace', env: {O: '${{ o }}', I: '${{ i }}'}}
+              - {id: l, run: 'echo l$O$I >> trace; test $O$I != A2 || test -e go || exit 3', env: {O: '${{ o }}', I: '${{ i }}'}}
+        - {id: after, run: 'echo after$O$N >> trace', env: {O: '${{ o }}', N: '${{ steps.in.failed }}'}}
+  - {id: end, run: 'echo end >> trace'}
+";
+
+fn lines(rig: &Rig) -> Vec<String> {
+    rig.read("trace").lines().map(str::to_owned).collect()
+}
+
+fn keys(rig: &Rig) -> serde_json::Value {
+    let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+    letters["items"].as_array().unwrap().iter().map(|item| item["branch"].clone()).collect()
+}
+
+// What happened: a dead letter of an inner `foreach` could not be tried again once that had ended, and no other either while
+// it was there. Why: only the main branch went back to where it joins. What stops it now: each branch above does.
+#[test]
+fn an_inner_item_is_tried_again_after_all_is_joined() {
+    for store in STORES {
+        let rig = Rig::with(NESTED).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        assert_eq!(keys(&rig), json!(["o:A/in:2"]), "{store}");
+        rig.write("trace", "");
+        assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "-q"]), Some(3), "{store}: it fails again");
+        assert_eq!(lines(&rig), ["lA2", "afterA1", "end"], "{store}");
+        assert_eq!(keys(&rig), json!(["o:A/in:2"]), "{store}");
+
+        rig.write("go", "");
+        rig.write("trace", "");
+        let retried = rig.call(&["resume", "r", "--retry-failed", "-q"]);
+
+        assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
+        assert_eq!(lines(&rig), ["lA2", "afterA0", "end"], "{store}");
+        assert_eq!(keys(&rig), json!([]), "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+        assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
+    }
+}
+
+#[test]
+fn kills_amid_it_cost_what_was_under_way() {
+    for store in STORES {
+        let text = NESTED.replace("l$O$I >> trace;", "l$O$I >> trace; test ! -e slow-l || sleep 1000;");
+        let text = text.replace("$N >> trace", "$N >> trace; test ! -e slow-after || sleep 1000");
+        let rig = Rig::with(&text).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        ["go", "slow-l", "slow-after", "trace"].iter().for_each(|file| rig.write(file, ""));
+        let kill_amid = |args: &[&str], last: &str| {
+            let before = rig.read("trace").len();
+            let running = rig.start(args);
+            rig.wait_for("trace", |text| text.len() > before && text.ends_with(last));
+            running.signal(libc::SIGKILL);
+            running.end();
+        };
+        kill_amid(&["dead-letters", "retry", "r"], "lA2\n");
+        kill_amid(&["resume", "r"], "lA2\n");
+        std::fs::remove_file(rig.path("slow-l")).unwrap();
+        kill_amid(&["resume", "r"], "afterA0\n");
+        std::fs::remove_file(rig.path("slow-after")).unwrap();
+
+        let outcome = rig.call(&["resume", "r", "-q"]);
+
+        assert_eq!(outcome.status.code(), Some(0), "{store}: {}", rig.told(&outcome));
+        assert_eq!(lines(&rig), ["lA2", "lA2", "lA2", "afterA0", "afterA0", "end"], "{store}");
+        assert_eq!(keys(&rig), json!([]));
+    }
+}
+
+// Items of both levels, of two steps one behind the other, and within a group that is repeated and in another file.
+#[test]
+fn items_of_all_levels_are_tried_again_at_once() {
+    for store in STORES {
+        let rig = Rig::with(
+            "checkpoints: {retention: 50}
+steps:
+  - id: o
+    foreach:
+      items: [A, B, C]
+      as: o
+      steps:
+        - {id: k, run: 'echo k$O >> trace; test $O != B || test -e go', env: {O: '${{ o }}'}}
+        - id: in
+          foreach: {items: [1, 2], as: i, steps: [{id: l, run: 'echo l$O$I >> trace; test $I != 2 || test -e go', env: {O: '${{ o }}', I: '${{ i }}'}}]}
+  - id: g
+    repeat: {until: iteration == 2, max: 3}
+    steps:
+      - id: gin
+        foreach: {items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}
+  - {id: child, workflow: child.yaml}
+  - {id: end, run: 'echo end >> trace'}
+",
+        )
+        .at(store);
+        rig.write(
+            "child.yaml",
+            "steps:\n  - id: c\n    foreach: {items: [1, 2], as: i, steps: [{id: n, run: 'echo n$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}\n",
+        );
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        wait_until("all are there", || keys(&rig).as_array().unwrap().len() >= 5);
+        let before = keys(&rig);
+        rig.write("go", "");
+        rig.write("trace", "");
+
+        let retried = rig.call(&["resume", "r", "--retry-failed", "-q"]);
+
+        assert_eq!(retried.status.code(), Some(0), "{store}: {before} {}", rig.told(&retried));
+        assert_eq!(keys(&rig), json!([]), "{store}: {before}");
+        let mut lines = lines(&rig);
+        lines.sort_unstable();
+        // What comes after the first step runs anew.
+        let rest = ["m1", "m1", "m2", "m2", "n1", "n2"];
+        let all = [["end", "kB", "lA2", "lB1", "lB2", "lC2"].as_slice(), &rest].concat();
+        assert_eq!(lines, all, "{store}: {before}");
+    }
+}
+
+#[test]
+fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps:
+  - id: g
+    repeat: {until: iteration == 2, max: 3}
+    steps:
+      - {id: first, run: 'echo first >> trace'}
+      - id: gin
+        foreach: {items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2', env: {I: '${{ i }}'}}]}
+      - {id: last, run: 'echo last$N >> trace', env: {N: '${{ steps.gin.failed }}'}}
+  - {id: end, run: 'echo end >> trace'}
+",
+        )
+        .at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        let letters = keys(&rig);
+        let of_last = letters.as_array().unwrap().last().unwrap().as_str().unwrap().to_owned();
+        rig.write("trace", "");
+
+        let retried = rig.call(&["dead-letters", "retry", "r", &of_last, "--item", "3", "-q"]);
+
+        // What failed in the first pass has failed.
+        assert_eq!(retried.status.code(), Some(3), "{store}: {letters} {}", rig.told(&retried));
+        assert_eq!(lines(&rig), ["m3", "last0", "end"], "{store}: {letters}");
+        assert_eq!(keys(&rig), json!([]), "{store}");
+    }
+}
