@@ -98,6 +98,31 @@ impl Setting<'_> {
     }
 }
 
+/// Tells of params that a run which begins at a checkpoint has otherwise than steps have read them that are done there.
+pub(crate) fn read_before(
+    workflow: &Workflow,
+    at: &Record,
+    (before, now): (&Map<String, Value>, &Map<String, Value>),
+) -> Vec<String> {
+    let position = at.position().unwrap_or_default();
+    let mut to_come: BTreeSet<String> = BTreeSet::new();
+    for entry in &position.frontier {
+        let is_begun = |id: &String| *id == entry.step.as_str() && entry.fan.is_some();
+        to_come.extend(behind(workflow, entry.step.as_str()).into_iter().filter(|id| !is_begun(id)));
+    }
+    let was = |name: &String| before.get(name).unwrap_or(&Value::Null);
+    let told = |(name, value): (&String, &Value)| {
+        let is_done = |step: &&Step| !to_come.contains(&step.id);
+        let first = workflow.steps().iter().filter(is_done).find(|step| reads(step, name))?;
+        Some(format!(
+            "step {} has read param `{name}` as {}, not {value}, and is not done again",
+            first.id,
+            was(name)
+        ))
+    };
+    now.iter().filter(|(name, value)| was(name) != *value).filter_map(told).collect()
+}
+
 /// Says whether a step, or one within it, reads a param.
 fn reads(step: &Step, param: &str) -> bool {
     let within = step.work.body().is_some_and(|body| body.steps().iter().any(|step| reads(step, param)));

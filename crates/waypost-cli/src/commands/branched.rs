@@ -36,6 +36,11 @@ impl Params {
         Ok(Self { before, now })
     }
 
+    /// Tells of params that a step has read otherwise which is done at the checkpoint.
+    pub(super) fn read_before(&self, workflow: &Workflow, checkpoint: &Record) -> Vec<String> {
+        params::read_before(workflow, checkpoint, (&self.before, &self.now))
+    }
+
     pub(super) fn now(&self) -> &Map<String, Value> {
         &self.now
     }

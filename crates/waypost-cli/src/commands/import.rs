@@ -52,6 +52,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     }
     let frozen = portable.run().record().clone();
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
+    params.read_before(&workflow, portable.checkpoint()).iter().for_each(|told| context.output.warn(told));
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
     let store = context.store(None, Access::Create)?;

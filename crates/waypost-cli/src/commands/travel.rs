@@ -72,6 +72,9 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     }
     let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
+    if adoption.is_none() {
+        params.read_before(&workflow, &begin).iter().for_each(|told| context.output.warn(told));
+    }
     let run = id_of(store.as_ref(), id, &workflow).await?;
     let mut local = Local::look()?;
     local.has_bash =

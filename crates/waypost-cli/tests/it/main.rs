@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod again;
 mod agents;
 mod announcing;
 mod archiving;

@@ -116,6 +116,32 @@ fn a_run_under_way_writes_it_itself() {
     }
 }
 
+// What happened: a run that keeps few states dropped that of a checkpoint with a label. What stops it now: what a person
+// has named to come back to it stays.
+#[test]
+fn a_label_keeps_its_state() {
+    for store in STORES {
+        let steps: String = (2..12).map(|step| format!("  - {{id: s{step}, run: 'true'}}\n")).collect();
+        let first = "  - {id: s1, run: 'echo a >> trace; while ! test -e go; do sleep 0.05; done'}\n";
+        let rig = Rig::with(&format!("checkpoints: {{retention: 2}}\nsteps:\n{first}{steps}")).at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| !text.is_empty());
+        assert_eq!(code(&rig, &["checkpoint", "r", "--label", "good"]), Some(0));
+        rig.write("go", "");
+        running.end();
+        assert_eq!(code(&rig, &["prune", "r", "--keep", "2"]), Some(0), "{store}");
+
+        for args in
+            [&["diff", "r@good", "r"][..], &["fork", "r@good", "--id", "s", "-q"], &["rollback", "r@good"]]
+        {
+            let output = rig.call(args);
+            assert_eq!(output.status.code(), Some(0), "{store} {args:?}: {}", rig.told(&output));
+        }
+        assert_eq!(code(&rig, &["show", "r@5", "--json"]), Some(0));
+        assert_ne!(code(&rig, &["fork", "r@5", "--id", "t", "-q"]), Some(0), "{store}: others are dropped");
+    }
+}
+
 #[test]
 fn a_label_that_names_nothing_and_one_that_cannot_be() {
     let rig = Rig::failed();

@@ -39,7 +39,9 @@ fn steps_that_are_still_to_come_read_other_params() {
     assert_eq!((show("r"), show("r@1")), (2.into(), 1.into()));
     assert!(rig.waypost(&["diff", "r@1", "r"]).contains("~ params.n: 1 -> 2"));
     // A fork begins with what held there.
-    assert!(call(&rig, &["fork", "r@4", "--id", "f", "-p", "who=you", "-q"]).starts_with("exit 0\n"));
+    let forked = call(&rig, &["fork", "r@4", "--id", "f", "-p", "who=you", "-q"]);
+    assert!(forked.starts_with("exit 0\n"));
+    assert!(forked.contains("step a has read param `who` as \"world\", not \"you\""), "{forked}");
     assert!(rig.read("out").ends_with("c you 2\n"), "{}", rig.read("out"));
     // Whoever asks for the run as it was made, still means it.
     assert!(call(&rig, &["run", "flow.yaml", "--id", "r", "--or-resume"]).starts_with("exit 0\n"));

@@ -6,6 +6,7 @@ use crate::shape::Shape;
 use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::begin::Base;
+use super::carry::cut_in;
 use super::chain::Draft;
 use super::snapshot::position_of;
 use super::{Engine, ResumeFrom, RunError};
@@ -37,10 +38,18 @@ pub(super) async fn go_back(
     }
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
+    // Whoever goes back to a checkpoint has seen what comes next there.
+    let cut = if step.is_some() { cut_in(&base.position, shape) } else { Vec::new() };
     for entry in &mut position.frontier {
+        let is_named = step == Some(&entry.step);
+        let now = base.position.frontier.iter().find(|now| now.step == entry.step && cut.contains(&now.step));
+        if let Some(now) = now.filter(|now| !is_named && now.at.iteration == entry.at.iteration) {
+            // Beside what is gone back to: what became of it, a person has to say all the same.
+            *entry = now.clone();
+            continue;
+        }
         entry.at.epoch = epoch;
         (entry.memos, entry.failures, entry.passed) = (0, 0, false);
-        let is_named = step == Some(&entry.step);
         // A question of then was perhaps answered since, and its answer taken: it is asked anew.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));

@@ -17,7 +17,7 @@ use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreE
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
-use super::doubt::{decide_as_told, questions_of_lost};
+use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed};
 use super::edit;
 use super::fit::{adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
@@ -317,7 +317,12 @@ async fn find_begin<P: Program>(
     if let Some(from) = &options.from {
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
+        let before = base.position.clone();
         drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
+        let passed = questions_of_passed(program.shape(), (&before, &base.position), from);
+        if !passed.is_empty() && !matches!(options.on_doubt, OnDoubt::Retry) {
+            return Err(in_doubt(passed));
+        }
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {

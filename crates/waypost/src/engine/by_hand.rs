@@ -15,8 +15,8 @@ use super::chain::{Chain, Draft, body_as_it_stands};
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, RunError};
 
-/// The name of the label, and the key of the progress, of such a checkpoint.
-pub const MARK: &str = "mark";
+pub use crate::record::MARK;
+
 /// Longest label.
 const LABEL_BYTES_MAX: usize = 64;
 /// How often is looked whether the session of a live run has written it.

@@ -7,7 +7,7 @@
 //!
 //! Each branch comes with its newest sound record of that fan-out, and with what is finished on it and can still matter.
 //! Nothing is under way in the new run: a step that was cut, waited or kept something begins from its top, as on the main
-//! branch. A branch of which nothing sound is left is opened anew.
+//! branch; one that was cut and must not be repeated blindly is in doubt. A branch of which nothing sound is left is opened anew.
 //!
 //! Branches that have been joined come along for their evidence, where they have any: what they left behind is looked at
 //! in the new run too. With the join that is known by its copy comes one of the record that opened them.
@@ -346,6 +346,8 @@ impl Along {
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
         let (fans, ledger) = (Sitting::of(&position, shape), position.ledger.clone());
+        let cut = cut_in(&position, shape);
+        let from = record.header().run.clone();
         let position = Position { origin: Some(0), ..begun_anew(position) };
         let mut line = Line::new(Chain::child(&above.chain, name), shape, position, state);
         line.opener = Some(Opener { line: opener, place, index });
@@ -357,6 +359,7 @@ impl Along {
         self.note_opened(line.branch().clone(), opened);
         if end.is_none() {
             line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+            cut.iter().for_each(|step| line.put_in_doubt(step, cut_there(&from)));
         }
         line.end = end;
         line.is_counted_out = end.is_some();
@@ -523,6 +526,18 @@ pub(super) async fn openings(
         }
     }
     Ok(opening)
+}
+
+/// Returns the steps that were cut at a position and must not be repeated blindly.
+pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
+    let is_careful = |step: &StepId| shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
+    let cut = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    cut.map(|entry| &entry.step).filter(|step| is_careful(step)).cloned().collect()
+}
+
+/// Says why such a step is in doubt in a run that begins there.
+pub(super) fn cut_there(run: &RunId) -> String {
+    format!("it was cut in run {run}, from which this one began")
 }
 
 /// Opens a branch of which nothing sound is left.

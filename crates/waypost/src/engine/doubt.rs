@@ -1,12 +1,13 @@
 //! Steps of which nobody but a person knows whether they took effect: what is asked, and what is done as told.
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
 use crate::record::{FrontierEntry, Position};
 use crate::shape::Shape;
 
+use super::carry::cut_in;
 use super::line::Line;
-use super::{Doubtful, Follow, OnDoubt, RunError, TreatAs};
+use super::{Doubtful, Follow, OnDoubt, ResumeFrom, RunError, TreatAs};
 
 /// Asks about steps of a branch that may have been started in records that are lost.
 pub(super) fn questions_of_lost(
@@ -22,6 +23,24 @@ pub(super) fn questions_of_lost(
         cause: Cause::InLost(lost),
     };
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
+}
+
+/// Asks about steps of the main branch that were cut, and that going back to another step would have run again without a
+/// word: they do not come next there, but will. Whoever goes back to a checkpoint has seen what comes after it.
+pub(super) fn questions_of_passed(
+    shape: &Shape,
+    (before, after): (&Position, &Position),
+    from: &ResumeFrom,
+) -> Vec<Decision> {
+    let ResumeFrom::Step(named) = from else { return Vec::new() };
+    let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
+    let cut = cut_in(before, shape).into_iter().filter(|step| step != named && !stands(step));
+    let ask = |step: StepId| {
+        let entry = before.frontier.iter().find(|entry| entry.step == step);
+        let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
+        Decision { branch: BranchPath::main(), step, action: Action::Ask, cause: Cause::InDoubt(at) }
+    };
+    cut.map(ask).collect()
 }
 
 /// Asks about steps of a branch that was reopened: those that were cut and must not be repeated blindly.

@@ -363,13 +363,18 @@ impl<'a, S> Line<'a, S> {
 
     /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
     pub(super) fn doubt(&mut self, step: &StepId) {
+        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        self.put_in_doubt(step, by.to_owned());
+    }
+
+    /// Marks a step as in doubt that comes next, for this reason.
+    pub(super) fn put_in_doubt(&mut self, step: &StepId, by: String) {
         let Some(place) = self.shape.place(step.as_str()) else { return };
         let entry = self.entry_mut(place);
         (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
         entry.at.attempt = 1;
         entry.waits.clear();
-        let by = "upstream changed: what it was done with has been done again, and is not what it was";
-        let phase = Phase::Interrupted { in_progress: true, by: by.to_owned() };
+        let phase = Phase::Interrupted { in_progress: true, by };
         self.draft_of(place, phase, Reason::Redo);
     }
 

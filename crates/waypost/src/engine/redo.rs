@@ -211,6 +211,19 @@ pub(super) struct Target {
     pub(super) claims: Option<Vec<String>>,
 }
 
+impl Target {
+    /// Says whether the branches that the step opens are opened anew: where it is named, or its own work comes before them.
+    /// One whose evidence does not hold joins them again.
+    fn is_opened_anew(&self, shape: &Shape, branch: &BranchPath) -> bool {
+        let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
+        let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
+        let children = children.and_then(|step| step.children.as_ref());
+        children.is_some_and(|children| {
+            !children.is_fork() && (is_named || (children.afterwards && self.claims.is_some()))
+        })
+    }
+}
+
 /// What all branches are to do again.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
@@ -306,9 +319,9 @@ pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
 /// [`RunError::NoState`]: the state that it was given is not kept any more.
 pub(super) async fn back_to(
     engine: &Engine,
+    shape: &Shape,
     known: &Known,
-    target: &Target,
-    judged: &Judged,
+    (target, judged): (&Target, &Judged),
 ) -> Result<Move, RunError> {
     let header = known.record.header();
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
@@ -350,10 +363,14 @@ pub(super) async fn back_to(
     }
     let epoch = epochs(engine, run, branch).await? + 1;
     for entry in &mut position.frontier {
-        if let Some(fan) = &entry.fan
-            && fanned_out_since(engine, (run, branch), &entry.step, fan.since).await?
-        {
-            entry.fan = None;
+        let is_left = match &entry.fan {
+            Some(_) if entry.step == target.step && target.is_opened_anew(shape, branch) => true,
+            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan.since).await?,
+            None => false,
+        };
+        if let Some(fan) = entry.fan.take_if(|_| is_left) {
+            // How they ended is not counted twice.
+            position.dead = position.dead.saturating_sub(fan.dead);
         }
         (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
         entry.passed = false;

@@ -127,7 +127,7 @@ pub(super) async fn stand<P: Program>(
         moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
         for (branch, target) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
-            let mut moved = back_to(engine, known, &target, &judged).await?;
+            let mut moved = back_to(engine, shape, known, (&target, &judged)).await?;
             if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
                 // Whoever wants it done again wants what comes of it, not what came of it before.
                 ahead.changed = true;

@@ -2,17 +2,18 @@
 
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{
-    Definition, FORMAT, FrontierEntry, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
+    Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
     Settled, Status, Try,
 };
-use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError};
+use crate::shape::Shape;
+use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
-use super::carry::{Along, copy_settled, openings, settled_on};
+use super::carry::{Along, copy_settled, cut_in, cut_there, openings, settled_on};
 use super::chain::{Chain, Draft};
 use super::line::{Line, MAIN};
 use super::recheck;
@@ -144,7 +145,8 @@ impl Engine {
     ///
     /// Branches under way at that checkpoint, and still at the newest one, come along as they stand now: with their newest
     /// sound record, and the records that matter on them. So do those that are about to be joined. A step of theirs that
-    /// was cut or waits begins from its top. Branches that have been joined since, and all that were not joined where the
+    /// was cut or waits begins from its top; one that has not ended since and must not be repeated blindly is in doubt, and
+    /// asked about. Branches that have been joined since, and all that were not joined where the
     /// state is edited, are opened anew.
     ///
     /// Items of branches are copied right after the run was made. Who dies between the two has a run that a resume
@@ -171,8 +173,31 @@ impl Engine {
         let at = (checkpoint.header(), &mut position);
         let along = Along::of_store(self, at, start.edit.is_some(), shape).await?;
         settled.extend(openings(self.store.as_ref(), checkpoint.header(), along.joins()).await?);
-        let origin = Origin { checkpoint, position, definition, settled, along };
+        let cut = self.still_cut(checkpoint.header(), &position, program.shape()).await?;
+        let origin = Origin { checkpoint, position, definition, settled, along, cut };
         self.start_from(program, origin, run, start).await
+    }
+
+    /// Returns the steps that were under way at a checkpoint, have not ended since, and must not be repeated blindly.
+    async fn still_cut(
+        &self,
+        header: &Header,
+        position: &Position,
+        shape: &Shape,
+    ) -> Result<Vec<StepId>, RunError> {
+        let mut cut = cut_in(position, shape);
+        if !cut.is_empty() {
+            let newest = position_of(&self.store.newest(&header.run, &header.branch).await?)?;
+            let stands = |step: &StepId| {
+                let of = |position: &Position| {
+                    let entry = position.frontier.iter().find(|entry| entry.step == *step);
+                    entry.map(|entry| (entry.status, entry.at.clone()))
+                };
+                of(&newest) == of(position)
+            };
+            cut.retain(stands);
+        }
+        Ok(cut)
     }
 
     /// Returns the configuration that is in force at a checkpoint: what a run that is forked there has unless it says
@@ -204,7 +229,8 @@ impl Engine {
         let known = from.history().iter().chain([from.checkpoint()]);
         let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
-        let origin = Origin { checkpoint, position, definition, settled, along };
+        let cut = cut_in(&position, program.shape());
+        let origin = Origin { checkpoint, position, definition, settled, along, cut };
         self.start_from(program, origin, run, start).await
     }
 
@@ -215,7 +241,7 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, mut position, definition, settled, mut along } = origin;
+        let Origin { checkpoint, mut position, definition, settled, mut along, cut } = origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
@@ -254,6 +280,9 @@ impl Engine {
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
         along.note_opened(BranchPath::main(), opened);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+        let stands = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
+        let cut: Vec<&StepId> = cut.iter().filter(stands).collect();
+        cut.into_iter().for_each(|step| main.put_in_doubt(step, cut_there(&header.run)));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
@@ -315,6 +344,8 @@ struct Origin {
     settled: Vec<Record>,
     /// The branches that it is in the middle of.
     along: Along,
+    /// The steps that were cut there, or may have been, and must not be repeated blindly.
+    cut: Vec<StepId>,
 }
 
 /// How a run begins where another stood.

@@ -11,6 +11,9 @@ use super::is_default;
 use super::run::{Definition, RunStatus};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
+/// The name of the label that a person gives a checkpoint, to come back to it. It is the key of its progress, too.
+pub const MARK: &str = "mark";
+
 /// The fixed part of a checkpoint: it outlives its state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

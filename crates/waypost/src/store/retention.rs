@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{FailureKind, Header, Phase, RETENTION_MIN, Record, Verdict};
+use crate::record::{FailureKind, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
 
 /// What retention looks at of one sound checkpoint that has its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct Mark {
     judges: Option<(u64, bool)>,
     /// Records that the position of the newest one refers to.
     needs: Vec<u64>,
+    /// A person has given it a label, to come back to it.
+    is_labelled: bool,
 }
 
 impl Mark {
@@ -50,6 +52,7 @@ impl Mark {
             held: held.filter(|_| commits && header.step.is_some()),
             judges: header.about.zip(held).filter(|_| !commits),
             needs: Vec::new(),
+            is_labelled: header.labels.contains_key(MARK),
         }
     }
 
@@ -73,6 +76,7 @@ impl Mark {
 ///
 /// - the newest `keep` step boundaries ([`RETENTION_MIN`] at least) that no rollback undid;
 /// - of the others that are newer than the oldest of those, the newest `keep`;
+/// - those that a person has given a label;
 /// - the newest state whose evidence held when it was last looked at, however long ago that was;
 /// - what the newest checkpoint goes on from or refers to: its basis, what it may use again, the fan-out it is amid;
 /// - of what stays, the newest check of its evidence, if that came out otherwise than when it was committed.
@@ -103,6 +107,7 @@ pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
         }
     }
     kept.extend(verified);
+    kept.extend(marks.iter().filter(|mark| mark.is_labelled).map(|mark| mark.seq));
     let needs = marks.first().map_or(&[][..], |newest| &newest.needs);
     kept.extend(marks.iter().map(|mark| mark.seq).filter(|seq| needs.contains(seq)));
     // Without the check that says otherwise, its own commit would be believed again.

@@ -1,0 +1,118 @@
+//! What runs again by name or elsewhere: steps that open branches, and steps that must not be repeated blindly.
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+fn lines(rig: &Rig) -> Vec<String> {
+    rig.read("trace").lines().map(str::to_owned).collect()
+}
+
+// What happened: a step of an item that opens branches itself was recorded as done again, and was not. Why: it went back to
+// where it had joined them. What stops it now: it goes back to before them.
+#[test]
+fn a_step_of_a_branch_that_opens_branches_runs_again_with_them() {
+    for store in STORES {
+        let rig = Rig::with(
+            "checkpoints: {retention: 100}
+steps:
+  - id: e
+    foreach:
+      items: [x]
+      steps:
+        - {id: k, run: 'echo k >> trace', on_success: [{run: 'echo hook >> trace'}]}
+        - {id: inner, foreach: {items: [1, 2], max_parallel: 1, steps: [{id: n, run: 'echo n$I >> trace', env: {I: '${{ item }}'}}]}}
+        - {id: group, repeat: {until: iteration >= 1, max: 3}, steps: [{id: g, run: 'echo g >> trace'}]}
+        - {id: other, workflow: child.yaml}
+        - {id: last, run: 'echo last >> trace'}
+",
+        )
+        .at(store);
+        rig.write("child.yaml", "steps: [{id: c, run: 'echo c >> trace'}]\n");
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let whole = ["k", "hook", "n1", "n2", "g", "c", "last"];
+        assert_eq!(lines(&rig), whole, "{store}");
+
+        for (step, from) in [("k", 0), ("inner", 2), ("group", 4), ("other", 5), ("last", 6), ("k", 0)] {
+            rig.write("trace", "");
+            let again = rig.call(&["resume", "r", "--from", &format!("e:x/{step}"), "-q"]);
+            assert_eq!(again.status.code(), Some(0), "{store} {step}: {}", rig.told(&again));
+            assert_eq!(lines(&rig), whole[from..], "{store} {step}");
+        }
+    }
+}
+
+/// Runs a workflow until it says `pay`, and kills it there.
+fn killed_amid_payment(rig: &Rig, payments: usize) {
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("trace", |text| text.lines().filter(|line| *line == "pay").count() == payments);
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("go", "");
+}
+
+const PAY: &str = "idempotent: false, run: 'echo pay >> trace; test -e go || sleep 1000'";
+
+// What happened: a fork or an import of a run in doubt repeated the step. Why: nothing is under way in a new run, and all
+// that was began from its top. What stops it now: such a step is in doubt there as well.
+#[test]
+fn a_new_run_asks_about_what_was_cut_in_the_other() {
+    let alone = format!("steps:\n  - {{id: pay, {PAY}}}\n  - {{id: c, run: 'echo c >> trace'}}\n");
+    let items = format!(
+        "steps:\n  - {{id: f, foreach: {{items: [x, y], steps: [{{id: pay, {PAY}}}]}}}}\n  - {{id: c, run: 'echo c >> trace'}}\n"
+    );
+    for store in STORES {
+        for (flow, payments) in [(&alone, 1), (&items, 2)] {
+            let rig = Rig::with(flow).at(store);
+            killed_amid_payment(&rig, payments);
+            let made = [
+                (rig.call(&["fork", "r", "--id", "forked", "-q"]), "forked", "done", 0),
+                (
+                    {
+                        rig.call(&["export", "r", "r.checkpoint"]);
+                        rig.call(&["import", "r.checkpoint", "--id", "taken", "--trust", "-q"])
+                    },
+                    "taken",
+                    "retry",
+                    payments,
+                ),
+            ];
+            for (made, run, treat, more) in made {
+                let paid = |rig: &Rig| lines(rig).iter().filter(|line| *line == "pay").count();
+                let before = paid(&rig);
+                assert_eq!(made.status.code(), Some(8), "{store} {run}: {}", rig.told(&made));
+                let settled = rig.call(&["resume", run, "--treat-as", treat, "-q"]);
+                assert_eq!(settled.status.code(), Some(0), "{store} {run}: {}", rig.told(&settled));
+                assert_eq!(paid(&rig) - before, more, "{store} {run}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fork_of_an_older_checkpoint_begins_what_has_ended_since() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'true'}\n  - {id: pay, idempotent: false, run: 'echo pay >> trace'}\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["fork", "r@2", "--id", "s", "-q"]), Some(0));
+    assert_eq!(lines(&rig), ["pay", "pay"], "asked for by name");
+}
+
+// What happened: whoever went back to a step had another one beside it repeated that had been cut. What stops it now: of
+// what comes next there, a step that is in doubt stays so.
+#[test]
+fn who_goes_back_beside_it_is_asked_all_the_same() {
+    for store in STORES {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, run: 'true'}}\n  - {{id: b, needs: [a], run: 'echo b >> trace'}}\n  - {{id: pay, needs: [a, b], if: 'true', {PAY}}}\n  - {{id: c, needs: [a], run: 'echo c >> trace'}}\n"
+        ))
+        .at(store);
+        killed_amid_payment(&rig, 1);
+        let before = rig.waypost(&["checkpoints", "r"]);
+        assert_eq!(code_of(&rig, &["resume", "r", "--from", "c", "-q"]), Some(8), "{store}");
+        assert_eq!(rig.waypost(&["checkpoints", "r"]), before, "{store}: nothing was written");
+        assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]), Some(0), "{store}");
+        assert_eq!(lines(&rig).iter().filter(|line| *line == "pay").count(), 1, "{store}");
+    }
+}
