@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::disk::{Disk, DiskFile, Kind, Metadata, write_whole};
+use crate::disk::{Disk, DiskFile, Kind, Metadata};
 use crate::record::{Record, RunRecord};
 
 mod blobs;
@@ -294,12 +294,8 @@ fn make_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file as a whole. Not synced: a power cut may leave the old one, the new one or an empty one.
-fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace_with(disk, path, |file| write_whole(file, bytes))
-}
-
-/// As [`replace`], by what `write` writes.
+/// Replaces a file as a whole by what `write` writes. Not synced: a power cut may leave the old one, the new one or an empty
+/// one.
 fn replace_with(
     disk: &dyn Disk,
     path: &Path,

@@ -35,7 +35,7 @@ pub struct Section {
 }
 
 /// How every marker begins, at the start of a line. Text from steps never has it there.
-const MARKER: &str = "<!-- section ";
+pub(crate) const MARKER: &str = "<!-- section ";
 /// Longest value in a table cell: a table stays readable, the whole value is in the checkpoint.
 const CELL_CHARS_MAX: usize = 300;
 
@@ -140,11 +140,6 @@ fn place(report: &str, key: &SectionKey) -> Option<(usize, usize)> {
     let from = starts(report).find(is_it)?;
     let to = starts(report).find(|start| *start > from).unwrap_or(report.len());
     Some((from, to))
-}
-
-/// Returns where each section of a report begins, with its marker.
-pub(crate) fn markers(report: &str) -> impl Iterator<Item = (usize, &str)> {
-    starts(report).map(|start| (start, report[start..].lines().next().unwrap_or_default()))
 }
 
 /// Returns where sections begin.

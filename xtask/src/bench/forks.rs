@@ -41,10 +41,10 @@ const SETTLED: u32 = 10_000;
 const MEMORY_MANY_SHORT: u32 = 2 * SETTLED;
 /// Runs of the smaller counts in a round: the first one warms up what the others use.
 const RUNS: u32 = 10;
-/// Most bytes that one more item or pass may add to the peak: the report of the run knows its sections by name, and is
-/// in memory more than once when its head changes at the end; an item also has its value, as the program hands it over
-/// and as it is frozen, and a digest for the join. A branch that stays in memory takes three times that.
-const MORE_BYTES_MAX: u64 = 2_048;
+/// Most bytes that one more item or pass may add to the peak: an item has its value, as the program hands it over and as it
+/// is frozen, and a digest for the join, and the report knows its sections by a digest. A branch that stays in memory, or
+/// a section of the report, takes more.
+const MORE_BYTES_MAX: u64 = 512;
 
 /// About 100 bytes as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use waypost::disk::RealDisk;
 use waypost::events::{self, Event};
 use waypost::folder::{RunFolder, append_blob, read_blob};
 use waypost::record::{Ending, Failure, FailureKind, Phase, Record, RunStatus, Start, Try};
+use waypost::report::{Section, put, put_head, section};
 use waypost::store::{BLOB_CHUNK_BYTES, StoreError};
 
 use waypost_testing::records::{Links, run_id, run_record, step_id};
@@ -174,6 +176,38 @@ fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
     let order: Vec<usize> =
         ["early", "other", "last"].map(|s| report.find(&format!("main {s} -->")).unwrap()).into();
     assert!(order.is_sorted(), "{report}");
+}
+
+// What happened: whoever replaced a section, or took a run up, had all of a report in memory, more than once. What stops it
+// now: it is read and written in pieces, here several, and comes to the same as what the whole text would.
+#[test]
+fn a_report_of_many_pieces_is_what_the_whole_text_would_be() {
+    let place = Place::new();
+    let mut chain = Chain::new();
+    let folder = place.folder();
+    let begun: Vec<Record> = (0..4_000).map(|count| chain.failed(&format!("s{count}"), 1)).collect();
+    begun.chunks(1_000).for_each(|records| folder.committed(records));
+    let whole = place.report();
+    assert!(whole.len() > 1 << 19, "{}", whole.len());
+    let sections = |records: &[Record]| -> Vec<Section> { records.iter().filter_map(section).collect() };
+
+    // In one commit and several, by the same writer and another, with a torn line behind them.
+    let again: Vec<Record> =
+        [3_999, 7, 2_000, 0, 2_001].map(|count| chain.completed(&format!("s{count}"))).into();
+    folder.committed(&again[..4]);
+    let torn = fs::OpenOptions::new().append(true).open(place.path().join("report.md"));
+    torn.unwrap().write_all(b"<!-- section main s9").unwrap();
+    let folder = place.folder();
+    folder.committed(&again[4..]);
+    folder.committed(&[chain.ended("last", RunStatus::Completed)]);
+
+    let mut expected = sections(&again).iter().fold(whole, |text, section| put(&text, section));
+    let report = place.report();
+    let (head, last) = (report.find("<!-- section ").unwrap(), report.rfind("<!-- section ").unwrap());
+    assert!(report[..head].contains("**completed**"), "{}", &report[..head]);
+    expected = put_head(&expected, &report[..head]);
+    assert!(report[..last] == expected, "the texts differ");
+    assert!(report[last..].starts_with("<!-- section main last -->"), "{}", &report[last..]);
 }
 
 #[test]
