@@ -4,10 +4,11 @@ use serde_json::{Map, Value};
 use waypost::RunId;
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
 use waypost::record::{Record, RunRecord};
-use waypost::store::Store;
+use waypost::store::{SignalKind, Store};
 use waypost_workflow::file::{GivenParams, Workflow};
 use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
+use super::Context;
 use super::run::{free_id, refuse_secrets};
 use crate::error::Error;
 use crate::{params, reference, surroundings};
@@ -60,6 +61,24 @@ impl Params {
             is_new.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(now)) as _));
         Ok(StartOptions { session, edit, on_change: OnChange::Adopt, adoption, ..StartOptions::default() })
     }
+}
+
+/// Tells of answers and signals that were given to a run and that no session of it has taken in: they are for that run, and
+/// do not come along into another one.
+pub(super) async fn tell_of_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    let named = |kind: &SignalKind| match kind {
+        SignalKind::Answer { wait, .. } => Some(format!("the answer to `{wait}`")),
+        SignalKind::Named { name, .. } => Some(format!("the signal `{name}`")),
+        _ => None,
+    };
+    let pending: Vec<String> = store.signals(run).await?.iter().filter_map(|one| named(&one.kind)).collect();
+    if !pending.is_empty() {
+        context.output.warn(&format!(
+            "{} came after run {run} was last at work, and does not come along: give it to the new run again",
+            pending.join(", ")
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the name that was given, if it is free, or makes one.

@@ -6,6 +6,7 @@ use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::StoreError;
 
 use super::Context;
+use super::branched::tell_of_pending;
 use super::travel::checkpoint;
 use crate::cli::ExportArgs;
 use crate::error::Error;
@@ -18,6 +19,7 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
+    tell_of_pending(context, store.as_ref(), &reference.run).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
     portable.save(&args.file, mode).map_err(not_saved)?;
     let bytes = args.file.metadata().map_or(0, |file| file.len());

@@ -11,7 +11,7 @@ use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
-use super::branched::{Params, id_of};
+use super::branched::{Params, id_of, tell_of_pending};
 use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
 use crate::definition::{Chosen, of_fork};
@@ -72,6 +72,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     }
     let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
+    tell_of_pending(context, store.as_ref(), &from.run).await?;
     if adoption.is_none() {
         params.read_before(&workflow, &begin).iter().for_each(|told| context.output.warn(told));
     }

@@ -116,3 +116,16 @@ fn who_goes_back_beside_it_is_asked_all_the_same() {
         assert_eq!(lines(&rig).iter().filter(|line| *line == "pay").count(), 1, "{store}");
     }
 }
+
+#[test]
+fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
+    let rig = Rig::with("steps:\n  - {id: ask, approve: go on?}\n  - {id: c, run: 'true'}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["answer", "r", "yes"]), Some(0));
+
+    for args in [&["fork", "r", "--id", "s", "--wait", "0s"][..], &["export", "r", "r.checkpoint"]] {
+        let said = rig.waypost(args);
+        assert!(said.contains("the answer to `") && said.contains("give it to the new run again"), "{said}");
+    }
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "it is there for the run that it was given to");
+}
