@@ -28,6 +28,7 @@ mod limits;
 mod looking;
 mod lost;
 mod marking;
+mod naming;
 mod nested_letters;
 mod new;
 mod newer;
