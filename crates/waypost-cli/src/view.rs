@@ -21,8 +21,8 @@ pub(crate) use scripts::{
 };
 pub(crate) use upkeep::{
     ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,
-    ExportedView, ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView,
-    StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
+    ExportedView, ImportShownView, ManFilesView, ManPageView, MissingView, ScriptView, SettingView,
+    StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
 pub(crate) use waits::{AnsweredView, SignalledView, WaitView};

@@ -4,6 +4,7 @@
 
 mod agents;
 mod announcing;
+mod archived;
 mod archiving;
 mod bad_input;
 mod cancelling;

@@ -9,8 +9,8 @@ fn runs(rig: &Rig) -> Vec<String> {
     listed["runs"].as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap().to_owned()).collect()
 }
 
-// What happened: `waypost delete '' --yes` deleted the only run. Why: every name begins with an empty word, as that of a
-// variable that is not set. What stops it now: it is refused before anything is looked for.
+// What happened: `waypost delete '' --yes` deleted the only run. Why: every name begins with an empty word, as that of
+// a variable that is not set. What stops it now: it is refused before anything is looked for.
 #[test]
 fn an_empty_word_names_no_run() {
     let rig = Rig::with(FLOW);
@@ -42,8 +42,8 @@ fn an_empty_word_names_no_run() {
     assert!(!rig.path("x").exists());
 }
 
-// What happened: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Why: it was the only
-// run whose name began so. What stops it now: where nobody is asked, the whole name is needed.
+// What happened: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Why: it was the
+// only run whose name began so. What stops it now: where nobody is asked, the whole name is needed.
 #[test]
 fn what_ends_a_run_unasked_needs_its_whole_name() {
     let rig = Rig::with(FLOW);
