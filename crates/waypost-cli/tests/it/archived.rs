@@ -231,3 +231,32 @@ fn what_a_kill_left_goes_with_the_next_archive_or_export() {
         assert!(stays.iter().all(|name| rig.path(name).exists()), "{command}");
     }
 }
+
+#[test]
+fn a_log_that_is_not_here_is_not_told_to_be_empty() {
+    let rig = failed();
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["export", "r", "x"]), Some(0));
+    assert_eq!(code_of(&rig, &["import", "x", "--trust", "--id", "s", "-q"]), Some(0));
+    fs::remove_file(rig.path("kept/runs/r/logs/one.1.log")).unwrap();
+
+    let gone = rig.waypost(&["logs", "r", "one"]);
+    let imported = rig.waypost(&["logs", "s", "one"]);
+    let forked = rig.waypost(&["fork", "r@2", "--id", "f", "-q"]);
+    let of_fork = rig.waypost(&["logs", "f", "one"]);
+    let all = rig.waypost(&["logs", "r"]);
+    let silent = rig.waypost(&["logs", "r", "last"]);
+
+    assert!(gone.contains("not here is the log of one") && gone.contains("it is missing"), "{gone}");
+    assert!(forked.starts_with("exit 0\n"), "{forked}");
+    for said in [imported, of_fork] {
+        assert!(
+            said.contains("step one was done in run r") && said.contains("its log is not here"),
+            "{said}"
+        );
+    }
+    assert!(all.contains("not here is the log of one") && all.contains("second"), "{all}");
+    assert!(silent.contains("has printed nothing"), "{silent}");
+    let views = rig.json(&["logs", "r", "one", "--json"]);
+    assert_eq!((&views["logs"][0]["missing"], &views["logs"][0]["text"]), (&json!(true), &json!("")));
+}
