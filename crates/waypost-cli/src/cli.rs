@@ -387,7 +387,7 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// Runs, `@` for the newest, or the beginnings of their names
+    /// Runs, or `@` for the newest; where it asks, the beginnings of their names are enough
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<String>,
     /// Do not ask
@@ -495,7 +495,7 @@ pub(crate) struct StopArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, or `@` for the newest
     pub(crate) run: String,
     /// Undo what its steps did, newest first
     #[arg(long)]

@@ -151,9 +151,16 @@ pub(crate) fn resumable_statuses() -> BTreeSet<RunStatus> {
 /// Finds the run that is meant: by its name, by the beginning of its name, or the newest.
 ///
 /// # Errors
-/// [`Error::NotFound`] and [`Error::Ambiguous`]; the latter names the candidates.
+/// [`Error::NotFound`] and [`Error::Ambiguous`]; the latter names the candidates. [`Error::Usage`]: the name is empty.
 pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Default) -> Result<RunId, Error> {
     let Some(text) = given.filter(|text| *text != "@") else { return newest(store, default).await };
+    if text.is_empty() {
+        // Every name begins with it.
+        return Err(Error::usage(
+            "the name of the run is empty",
+            "name a run, or its beginning; `@` is the newest run",
+        ));
+    }
     if let Ok(id) = RunId::new(text) {
         // Whatever else is wrong with it: it is there, and the command will say so.
         if is_there(store, &id).await.unwrap_or(true) {
@@ -177,6 +184,23 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
             let candidates = found.iter().take(CANDIDATES_MAX).map(ToString::to_string).collect();
             Err(Error::Ambiguous { given: text.to_owned(), candidates, more: count > CANDIDATES_MAX })
         }
+    }
+}
+
+/// Finds the run of this whole name, or the newest for `@`: for what ends a run for good and asks nobody.
+///
+/// Who deletes `nightly-1` twice must not delete `nightly-10` the second time.
+///
+/// # Errors
+/// Those of [`find`]; [`Error::NotFound`] too where one run only begins with that name.
+pub(crate) async fn find_whole(store: &dyn Store, text: &str) -> Result<RunId, Error> {
+    let found = find(store, Some(text), Default::Newest).await;
+    match &found {
+        Ok(run) | Err(Error::Lost { run, .. }) if text != "@" && run.as_str() != text => {
+            let hint = format!("the whole name is needed where nobody is asked: did you mean `{run}`?");
+            Err(Error::not_found(format!("run `{text}`"), hint))
+        }
+        _ => found,
     }
 }
 

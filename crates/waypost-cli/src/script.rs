@@ -4,6 +4,7 @@
 //! options) must be carried, or the two must stay together. Everything here errs towards staying together: what is not
 //! understood is one step, as it stood.
 
+mod arguments;
 mod scan;
 mod split;
 mod write;

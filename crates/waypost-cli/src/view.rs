@@ -21,8 +21,8 @@ pub(crate) use scripts::{
 };
 pub(crate) use upkeep::{
     ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,
-    ExportedView, ImportShownView, ManFilesView, ManPageView, ScriptView, SettingView, StatsView,
-    StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
+    ExportedView, ImportShownView, ManFilesView, ManPageView, MissingView, ScriptView, SettingView,
+    StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
 pub(crate) use waits::{AnsweredView, SignalledView, WaitView};
@@ -501,6 +501,9 @@ pub(crate) struct LogView {
     pub(crate) bytes: u64,
     /// What is not UTF-8 is replaced.
     pub(crate) text: String,
+    /// It had bytes by its record, and is not here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) missing: bool,
 }
 
 impl ClaimView {

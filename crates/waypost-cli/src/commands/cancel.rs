@@ -16,7 +16,7 @@ use crate::cli::CancelArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
-use crate::reference::{Default, find};
+use crate::reference::find_whole;
 use crate::view::{CancelledView, VERSION};
 
 /// Who cancels, as records and messages name it.
@@ -32,7 +32,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
         ));
     }
     let store = context.store(None, Access::Read)?;
-    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let run = find_whole(store.as_ref(), &args.run).await?;
     let summary = store.run(&run).await?.summary;
     if summary.holder.is_none() {
         match summary.status {

@@ -9,14 +9,19 @@ use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
-use crate::reference::{Default, find};
+use crate::reference::{Default, find, find_whole};
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
+    let asks = !args.yes && context.output.can_ask();
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
-        let run = match find(store.as_ref(), Some(name), Default::Newest).await {
+        let found = match asks {
+            true => find(store.as_ref(), Some(name), Default::Newest).await,
+            false => find_whole(store.as_ref(), name).await,
+        };
+        let run = match found {
             // What is left of it, goes.
             Err(Error::Lost { run, .. }) => run,
             found => found?,

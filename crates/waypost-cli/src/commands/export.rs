@@ -8,6 +8,7 @@ use waypost::store::StoreError;
 use super::Context;
 use super::branched::tell_of_pending;
 use super::travel::checkpoint;
+use crate::beside;
 use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -18,9 +19,11 @@ use crate::view::{ExportedView, VERSION};
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
+    beside::refuse_taken(&args.file, args.replace)?;
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
     tell_of_pending(context, store.as_ref(), &reference.run).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
+    beside::remove_left(&beside::folder_of(&args.file));
     portable.save(&args.file, mode).map_err(not_saved)?;
     let bytes = args.file.metadata().map_or(0, |file| file.len());
     let file = args.file.display().to_string();
@@ -64,7 +67,7 @@ fn not_saved(error: SaveError) -> Error {
             StoreError::Io { action, place: path.display().to_string(), source }.into()
         }
         SaveError::Io { path, source, .. } => Error::Create { path, source },
-        error @ SaveError::Exists { .. } => Error::usage(error.to_string(), "`--replace` takes its place"),
+        SaveError::Exists { path } => beside::exists(&path),
         error @ SaveError::TooLarge { .. } => Error::usage(error.to_string(), "copy the store instead"),
     }
 }

@@ -29,8 +29,7 @@ fn load(file: &Path) -> Result<Portable, LoadError> {
     let Some(text) = checkpoint_in(file) else { return Portable::load(file) };
     let path = file.to_owned();
     let corrupt = |flaw| LoadError::Corrupt { path: path.clone(), flaw };
-    let text = text.map_err(|error| corrupt(Flaw::Malformed(error.to_string())))?;
-    Portable::from_text(&text).map_err(|flaw| match flaw {
+    Portable::from_text(&text?).map_err(|flaw| match flaw {
         Flaw::Newer { found, supported } => LoadError::Incompatible { path: path.clone(), found, supported },
         flaw => corrupt(flaw),
     })

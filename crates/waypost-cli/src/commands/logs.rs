@@ -1,8 +1,10 @@
 //! `waypost logs`: what steps printed, read from the store chunk by chunk, so that its size does not matter.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 
+use waypost::engine::Snapshot;
+use waypost::plan::{Action, Decision, Verdicts};
 use waypost::record::{RunStatus, Start};
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
@@ -12,11 +14,16 @@ use waypost_workflow::program::log_name;
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
+use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::reference::StepRef;
+use crate::size;
 use crate::view::{LogView, LogsView, VERSION, attempt_name};
+
+/// How many logs that are not here are named.
+const LOST_MAX: usize = 5;
 
 pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
@@ -43,16 +50,46 @@ pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Erro
         printer.grows = args.follow && working;
         let printed = printer.print(&tries).await?;
         if !args.follow || !working {
-            if !printed && printer.last.is_none() {
-                context.output.note(&match &args.step {
-                    Some(step) => format!("Nothing to print, because `{}` has printed nothing.", shown(step)),
-                    None => "Nothing to print, because no step has printed anything.".to_owned(),
-                });
+            let lost = tell_of_lost(context, store.as_ref(), &run, &tries).await?;
+            if !lost && !printed && printer.last.is_none() {
+                tell_of_nothing(context, store.as_ref(), &run, args.step.as_deref()).await?;
             }
             return Ok(Exit::Done);
         }
         tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
+}
+
+/// Says that nothing was printed, by a step or by all.
+async fn tell_of_nothing(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    step: Option<&str>,
+) -> Result<(), Error> {
+    let parent = store.run(run).await?.record.record().parent.as_ref().map(|parent| parent.run.clone());
+    context.output.note(&match (step, parent) {
+        (Some(step), _) => format!("Nothing to print, because `{}` has printed nothing.", shown(step)),
+        (None, None) => "Nothing to print, because no step has printed anything.".to_owned(),
+        (None, Some(parent)) => format!(
+            "Nothing to print, because no step has printed anything since the run began with a checkpoint of {parent}: \
+             logs do not come along."
+        ),
+    });
+    Ok(())
+}
+
+/// Returns the run in which a step was done that came along into this one, finished.
+async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str) -> Option<RunId> {
+    let snapshot = Snapshot::read(store, run).await.ok()?;
+    let parent = snapshot.entry.record.record().parent.as_ref()?.run.clone();
+    let chosen = Chosen::in_force(store, &snapshot).ok()?;
+    let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await.ok()?;
+    let is_done = |decision: &Decision| {
+        let is_it = decision.branch.is_main() && decision.step.as_str() == step;
+        is_it && decision.action == Action::Reuse
+    };
+    plan.decisions.iter().any(is_done).then_some(parent)
 }
 
 /// Says why there is nothing: the step was not started, or there is no such step.
@@ -78,17 +115,54 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
     }
     if context.output.json {
         context.output.document(&LogsView { v: VERSION, run: run.to_string(), logs: Vec::new() })?;
-    } else {
-        context.output.note(&format!("Nothing to print, because step {step} was not started."));
+        return Ok(Exit::Done);
     }
+    context.output.note(&match came_from(context, store, run, step).await {
+        Some(parent) => format!(
+            "Nothing to print, because step {step} was done in run {parent}, with which this one began: its log is not \
+             here."
+        ),
+        None => format!("Nothing to print, because step {step} was not started."),
+    });
     Ok(Exit::Done)
 }
 
+/// Says which logs are not here, although the steps have printed something; says whether there are any.
+async fn tell_of_lost(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    tries: &[Attempt],
+) -> Result<bool, Error> {
+    let mut lost = Vec::new();
+    for attempt in tries.iter().filter(|attempt| attempt.printed > 0) {
+        if store.blobs().read(run, &attempt.blob(), 0).await?.is_empty() {
+            lost.push(format!("{} ({})", attempt.name(), size::shown(attempt.printed)));
+        }
+    }
+    if lost.is_empty() {
+        return Ok(false);
+    }
+    let more = lost.len().saturating_sub(LOST_MAX);
+    lost.truncate(LOST_MAX);
+    let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+    let why = match &store.run(run).await?.record.record().parent {
+        Some(parent) => {
+            format!("the run began with a checkpoint of {}, and logs do not come along", parent.run)
+        }
+        None => "it is missing".to_owned(),
+    };
+    context.output.warn(&format!("not here is the log of {}{more}: {why}", lost.join(", ")));
+    Ok(true)
+}
+
 /// One try of a step on a branch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Attempt {
     branch: BranchPath,
     start: Start,
+    /// How many bytes it has printed, by the record of its end.
+    printed: u64,
 }
 
 impl Attempt {
@@ -106,7 +180,7 @@ impl Attempt {
 async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
     let named = args.step.as_deref().map(StepRef::parse);
     let mut tries: Vec<Attempt> = Vec::new();
-    let mut seen = HashSet::new();
+    let mut seen: HashMap<_, usize> = HashMap::new();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
@@ -115,12 +189,20 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             // A start that was in a record now damaged is known from the end of that try.
             let ended = header.step.clone().filter(|_| header.at.attempt > 0);
             let ended = ended.map(|step| Start { step, at: header.at.clone() });
-            for start in ended.iter().chain(&header.started) {
-                let attempt = Attempt { branch: header.branch.clone(), start: start.clone() };
-                let wanted = named.as_ref().is_none_or(|named| named.is(&header.branch, start.step.as_str()));
-                if wanted && seen.insert((header.branch.clone(), start.step.clone(), start.at.clone())) {
-                    tries.push(attempt);
+            let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
+            let printed = printed.map_or(0, |log| log.bytes);
+            let ended = ended.iter().map(|start| (start, printed));
+            for (start, printed) in ended.chain(header.started.iter().map(|start| (start, 0))) {
+                if named.as_ref().is_some_and(|named| !named.is(&header.branch, start.step.as_str())) {
+                    continue;
                 }
+                let of = (header.branch.clone(), start.step.clone(), start.at.clone());
+                let place = *seen.entry(of).or_insert(tries.len());
+                if place == tries.len() {
+                    let (branch, start) = (header.branch.clone(), start.clone());
+                    tries.push(Attempt { branch, start, printed: 0 });
+                }
+                tries[place].printed = tries[place].printed.max(printed);
             }
         }
         match page.next {
@@ -226,6 +308,7 @@ async fn read(store: &dyn Store, run: &RunId, attempt: &Attempt) -> Result<LogVi
         iteration: attempt.start.at.iteration.clone(),
         epoch: attempt.start.at.epoch,
         bytes: bytes.len() as u64,
+        missing: bytes.is_empty() && attempt.printed > 0,
         text: String::from_utf8_lossy(&bytes).into_owned(),
     })
 }

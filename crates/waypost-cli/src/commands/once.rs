@@ -8,11 +8,11 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use waypost::RunId;
 use waypost::engine::Snapshot;
 use waypost::record::{Ending, Failure, FailureKind, RunRecord};
 use waypost::recorder::{self, Begin, Begun, Commit, Label, Options, Recorder, run_record};
 use waypost::store::{Store, StoreError};
+use waypost::{Digest, RunId};
 use waypost_workflow::program::kill_processes_of;
 use waypost_workflow::supervisor::{Exit as Ended, Supervisor};
 
@@ -444,4 +444,11 @@ async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
         context.output.answer(&format!("Nothing to do for run {run}, because it is finished."))?;
     }
     Ok(Exit::Done)
+}
+
+/// Returns the blobs in which the run of a script keeps what commands printed, each with its size and SHA-256.
+pub(super) async fn blobs(store: &dyn Store, run: &RunId) -> Result<Vec<(String, u64, Digest)>, Error> {
+    let memos = memo::read(store, run).await?.unwrap_or_default();
+    let streams = memos.memos.values().flat_map(|memo| [&memo.stdout, &memo.stderr]);
+    Ok(streams.filter_map(Kept::in_blob).collect())
 }

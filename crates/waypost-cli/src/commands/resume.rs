@@ -33,6 +33,8 @@ use dry::dry_run;
 
 mod dry;
 
+pub(super) use self::dry::stop_after;
+
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let store = context.store(None, access)?;

@@ -44,7 +44,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     surroundings::refuse_missing_secrets(&workflow)?;
     surroundings::refuse_unknown_step(&workflow, args.until.as_deref())?;
     if args.dry_run {
-        return dry_run(context, &workflow, id.as_ref());
+        return dry_run(context, &workflow, id.as_ref(), args.until.as_deref());
     }
     let store = context.store(Some(&args.file), Access::Create).map_err(not_made)?;
     if let Some(id) = &id {
@@ -209,7 +209,12 @@ fn is_of_medium(error: &StoreError) -> bool {
 }
 
 /// Says what would run, in which order.
-fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result<Exit, Error> {
+fn dry_run(
+    context: &Context,
+    workflow: &Workflow,
+    id: Option<&RunId>,
+    until: Option<&str>,
+) -> Result<Exit, Error> {
     let shape = shape_of(workflow, surroundings::cores())?;
     let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
     let position =
@@ -225,8 +230,10 @@ fn dry_run(context: &Context, workflow: &Workflow, id: Option<&RunId>) -> Result
         in_flux: Default::default(),
         stopped_by: None,
     };
-    let plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
+    let mut plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
+    let stops = until.map(|until| resume::stop_after(&mut plan, &shape, until)).transpose()?;
     super::plan::print(context, id.map(RunId::as_str), &plan, Vec::new())?;
+    stops.iter().for_each(|note| context.output.note(note));
     context.output.note("Nothing was run, as asked.");
     Ok(Exit::Done)
 }

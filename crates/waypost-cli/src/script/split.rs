@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::arguments::Reading;
 use super::scan::Unit;
 use super::{Remark, is_name, mentions};
 
@@ -14,6 +15,8 @@ pub(super) struct Part {
     pub(super) text: String,
     /// What is said again before them, from the lines above.
     pub(super) before: Vec<String>,
+    /// It reads arguments of the script, itself or in what is said again before it.
+    pub(super) reads_arguments: bool,
     /// Variables that later steps read of it.
     pub(super) gives: Vec<String>,
     /// Variables that it reads of earlier steps: the place of the step, and the name.
@@ -102,7 +105,10 @@ pub(super) fn parts(units: &[Unit]) -> Parts {
                     Kind::Sets(names) if end == at + 1 => names.clone(),
                     _ => Vec::new(),
                 };
-                let (before, needed) = said_before(units, &kinds, &again, &text);
+                let (said, needed) = said_before(units, &kinds, &again, &text);
+                let before = said.iter().map(|place| units[*place].text.clone()).collect();
+                let reads_arguments =
+                    said.into_iter().chain(at..end).any(|place| Reading::of(&units[place]).is_any());
                 let takes = set
                     .iter()
                     .filter(|(name, _)| mentions(&needed, name) || is_exported(units, name))
@@ -113,7 +119,9 @@ pub(super) fn parts(units: &[Unit]) -> Parts {
                 }
                 let word = word_of(unit, &gives);
                 let comments = unit.comments.clone();
-                parts.parts.push(Part { line: unit.line, comments, text, before, gives, takes, word });
+                let line = unit.line;
+                let part = Part { line, comments, text, before, reads_arguments, gives, takes, word };
+                parts.parts.push(part);
                 // What stayed together may have said what is said again later.
                 again.extend(
                     (at..end).filter(|place| matches!(kinds[*place], Kind::Again | Kind::Function(_))),
@@ -361,8 +369,8 @@ fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<R
     end
 }
 
-/// Returns the lines that are said again before a text, and all of what the step then says.
-fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (Vec<String>, String) {
+/// Returns the commands that are said again before a text, and all of what the step then says.
+fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (Vec<usize>, String) {
     let mut wanted = vec![false; again.len()];
     let mut all = text.to_owned();
     loop {
@@ -391,7 +399,7 @@ fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (
         }
     }
     let said = again.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
-    (said.map(|(place, _)| units[*place].text.clone()).collect(), all)
+    (said.map(|(place, _)| *place).collect(), all)
 }
 
 /// Says whether some command exports a variable, so that other programs may read it.

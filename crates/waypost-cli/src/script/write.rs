@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::arguments::{self, Reading};
 use super::mentions;
 use super::scan::{Unit, units};
 use super::split::{Part, Parts, parts};
@@ -46,7 +47,11 @@ pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
         parts.push(Part { text: "true".to_owned(), word: "nothing".to_owned(), ..one("") });
         remarks.push(Remark { line: 1, text: "it has no command that does something".to_owned() });
     }
-    let arguments = arguments(&units, &mut remarks);
+    // In another language `$1` is something else.
+    let arguments = match &shell {
+        Some(_) => arguments::params(&units, &mut remarks),
+        None => Vec::new(),
+    };
     let options = common_options(&units, &mut parts);
     let exits = script_exits(&units, shell.as_deref());
     if !exits && parts.len() > 1 {
@@ -112,38 +117,11 @@ fn one(body: &str) -> Part {
         comments: Vec::new(),
         text: body.trim().to_owned(),
         before: Vec::new(),
+        reads_arguments: Reading::of_text(body).is_any(),
         gives: Vec::new(),
         takes: Default::default(),
         word: "script".to_owned(),
     }
-}
-
-/// Returns the names of the params that stand for the arguments of the script.
-fn arguments(units: &[Unit], remarks: &mut Vec<Remark>) -> Vec<String> {
-    let mut count = 0;
-    for unit in units.iter().filter(|unit| unit.function.is_none()) {
-        for number in 1..=9 {
-            if ["$", "${"].iter().any(|mark| unit.text.contains(&format!("{mark}{number}"))) {
-                count = count.max(number);
-            }
-        }
-        if reads_all_arguments(&unit.text) {
-            let text = "the number of arguments is that of the params here: add what is missing";
-            remarks.push(Remark { line: unit.line, text: text.to_owned() });
-            count = count.max(1);
-        }
-    }
-    (1..=count).map(|number| format!("arg{number}")).collect()
-}
-
-/// Says whether a text reads how many arguments there are, or all of them.
-fn reads_all_arguments(text: &str) -> bool {
-    ["$@", "$*", "$#", "${@", "${*", "${#}"].iter().any(|mark| text.contains(mark))
-}
-
-fn reads_arguments(text: &str) -> bool {
-    let reads = |number: u8| ["$", "${"].iter().any(|mark| text.contains(&format!("{mark}{number}")));
-    reads_all_arguments(text) || (1..=9).any(reads)
 }
 
 /// Takes the options that the script sets once, at its top, out of its steps: they are the shell's.
@@ -211,7 +189,7 @@ impl Writer<'_> {
         }
         let _ = writeln!(text, "  - id: {id}");
         let mut command = String::new();
-        let with_arguments = !self.arguments.is_empty() && reads_arguments(&part.text);
+        let with_arguments = !self.arguments.is_empty() && part.reads_arguments;
         let mut env: Vec<(String, String)> = Vec::new();
         if with_arguments {
             let words: Vec<String> =

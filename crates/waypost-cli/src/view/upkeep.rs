@@ -178,6 +178,13 @@ pub(crate) struct ExportedView {
     pub(crate) bytes: u64,
 }
 
+/// A log or blob of a run that its archive does not have as a record says.
+#[derive(Debug, Serialize)]
+pub(crate) struct MissingView {
+    pub(crate) name: String,
+    pub(crate) why: String,
+}
+
 /// The answer of `archive`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ArchivedView {
@@ -186,6 +193,8 @@ pub(crate) struct ArchivedView {
     pub(crate) file: String,
     pub(crate) bytes: u64,
     pub(crate) checkpoints: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) missing: Vec<MissingView>,
 }
 
 /// The answer of `event`.

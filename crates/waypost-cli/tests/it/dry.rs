@@ -97,3 +97,25 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     let (steps, said) = would(&rig, &["--retry-failed"]);
     assert!(steps.is_empty() && said.contains("nothing, because"), "{said}");
 }
+
+// What happened: `run --dry-run --until` listed all steps. Why: only the real run heeded it. What stops it now: both dry
+// runs leave out the same.
+#[test]
+fn a_dry_run_stops_where_the_run_would() {
+    let rig = Rig::with(FLOW);
+    let steps = |args: &[&str]| {
+        let output = rig.call(&[&["run", "flow.yaml", "--dry-run", "--json"], args].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
+        let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let decisions = plan["decisions"].as_array().unwrap().iter();
+        let steps: Vec<String> = decisions.map(|one| one["step"].as_str().unwrap().to_owned()).collect();
+        (steps, String::from_utf8(output.stderr).unwrap())
+    };
+
+    let (until, said) = steps(&["--until", "two"]);
+
+    assert_eq!(until, ["one", "two"]);
+    assert!(said.contains("would stop after step two. Left for later: three, four."), "{said}");
+    assert_eq!(steps(&[]).0, ["one", "two", "three", "four"]);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--dry-run", "--until", "nonsense"]), Some(5));
+}

@@ -5,6 +5,7 @@
 mod again;
 mod agents;
 mod announcing;
+mod archived;
 mod archiving;
 mod bad_input;
 mod cancelling;
@@ -29,6 +30,7 @@ mod limits;
 mod looking;
 mod lost;
 mod marking;
+mod naming;
 mod nested_letters;
 mod new;
 mod newer;

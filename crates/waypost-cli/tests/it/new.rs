@@ -156,3 +156,65 @@ fn what_cannot_be_apart_stays_together() {
     let told = scripts.map(|(what, script)| format!("# {what}\n{}\n", steps_of(script)));
     check("new_together", &told.join("\n"));
 }
+
+// What happened: `N=$1` was said again in each step that reads N, and was empty there.
+// Why: only what a step itself says was searched for arguments, not what is said again before it.
+// What stops it now: each form gives in the workflow what it gives in the script.
+#[test]
+fn arguments_are_the_same_in_what_is_said_again() {
+    let forms = [
+        "N=$1",
+        "N=${1}",
+        "N=\"$1\"",
+        "export N=${1:-w}",
+        "readonly N=${1:-w}",
+        "declare N=${1-w}",
+        "N=$2",
+        "N=${9:-nine}-$1",
+        "N=$#",
+        "N=$@",
+        "N=\"$*\"",
+        "N=${1:?who}",
+        "N=${#1}",
+        "set -- \"$1\" more; N=$2",
+        "N=$1; shift",
+        "say() { echo \"$1$N\"; }\nN=$1",
+        "N=; for one; do N=$N$one; done",
+        "cd \"$1\"; N=$(basename \"$PWD\")",
+    ];
+    for form in forms {
+        let rig = Rig::new();
+        std::fs::create_dir(rig.path("bob")).unwrap();
+        let out = rig.path("out").display().to_string();
+        let script = format!("set -e\n{form}\necho \"a $N\" >> {out}\necho \"b $N\" >> {out}\n");
+        rig.write("s.sh", &script);
+        let shell = Command::new("bash").args(["s.sh", "bob"]).current_dir(rig.path("")).output().unwrap();
+        assert!(shell.status.success(), "{form}: {shell:?}");
+        let said = rig.read("out");
+        std::fs::remove_file(rig.path("out")).unwrap();
+
+        assert_eq!(code(&rig, &["new", "--from", "s.sh"]), Some(0), "{form}");
+        let ran = rig.waypost(&["run", "-p", "arg1=bob"]);
+
+        let made = rig.read("waypost.yaml");
+        assert!(ran.starts_with("exit 0\n"), "{form}: {ran}\n{made}");
+        assert_eq!(rig.read("out"), said, "{form}\n{made}");
+    }
+}
+
+#[test]
+fn what_is_not_as_it_was_with_arguments_is_said() {
+    let scripts = [
+        ("all of them", "set -e\nN=$*\necho $N\n"),
+        ("how many", "set -e\nN=$#\necho $N\n"),
+        ("without a list", "set -e\nfor one; do echo $one; done\n"),
+        ("options", "set -e\nwhile getopts ab o; do echo $o; done\n"),
+        ("one that may be unset", "set -e\nN=${1-none}\necho $N\n"),
+        ("one that must be given", "set -eu\nN=$1\necho $N\n"),
+        ("one that need not be given", "set -eu\nN=${1:-none}\necho $N\n"),
+        ("the tenth", "set -e\nN=${10}\necho $N\n"),
+        ("another language", "#!/usr/bin/env perl\nif (\"ab\" =~ /(a)/) { print $1 }\n"),
+    ];
+    let told = scripts.map(|(what, script)| format!("# {what}\n{}\n", steps_of(script)));
+    check("new_arguments", &told.join("\n"));
+}

@@ -184,7 +184,7 @@ fn delete_asks_and_refuses_without_a_terminal() {
 
 #[test]
 fn delete_json() {
-    check("delete_json", &Rig::failed().waypost(&["delete", "r", "r-1", "--yes", "--json"]));
+    check("delete_json", &Rig::failed().waypost(&["delete", "r-1", "r-1", "--yes", "--json"]));
 }
 
 #[test]

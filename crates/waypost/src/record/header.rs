@@ -281,6 +281,14 @@ impl Phase {
         }
     }
 
+    /// Returns how the step ended, if it did by itself.
+    pub fn ending(&self) -> Option<&Ending> {
+        match self {
+            Self::Completed(ending) => Some(ending),
+            phase => phase.failure().map(|failure| &failure.ending),
+        }
+    }
+
     /// Returns the word for the phase used in JSON and on screens.
     pub fn name(&self) -> &'static str {
         match self {

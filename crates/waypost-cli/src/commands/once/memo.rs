@@ -118,6 +118,11 @@ pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<Option<Memos>
 }
 
 impl Kept {
+    /// Returns the blob that it is in, with its size and SHA-256.
+    pub(super) fn in_blob(&self) -> Option<(String, u64, Digest)> {
+        Some((self.blob.clone()?, self.bytes, self.sha256))
+    }
+
     /// Gives the stream to `take`, piece by piece, once it was seen to be what was printed.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ pub(super) async fn dry_run(
         would = retried(context, &snapshot, &chosen, (letters, would.plan));
     }
     if let Some(until) = &args.until {
-        would.stop_after(&chosen.shape, until)?;
+        would.notes.push(stop_after(&mut would.plan, &chosen.shape, until)?);
     }
     let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
     if would.notes.is_empty() && would.plan.decisions.iter().all(idle) {
@@ -278,38 +278,38 @@ fn retried(
     Would { plan: plan(&chosen.shape, &branches, &Verdicts::new(), context.now()), notes }
 }
 
-impl Would {
-    /// Leaves out what is not begun when a session stops after a step: all that this step does not need.
-    fn stop_after(&mut self, shape: &Shape, until: &str) -> Result<(), Error> {
-        let Some(place) = shape.place(until) else {
-            return Err(RunError::InvalidStep(StepId::new(until).map_err(Error::from_name)?).into());
-        };
-        let mut needed: BTreeSet<&StepId> = BTreeSet::new();
-        let mut walk = vec![&shape.steps()[place]];
-        while let Some(step) = walk.pop() {
-            if needed.insert(&step.id) {
-                let leads = |other: &&waypost::shape::Step| other.routes.contains(&step.id);
-                walk.extend(step.needs.iter().filter_map(|need| shape.step(need.as_str())));
-                walk.extend(shape.steps().iter().filter(leads));
-            }
+/// Leaves out of a plan what is not begun when a session stops after a step: all that this step does not need; says so.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: there is no such step.
+pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &str) -> Result<String, Error> {
+    let Some(place) = shape.place(until) else {
+        return Err(RunError::InvalidStep(StepId::new(until).map_err(Error::from_name)?).into());
+    };
+    let mut needed: BTreeSet<&StepId> = BTreeSet::new();
+    let mut walk = vec![&shape.steps()[place]];
+    while let Some(step) = walk.pop() {
+        if needed.insert(&step.id) {
+            let leads = |other: &&waypost::shape::Step| other.routes.contains(&step.id);
+            walk.extend(step.needs.iter().filter_map(|need| shape.step(need.as_str())));
+            walk.extend(shape.steps().iter().filter(leads));
         }
-        let is_later = |decision: &Decision| {
-            let on_main = match decision.branch.is_main() {
-                true => Some(decision.step.clone()),
-                false => crate::definition::opener_on_main(&decision.branch),
-            };
-            !matches!(decision.action, Action::Reuse | Action::Skip)
-                && on_main.is_some_and(|step| !needed.contains(&step))
-        };
-        let later: Vec<String> = self.plan.decisions.iter().filter(|one| is_later(one)).map(named).collect();
-        self.plan.decisions.retain(|decision| !is_later(decision));
-        let mut note = format!("It would stop after step {until}.");
-        if !later.is_empty() {
-            note = format!("{note} Left for later: {}.", later.join(", "));
-        }
-        self.notes.push(note);
-        Ok(())
     }
+    let is_later = |decision: &Decision| {
+        let on_main = match decision.branch.is_main() {
+            true => Some(decision.step.clone()),
+            false => crate::definition::opener_on_main(&decision.branch),
+        };
+        !matches!(decision.action, Action::Reuse | Action::Skip)
+            && on_main.is_some_and(|step| !needed.contains(&step))
+    };
+    let later: Vec<String> = plan.decisions.iter().filter(|one| is_later(one)).map(named).collect();
+    plan.decisions.retain(|decision| !is_later(decision));
+    let note = format!("It would stop after step {until}.");
+    Ok(match later.is_empty() {
+        true => note,
+        false => format!("{note} Left for later: {}.", later.join(", ")),
+    })
 }
 
 fn named(decision: &Decision) -> String {

@@ -1,0 +1,188 @@
+//! The files of a run, and whether they are what its records say of them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use jiff::Timestamp;
+use waypost::id::Digester;
+use waypost::record::Record;
+use waypost::store::{Store, StoreError};
+use waypost::{Digest, RunId};
+use waypost_workflow::log::{LOG_HEAD_BYTES_MAX, LOG_TAIL_BYTES_MAX};
+use waypost_workflow::program::log_name;
+
+use super::contents::{Missing, Writer};
+use super::not_written;
+use crate::commands::once;
+use crate::error::Error;
+
+/// What records say of a file.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    bytes: u64,
+    digest: Digest,
+    /// It is a log, of which the middle may have been left out, and which may begin with what an earlier try printed.
+    is_log: bool,
+}
+
+/// The files that records name, by their names in the folder of the run.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    told: BTreeMap<String, Told>,
+    /// Those that are there, but not as they were told.
+    other: BTreeMap<String, String>,
+}
+
+impl Named {
+    /// Takes in what a record names: the log of the try that it ends, and frozen items.
+    pub(super) fn take(&mut self, record: &Record) {
+        let header = record.header();
+        let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
+        if let Some((printed, step)) = printed.zip(header.step.as_ref()) {
+            let told = Told { bytes: printed.bytes, digest: printed.digest, is_log: true };
+            self.told.insert(log_name(&header.branch, step, &header.at), told);
+        }
+        // Where retention dropped the position, what it named is not needed any more.
+        let position = record.position().unwrap_or_default();
+        for items in position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.as_ref()) {
+            self.take_blob(&items.blob, items.bytes, items.digest);
+        }
+    }
+
+    /// Takes in what the run of a script has kept of its commands.
+    pub(super) async fn take_memos(&mut self, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+        for (blob, bytes, digest) in once::blobs(store, run).await? {
+            self.take_blob(&blob, bytes, digest);
+        }
+        Ok(())
+    }
+
+    fn take_blob(&mut self, blob: &str, bytes: u64, digest: Digest) {
+        self.told.insert(format!("blobs/{blob}"), Told { bytes, digest, is_log: false });
+    }
+
+    /// Says what of it is not there, or not as it was told, once all files were taken.
+    pub(super) fn missing(self, folder: Option<&Path>) -> Vec<Missing> {
+        let Self { told, mut other } = self;
+        for name in told.into_keys() {
+            let is_there = folder.is_some_and(|folder| folder.join(&name).symlink_metadata().is_ok());
+            let why = if is_there { "is no regular file" } else { "is not there" };
+            other.insert(name, why.to_owned());
+        }
+        other.into_iter().map(|(name, why)| Missing { name: format!("files/{name}"), why }).collect()
+    }
+
+    /// Notes that a file is there.
+    fn found(&mut self, name: &str, seen: Seen) {
+        if let Some(why) = self.told.remove(name).and_then(|told| seen.differs_from(told)) {
+            self.other.insert(name.to_owned(), why);
+        }
+    }
+}
+
+/// Puts the files of a run into its archive.
+pub(super) struct Files<'a> {
+    pub(super) writer: &'a mut Writer,
+    pub(super) named: &'a mut Named,
+    pub(super) time: Timestamp,
+    /// The archive.
+    pub(super) file: &'a Path,
+}
+
+impl Files<'_> {
+    /// Takes a file, or all files below a folder, in the order of their names. What is neither is no part of a run.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] names what cannot be read; else what cannot be written is the archive.
+    pub(super) fn pack(&mut self, path: &Path, name: &str) -> Result<(), Error> {
+        let Ok(kind) = fs::symlink_metadata(path) else { return Ok(()) };
+        if kind.is_file() {
+            return self.put(path, name);
+        }
+        if !kind.is_dir() {
+            return Ok(());
+        }
+        let entries = fs::read_dir(path).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let mut entries = entries.map_err(|source| not_read(path, source))?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let Ok(below) = entry.file_name().into_string() else { continue };
+            self.pack(&entry.path(), &format!("{name}/{below}"))?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, path: &Path, name: &str) -> Result<(), Error> {
+        let open = || {
+            let file = File::open(path)?;
+            let bytes = file.metadata()?.len();
+            Ok((file, bytes))
+        };
+        let (file, bytes) = open().map_err(|source| not_read(path, source))?;
+        let told = self.named.told.get(name).map_or(0, |told| told.bytes);
+        let skip = bytes.saturating_sub(told);
+        let mut seen = Watched { file, skip, digester: Digester::default(), failure: None };
+        let written = self.writer.put_from(&format!("files/{name}"), (&mut seen, bytes), self.time);
+        match (seen.failure, written) {
+            (Some(source), _) => return Err(not_read(path, source)),
+            (None, written) => written.map_err(|source| not_written(self.file, source))?,
+        }
+        self.named.found(name, Seen { bytes, end: seen.digester.finish() });
+        Ok(())
+    }
+}
+
+fn not_read(path: &Path, source: io::Error) -> Error {
+    StoreError::Io { action: "read", place: path.display().to_string(), source }.into()
+}
+
+/// A file while it is read: hashes its end, and keeps what went wrong apart from what goes wrong with the archive.
+struct Watched {
+    file: File,
+    /// How many bytes are still before that end.
+    skip: u64,
+    digester: Digester,
+    failure: Option<io::Error>,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = match self.file.read(buffer) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                let kind = error.kind();
+                self.failure = Some(error);
+                return Err(kind.into());
+            }
+            answer => answer?,
+        };
+        let skipped = count.min(usize::try_from(self.skip).unwrap_or(usize::MAX));
+        self.skip -= skipped as u64;
+        self.digester.update(&buffer[skipped..count]);
+        Ok(count)
+    }
+}
+
+/// A file as it was found.
+struct Seen {
+    bytes: u64,
+    /// The digest of its last bytes, as many as were told, if it has as many.
+    end: Digest,
+}
+
+impl Seen {
+    /// Says how it is not what was told, if it is not.
+    fn differs_from(&self, told: Told) -> Option<String> {
+        let kept = (LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX) as u64;
+        if told.is_log && told.bytes > kept {
+            // The line between both parts says how much was left out.
+            let is_short = self.bytes <= kept;
+            return is_short.then(|| format!("has {} bytes, and more than {kept} were kept", self.bytes));
+        }
+        if self.bytes < told.bytes || (!told.is_log && self.bytes != told.bytes) {
+            return Some(format!("has {} bytes, its record says {}", self.bytes, told.bytes));
+        }
+        (self.end != told.digest).then(|| "has other bytes than its record says".to_owned())
+    }
+}

@@ -1,0 +1,65 @@
+//! What names a run: never an empty word, and the whole name where a run is ended for good unasked.
+
+use crate::rig::{Rig, code_of};
+
+const FLOW: &str = "name: nightly\nsteps: [{id: a, run: 'echo a; test -e ok'}]\n";
+
+fn runs(rig: &Rig) -> Vec<String> {
+    let listed = rig.json(&["list", "--json"]);
+    listed["runs"].as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap().to_owned()).collect()
+}
+
+// What happened: `waypost delete '' --yes` deleted the only run. Why: every name begins with an empty word, as that of
+// a variable that is not set. What stops it now: it is refused before anything is looked for.
+#[test]
+fn an_empty_word_names_no_run() {
+    let rig = Rig::with(FLOW);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let calls: [&[&str]; 14] = [
+        &["delete", "", "--yes"],
+        &["delete", "r", "", "--yes"],
+        &["cancel", ""],
+        &["stop", ""],
+        &["archive", "", "x"],
+        &["export", "", "x"],
+        &["fork", ""],
+        &["show", ""],
+        &["logs", ""],
+        &["events", ""],
+        &["resume", ""],
+        &["plan", ""],
+        &["prune", "", "--keep", "2"],
+        &["checkpoint", ""],
+    ];
+    for args in calls {
+        let said = rig.waypost(args);
+        assert!(
+            said.starts_with("exit 2\n") && said.contains("the name of the run is empty"),
+            "{args:?}: {said}"
+        );
+    }
+    assert_eq!(runs(&rig), ["r"]);
+    assert!(!rig.path("x").exists());
+}
+
+// What happened: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Why: it was the
+// only run whose name began so. What stops it now: where nobody is asked, the whole name is needed.
+#[test]
+fn what_ends_a_run_unasked_needs_its_whole_name() {
+    let rig = Rig::with(FLOW);
+    for run in ["nightly-1", "nightly-10"] {
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", run, "-q"]), Some(1));
+    }
+
+    assert_eq!(code_of(&rig, &["delete", "nightly-1", "--yes"]), Some(0));
+    for args in [&["delete", "nightly-1", "--yes"][..], &["delete", "nightly-1"], &["cancel", "nightly-1"]] {
+        let said = rig.waypost(args);
+        assert!(said.starts_with("exit 5\n") && said.contains("`nightly-10`"), "{args:?}: {said}");
+    }
+
+    assert_eq!(runs(&rig), ["nightly-10"]);
+    assert_eq!(rig.json(&["show", "nightly-1", "--json"])["status"], "failed", "it was not cancelled");
+    assert_eq!(code_of(&rig, &["cancel", "@"]), Some(0));
+    assert_eq!(code_of(&rig, &["delete", "@", "--yes"]), Some(0));
+    assert_eq!(runs(&rig), Vec::<String>::new());
+}
