@@ -33,6 +33,7 @@ mod new;
 mod newer;
 mod once;
 mod paper;
+mod printing;
 mod prodigy;
 mod prodigy_values;
 mod pruning;

@@ -97,6 +97,11 @@ impl WorkflowProgram {
                 Performed::Completed { output, told, .. } => {
                     (Found::Text(output.stdout.unwrap_or_default(), json), told)
                 }
+                Performed::Failed { mut failure, told } => {
+                    // It would have been made into items, and is read by nothing else.
+                    failure.ending.stdout = None;
+                    return Performed::Failed { failure, told };
+                }
                 other => return other,
             },
         };
