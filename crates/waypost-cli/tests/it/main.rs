@@ -24,6 +24,7 @@ mod hooks;
 mod importing;
 mod invariants;
 mod killed;
+mod letters;
 mod limits;
 mod looking;
 mod lost;

@@ -389,20 +389,23 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
         End::Skipped => "skipped",
         End::Cancelled => "cancelled",
     };
-    let steps = match end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>) {
-        Some(Ok(state)) => {
+    let state = end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>).transpose();
+    let state = state.map_err(|error| failure(FailureKind::Error, error))?;
+    let steps = match &state {
+        Some(state) => {
             let steps = foreach.body.steps().iter().map(|step| step.id.as_str());
             let code = end.failure().and_then(|failure| failure.ending.exit_code);
             let step = end.record.header().step.as_ref().filter(|_| status == "failed");
             state.outcomes(steps, step.map(|step| (step.as_str(), code)))
         }
-        Some(Err(error)) => return Err(failure(FailureKind::Error, error)),
         None => Value::Object(serde_json::Map::new()),
     };
+    // A person may have given it another item than the one that its branch was opened for.
+    let item = state.as_ref().and_then(WorkflowState::item).unwrap_or(&end.item.value);
     let mut outcome = json!({
         "key": end.item.key,
         "index": end.item.index,
-        "item": end.item.value,
+        "item": item,
         "status": status,
         "steps": steps,
     });
