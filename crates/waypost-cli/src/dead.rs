@@ -161,9 +161,14 @@ async fn ended_branches(
     Ok(still)
 }
 
-fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
-    let policy = workflow.step(each.as_str()).and_then(|step| step.work.foreach());
-    policy.is_some_and(|foreach| foreach.on_failure == OnItemFailure::DeadLetter)
+/// Says whether items of a step that failed are its dead letters.
+pub(crate) fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
+    policy(workflow, each) == Some(OnItemFailure::DeadLetter)
+}
+
+/// Returns what is done about items of a step that failed, if it works on some.
+fn policy(workflow: &Workflow, each: &StepId) -> Option<OnItemFailure> {
+    Some(workflow.step(each.as_str())?.work.foreach()?.on_failure)
 }
 
 /// The branches that others opened, by those, in their order.
@@ -236,7 +241,7 @@ async fn first_to_fail(
 }
 
 /// Returns the seq at which a step last opened branches, as far as that counts.
-async fn opened_at(
+pub(crate) async fn opened_at(
     store: &dyn Store,
     run: &RunId,
     branch: &BranchPath,

@@ -316,7 +316,7 @@ impl Prepared {
         let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
-        session.conclude(&program, &outcome, &told)
+        session.conclude(&engine, &program, &outcome, &told).await
     }
 
     /// Writes where the run goes on from, and runs nothing.

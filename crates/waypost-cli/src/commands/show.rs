@@ -8,11 +8,12 @@ use waypost::engine::Snapshot;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, RunId};
+use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, SCRIPT, checkpoints};
+use crate::among::FailedItem;
 use crate::cli::ShowArgs;
 use crate::definition::path_in_force;
 use crate::error::Error;
@@ -59,7 +60,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     if context.output.json {
         context.output.document(&view)?;
     } else if args.step.is_some() {
-        context.output.answer(&steps_in_full(&context.output, &view.steps))?;
+        context.output.answer(&steps_in_full(context, &view))?;
     } else {
         context.output.answer(&summary(context, &view, &shown))?;
     }
@@ -114,10 +115,29 @@ struct Shown {
     given: Vec<Signal>,
 }
 
-fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     let text = snapshot.definition.text.as_deref()?;
-    let workflow = Workflow::parse(text, Path::new("the run's copy")).ok()?;
-    shape_of(&workflow, surroundings::cores()).ok()
+    Workflow::parse(text, Path::new("the run's copy")).ok()
+}
+
+fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+    shape_of(&workflow_in_force(snapshot)?, surroundings::cores()).ok()
+}
+
+/// Finds the first item that failed of a step that failed as too many of them did.
+async fn failed_item(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: Option<&Workflow>,
+    step: &StepView,
+) -> Result<Option<FailedItem>, Error> {
+    let Some(error) = step.error.as_ref().filter(|_| step.status == StepStatus::Failed) else {
+        return Ok(None);
+    };
+    match (BranchPath::new(&step.branch), StepId::new(&step.id)) {
+        (Ok(branch), Ok(id)) => FailedItem::find(store, run, workflow, (&branch, &id, error.kind)).await,
+        _ => Ok(None),
+    }
 }
 
 /// Returns the newest records of the hooks that have ended and that came after the last try of a step that is shown.
@@ -271,6 +291,10 @@ impl Shown {
                     .flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()),
             );
         }
+        let workflow = workflow_in_force(&self.snapshot);
+        for step in &mut steps {
+            step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
+        }
         let checkpoint = match &self.at {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
@@ -389,7 +413,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text.push_str(&step_table(output, &view.steps));
     text.push('\n');
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
-        let _ = write!(text, "\n{}", failure(output, step));
+        let _ = write!(text, "\n{}", failure(context, &view.run, step));
     }
     if !view.waiting.is_empty() {
         text.push('\n');
@@ -456,7 +480,8 @@ fn clipped(text: &str) -> String {
 }
 
 /// Shows why a step failed: the error with its causes, and the end of its log.
-fn failure(output: &Output, step: &StepView) -> String {
+fn failure(context: &Context, run: &str, step: &StepView) -> String {
+    let output = &context.output;
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
         true => output.paint.red(&format!("step {} failed:", step.id)),
@@ -471,12 +496,17 @@ fn failure(output: &Output, step: &StepView) -> String {
             let _ = writeln!(text, "  {} {line}", output.paint.dim("|"));
         }
     }
+    if let Some(item) = &step.failed_item {
+        let list = format!("waypost dead-letters list {run}{}", context.store_words());
+        text.push_str(&item.told(output.paint, &list));
+    }
     text
 }
 
-fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
+fn steps_in_full(context: &Context, view: &ShowView) -> String {
+    let output = &context.output;
     let mut text = String::new();
-    for step in steps {
+    for step in &view.steps {
         let _ = writeln!(text, "{}  {}", output.paint.bold(&step.id), step.status.name());
         let mut fact = |name: &str, value: Option<String>| {
             if let Some(value) = value {
@@ -505,7 +535,7 @@ fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
             );
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
-        text.push_str(&failure(output, step));
+        text.push_str(&failure(context, &view.run, step));
     }
     text
 }

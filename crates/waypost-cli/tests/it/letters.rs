@@ -29,3 +29,46 @@ steps:
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
     }
 }
+
+// What happened: of a `foreach` that failed by its limits, one saw how many items had failed, and of none why.
+// Why: the failure is that of the step, and those of its items are on branches of their own.
+// What stops it now: the first of them is looked up where the failure is shown.
+#[test]
+fn a_step_that_too_many_items_failed_of_shows_the_first() {
+    let flow = r#"
+steps:
+  - id: e
+    foreach:
+      items: [a, b, c]
+      as: item
+      max_failures: 0
+      max_parallel: 1
+      steps:
+        - id: g
+          repeat: {until: 'true', max: 1}
+          steps: [{id: work, run: 'echo "bad $I"; [ "$I" != b ]', env: {I: "${{ item }}"}}]
+"#;
+    let says = "1 of 3 branches failed, and no more than 0 may
+  first: step work of item b failed: exit code 1
+  | bad b
+  all of them: waypost dead-letters list r";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+
+        let ended = rig.told(&rig.call(&["run", "flow.yaml", "--id", "r", "-q"]));
+
+        let shown = rig.waypost(&["show", "r"]);
+        assert!(ended.contains(says) && shown.contains(says), "{store}: {ended}{shown}");
+        let why = rig.waypost(&["why", "r"]);
+        let first =
+            "too many of its branches failed\n  first: step work of item b failed: exit code 1\n  | bad b\n";
+        assert!(why.contains(first), "{why}");
+        assert!(rig.waypost(&["plan", "r"]).contains("too many of its branches failed"));
+        let item = &rig.json(&["show", "r", "--json"])["steps"][0]["failed_item"];
+        assert_eq!(
+            (&item["key"], &item["branch"], &item["step"]),
+            (&"b".into(), &"e:b".into(), &"work".into())
+        );
+        assert!(rig.waypost(&["dead-letters", "list", "r"]).contains("work"));
+    }
+}
