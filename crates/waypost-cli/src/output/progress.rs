@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use waypost::engine::{Observer, StopLevel};
@@ -32,6 +32,8 @@ pub(crate) struct Progress {
     /// The lines of several runs follow each other.
     of_many: bool,
     seen: Mutex<Seen>,
+    /// Where the logs of steps are.
+    store: OnceLock<Arc<dyn store::Store>>,
 }
 
 /// What was seen so far.
@@ -69,7 +71,14 @@ impl Progress {
     /// Chooses how to show it.
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
-        Self { output: output.clone(), live, of_many, seen: Mutex::new(Seen::from(Instant::now())) }
+        let seen = Mutex::new(Seen::from(Instant::now()));
+        Self { output: output.clone(), live, of_many, seen, store: OnceLock::new() }
+    }
+
+    /// Has it read the logs of steps in this store.
+    pub(crate) fn read_logs_of(&self, store: Arc<dyn store::Store>) {
+        // All runs of a session are in one store.
+        let _ = self.store.set(store);
     }
 
     /// Says now and then that the run is alive, for as long as it is polled.
@@ -137,11 +146,22 @@ impl Progress {
                 event.what,
                 EventKind::StepCompleted(_) | EventKind::StepFailed(_) | EventKind::StepRetried(_)
             );
-            let group =
-                (self.output.actions && is_end).then(|| actions::group(&line, record.header())).flatten();
+            let group = (self.output.actions && is_end).then(|| self.group(seen, event, record)).flatten();
             self.output.note(group.as_ref().unwrap_or(&line));
             seen.last_line = Instant::now();
         }
+    }
+}
+
+impl Progress {
+    /// Makes a group of what a step printed that has ended.
+    fn group(&self, seen: &Seen, event: &Event, record: &Record) -> Option<String> {
+        let header = record.header();
+        let step = name_of(event)?;
+        let took = time::lasted(seen.running.get(&step).map(Instant::elapsed).unwrap_or_default());
+        let step = if self.of_many { format!("{}: {step}", header.run) } else { step };
+        let folder = self.store.get().and_then(|store| store.folder(&header.run));
+        actions::group((&step, &took), header, folder.as_deref())
     }
 }
 
