@@ -10,6 +10,7 @@ use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
 
 use crate::error::Error;
+use crate::reference::plain;
 
 /// An item whose work failed for good.
 #[derive(Debug)]
@@ -288,7 +289,9 @@ pub(crate) fn chosen(
     letters: Vec<DeadLetter>,
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
-    let is = |letter: &DeadLetter, key: &String| letter.key == *key || letter.branch.to_string() == *key;
+    let is = |letter: &DeadLetter, key: &String| {
+        letter.key == *key || letter.branch.as_str() == key || plain(&letter.branch).as_ref() == Some(key)
+    };
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
             format!("dead letter `{key}` in run {run}"),

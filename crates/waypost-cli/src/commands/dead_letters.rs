@@ -63,13 +63,14 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     let mut keys = HashSet::new();
-    let ambiguous = !letters.iter().all(|letter| keys.insert(&letter.key));
+    let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
+    let branches = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
     let rows = letters.iter().map(|letter| {
         let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
-            if ambiguous { letter.branch.to_string() } else { String::new() },
+            if branches { letter.branch.to_string() } else { String::new() },
             letter.index.to_string(),
             failed,
             letter.attempts.to_string(),

@@ -14,7 +14,7 @@ use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::StepRef;
+use crate::reference::{StepRef, encode};
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
@@ -27,8 +27,9 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     Ok(Exit::Done)
 }
 
-pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error> {
+pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
+    encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::Setting;
 use crate::place::{self, Access};
-use crate::reference::{Default as Meant, StepRef, find};
+use crate::reference::{Default as Meant, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings::{self, Local};
 
@@ -50,6 +50,7 @@ pub(crate) async fn resume_in(
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
+    encode(store.as_ref(), &run, &mut args.from).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);
         if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {

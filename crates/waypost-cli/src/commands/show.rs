@@ -22,7 +22,7 @@ use crate::hooks;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
 use crate::place;
-use crate::reference::{Default, Reference, StepRef, find};
+use crate::reference::{Default, Reference, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
@@ -36,13 +36,14 @@ pub(crate) mod waits;
 /// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
 const VALUE_CHARACTERS_MAX: usize = 40;
 
-pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Error> {
+pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
     let store = context.store(None, place::Access::Read)?;
     let (run, at) = match reference {
         Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
     };
+    encode(store.as_ref(), &run, &mut args.step).await?;
     let named = args.step.as_deref().map(StepRef::parse);
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;

@@ -72,3 +72,31 @@ steps:
         assert!(rig.waypost(&["dead-letters", "list", "r"]).contains("work"));
     }
 }
+
+// What happened: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name was taken.
+// Why: what was typed was compared with the names of branches as they are kept.
+// What stops it now: where no branch is called so, it is compared with their keys as they are.
+#[test]
+fn branches_are_found_by_their_keys_as_they_are() {
+    let flow = r#"
+steps:
+  - id: f
+    foreach: {items: [src/a.rs, "b c.txt", "src/a.rs/s"], as: item, steps: [{id: s, run: 'echo "did $I"; exit 3', env: {I: "${{ item }}"}}]}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+
+        assert!(rig.waypost(&["logs", "r", "f:b c.txt/s"]).contains("did b c.txt\n"));
+        assert!(rig.waypost(&["logs", "r", "f:b c.txt"]).contains("did b c.txt\n"));
+        assert!(rig.waypost(&["logs", "r", "f:src%2Fa.rs/s"]).contains("did src/a.rs\n"));
+        assert_eq!(code(&rig, &["show", "r", "--step", "f:b c.txt/s"]), Some(0));
+        assert_eq!(code(&rig, &["why", "r", "f:b c.txt/s"]), Some(0));
+        assert_eq!(code(&rig, &["show", "r/f:b c.txt@1"]), Some(0));
+        assert_eq!(code(&rig, &["checkpoints", "r", "--branch", "f:src/a.rs"]), Some(0));
+        assert_eq!(code(&rig, &["dead-letters", "show", "r", "f:b c.txt"]), Some(0));
+        assert_eq!(code(&rig, &["logs", "r", "f:none.txt/s"]), Some(5));
+        let many = rig.waypost(&["logs", "r", "f:src/a.rs/s"]);
+        assert!(many.contains("may mean several: f:src%2Fa.rs%2Fs, f:src%2Fa.rs/s"), "{store}: {many}");
+    }
+}
