@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use waypost::engine::Ended;
 use waypost::record::{Ending, Failure, FailureKind, Note, Usage};
 
+use crate::expr::exact_number;
 use crate::file::OutputSource;
 use crate::log::Captured;
 use crate::mask::Mask;
@@ -240,6 +241,8 @@ impl Handover {
         let is_secret = self.mask.contains(&captured.bytes);
         match self.capture {
             Some(_) if is_secret => Err(secret_in("result")),
+            // Refused or not: the error would quote a number that is a secret written in another way.
+            Some(Capture::Number) if self.is_secret_number(&captured.bytes) => Err(secret_in("result")),
             Some(capture) => capture
                 .convert(said.as_ref().map_or(&captured.bytes, |said| said.text.as_bytes()))
                 .map(Some)
@@ -247,6 +250,12 @@ impl Handover {
             None if is_secret => Err(secret_printed()),
             None => Ok(None),
         }
+    }
+
+    /// Says whether a text is a number that is a secret, in whatever way it is written.
+    fn is_secret_number(&self, bytes: &[u8]) -> bool {
+        let number = std::str::from_utf8(bytes).ok().and_then(|text| exact_number(text.trim()).ok());
+        number.is_some_and(|number| self.mask.is_within(&Value::Number(number)))
     }
 
     /// Refuses what a step printed if there was more of it than is taken.

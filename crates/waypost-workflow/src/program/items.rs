@@ -250,17 +250,21 @@ impl Select {
             }
             None => own_key(&value, place),
         };
+        let counted = place + 1;
         if key.is_empty() {
-            return Err(wrong(format!("the key of item {place} is empty, and each needs a name of its own")));
+            return Err(wrong(format!(
+                "the key of item {counted} is empty, and each needs a name of its own"
+            )));
         }
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
         if let Err(error) = BranchPath::main().child(&name, &key) {
             let help = "give them shorter names with `key`";
-            let text = format!("item {place} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
+            let text =
+                format!("item {counted} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
             return Err(wrong(text));
         }
         if mask.contains(key.as_bytes()) || mask.is_within(&value) {
-            return Err(wrong(format!("item {place} contains a secret, which must not be recorded")));
+            return Err(wrong(format!("item {counted} contains a secret, which must not be recorded")));
         }
         Ok(Item { key, value, index: place as u64, start: None })
     }
@@ -278,7 +282,7 @@ impl Select {
             text.truncate(end);
             text.push_str("...");
         }
-        failure.error[0] = format!("item {index}, {text}: {}", failure.error[0]);
+        failure.error[0] = format!("item {}, {text}: {}", index + 1, failure.error[0]);
         failure
     }
 }
