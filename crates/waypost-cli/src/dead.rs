@@ -65,11 +65,28 @@ pub(crate) async fn letters(
 
 /// Counts the dead letters of a run that were dropped: items that a person left at their failure.
 pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+    let ended = ended_branches(store, run, "skipped", &was_left).await?;
+    count(store, run, ended, &|each| keeps_letters(workflow, each)).await
+}
+
+/// Counts the items of a run that failed and were skipped, as their workflow says.
+pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+    let ended = ended_branches(store, run, "failed", &has_failed).await?;
+    count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
+}
+
+/// Counts those of these branches that are of items and still count, as far as the step is one that `is_meant`.
+async fn count(
+    store: &dyn Store,
+    run: &RunId,
+    branches: BTreeSet<BranchPath>,
+    is_meant: &(dyn Fn(&StepId) -> bool + Sync),
+) -> Result<usize, Error> {
     let mut fans = Fans::default();
     let mut count = 0;
-    for branch in ended_branches(store, run, "skipped", &was_left).await? {
+    for branch in branches {
         let Some(((each, _), above)) = branch.opened_by().zip(branch.parent()) else { continue };
-        if !keeps_letters(workflow, &each) {
+        if !is_meant(&each) {
             continue;
         }
         let newest = store.newest(run, &branch).await?;

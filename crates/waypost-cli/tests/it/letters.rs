@@ -73,6 +73,30 @@ steps:
     }
 }
 
+// What happened: `dead-letters list` of a run of which items had failed said that none had.
+// Why: it spoke of dead letters only. What stops it now: what became of those that failed is said.
+#[test]
+fn a_run_without_dead_letters_says_what_became_of_failed_items() {
+    let flow = |policy: &str| {
+        format!(
+            "steps:\n  - id: e\n    foreach: {{items: [a, b], as: item, {policy}steps: [{{run: exit 3}}]}}\n  - {{id: end, run: 'true'}}\n"
+        )
+    };
+    let rig = Rig::with(&flow("on_item_failure: skip, "));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    let list = rig.waypost(&["dead-letters", "list", "r"]);
+    let skipped = "Run r has no dead letters: 2 items failed and were skipped, as the workflow says.";
+    assert!(list.contains(skipped), "{list}");
+
+    rig.write("flow.yaml", &flow(""));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(3));
+    rig.waypost(&["export", "s", "s.json"]);
+    rig.waypost(&["import", "s.json", "--trust", "--id", "t", "-q"]);
+    let list = rig.waypost(&["dead-letters", "list", "t"]);
+    let before = "Run t has no dead letters: 2 items failed in run s, before this one began from it.";
+    assert!(list.contains(before), "{list}");
+}
+
 // What happened: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name was taken.
 // Why: what was typed was compared with the names of branches as they are kept.
 // What stops it now: where no branch is called so, it is compared with their keys as they are.

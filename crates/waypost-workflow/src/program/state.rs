@@ -272,6 +272,11 @@ impl WorkflowState {
         self.steps.get(id)
     }
 
+    /// Returns how many items of its steps failed that are finished.
+    pub fn items_failed(&self) -> u64 {
+        self.steps.values().filter_map(StepState::items).map(|items| items.failed).sum()
+    }
+
     /// Returns the services that have been started outside of the branch; none of the main one.
     pub(super) fn services(&self) -> Option<Arc<[Service]>> {
         self.outer.as_ref().map(|outer| Arc::clone(&outer.services))
