@@ -10,6 +10,7 @@ use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
 
 use crate::error::Error;
+use crate::reference::plain;
 
 /// An item whose work failed for good.
 #[derive(Debug)]
@@ -64,11 +65,28 @@ pub(crate) async fn letters(
 
 /// Counts the dead letters of a run that were dropped: items that a person left at their failure.
 pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+    let ended = ended_branches(store, run, "skipped", &was_left).await?;
+    count(store, run, ended, &|each| keeps_letters(workflow, each)).await
+}
+
+/// Counts the items of a run that failed and were skipped, as their workflow says.
+pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+    let ended = ended_branches(store, run, "failed", &has_failed).await?;
+    count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
+}
+
+/// Counts those of these branches that are of items and still count, as far as the step is one that `is_meant`.
+async fn count(
+    store: &dyn Store,
+    run: &RunId,
+    branches: BTreeSet<BranchPath>,
+    is_meant: &(dyn Fn(&StepId) -> bool + Sync),
+) -> Result<usize, Error> {
     let mut fans = Fans::default();
     let mut count = 0;
-    for branch in ended_branches(store, run, "skipped", &was_left).await? {
+    for branch in branches {
         let Some(((each, _), above)) = branch.opened_by().zip(branch.parent()) else { continue };
-        if !keeps_letters(workflow, &each) {
+        if !is_meant(&each) {
             continue;
         }
         let newest = store.newest(run, &branch).await?;
@@ -161,9 +179,14 @@ async fn ended_branches(
     Ok(still)
 }
 
-fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
-    let policy = workflow.step(each.as_str()).and_then(|step| step.work.foreach());
-    policy.is_some_and(|foreach| foreach.on_failure == OnItemFailure::DeadLetter)
+/// Says whether items of a step that failed are its dead letters.
+pub(crate) fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
+    policy(workflow, each) == Some(OnItemFailure::DeadLetter)
+}
+
+/// Returns what is done about items of a step that failed, if it works on some.
+fn policy(workflow: &Workflow, each: &StepId) -> Option<OnItemFailure> {
+    Some(workflow.step(each.as_str())?.work.foreach()?.on_failure)
 }
 
 /// The branches that others opened, by those, in their order.
@@ -236,7 +259,7 @@ async fn first_to_fail(
 }
 
 /// Returns the seq at which a step last opened branches, as far as that counts.
-async fn opened_at(
+pub(crate) async fn opened_at(
     store: &dyn Store,
     run: &RunId,
     branch: &BranchPath,
@@ -283,7 +306,9 @@ pub(crate) fn chosen(
     letters: Vec<DeadLetter>,
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
-    let is = |letter: &DeadLetter, key: &String| letter.key == *key || letter.branch.to_string() == *key;
+    let is = |letter: &DeadLetter, key: &String| {
+        letter.key == *key || letter.branch.as_str() == key || plain(&letter.branch).as_ref() == Some(key)
+    };
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
             format!("dead letter `{key}` in run {run}"),

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use waypost::RunId;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel, Waiting,
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
+use crate::among::FailedItem;
 use crate::commands::{CANCEL, Context, now, waits};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -90,6 +91,7 @@ impl<'a> Session<'a> {
 
     /// Makes the engine of this session.
     pub(crate) fn engine(&self, store: Arc<dyn Store>) -> Engine {
+        self.progress.read_logs_of(Arc::clone(&store));
         Engine::new(store).with_observer(Arc::clone(&self.progress) as _)
     }
 
@@ -196,8 +198,9 @@ impl<'a> Session<'a> {
     }
 
     /// Tells how it ended, and how to go on.
-    pub(crate) fn conclude(
+    pub(crate) async fn conclude(
         &self,
+        engine: &Engine,
         program: &WorkflowProgram,
         outcome: &Outcome<WorkflowState>,
         told: &Told,
@@ -221,7 +224,11 @@ impl<'a> Session<'a> {
             self.idle(outcome, told)?;
         } else if !output.json {
             if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
-                output.aside(&self.failure(at, failure));
+                let item = failed_item(engine.store().as_ref(), program, outcome, told).await?;
+                let words = told.store_words.as_deref().unwrap_or_default();
+                let list = format!("waypost dead-letters list {}{words}", told.run);
+                let item = item.map(|item| item.told(output.paint_err, &list));
+                output.aside(&self.failure(at, failure, item.as_deref()));
             }
             output.answer(&sentence(outcome, told, failed.map(|(at, _)| at)))?;
         }
@@ -276,8 +283,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Says why the run failed, with the end of the log and the step's place in the file.
-    fn failure(&self, at: &FailedAt, failure: &Failure) -> String {
+    /// Says why the run failed, with the end of the log, an `item` for which it did, and the step's place in the file.
+    fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>) -> String {
         let paint = self.context.output.paint_err;
         let mut errors = failure.error.iter();
         let first = errors.next().map_or("it failed", String::as_str);
@@ -289,11 +296,26 @@ impl<'a> Session<'a> {
         for line in tail.lines() {
             text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&shown(line))));
         }
+        if let Some(item) = item {
+            text.push_str(&format!("\n{}", item.trim_end()));
+        }
         if let Some((file, line)) = &at.place {
             text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
         }
         text
     }
+}
+
+/// Finds the first item that failed, if the run did so as too many of them failed.
+async fn failed_item(
+    store: &dyn Store,
+    program: &WorkflowProgram,
+    outcome: &Outcome<WorkflowState>,
+    told: &Told,
+) -> Result<Option<FailedItem>, Error> {
+    let Some((step, failure)) = &outcome.failed else { return Ok(None) };
+    let branch = outcome.failed_on.clone().unwrap_or_else(BranchPath::main);
+    FailedItem::find(store, &told.run, Some(program.workflow()), (&branch, step, failure.kind)).await
 }
 
 /// Says that there was nothing to do: an object among the events of a session that is none, as an error is.

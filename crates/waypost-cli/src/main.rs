@@ -13,6 +13,7 @@ use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
+mod among;
 mod beside;
 mod cli;
 mod commands;

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use waypost::engine::labelled;
 use waypost::record::{Flaw, RunStatus};
-use waypost::store::{Damage, RunQuery, Store, StoreError};
-use waypost::{BranchPath, RunId};
+use waypost::store::{Damage, RunQuery, Store, StoreError, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
+use crate::output::shown;
 use crate::place;
 
 /// How many runs an ambiguous beginning lists.
@@ -26,6 +27,8 @@ pub(crate) struct Reference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Checkpoint {
     Number(BranchPath, u64),
+    /// On a branch whose key is written as it is.
+    Plain(String, u64),
     /// By what `waypost checkpoint --label` gave it.
     Label(String),
 }
@@ -56,8 +59,12 @@ impl Reference {
         if name.is_empty() {
             return Err(wrong());
         }
-        let branch = parse_branch(branch)?;
-        Ok(Self { run: run(name), checkpoint: Some(Checkpoint::Number(branch, seq)) })
+        let checkpoint = match parse_branch(branch) {
+            Ok(branch) => Checkpoint::Number(branch, seq),
+            Err(_) if branch.contains(':') => Checkpoint::Plain(branch.to_owned(), seq),
+            Err(error) => return Err(error),
+        };
+        Ok(Self { run: run(name), checkpoint: Some(checkpoint) })
     }
 
     /// Finds the run that is meant, and the place of the checkpoint, if one is.
@@ -73,6 +80,9 @@ impl Reference {
         let at = match &self.checkpoint {
             None => None,
             Some(Checkpoint::Number(branch, seq)) => Some((branch.clone(), *seq)),
+            Some(Checkpoint::Plain(text, seq)) => {
+                Some((parse_branch(&encoded(store, &run, text).await?)?, *seq))
+            }
             Some(Checkpoint::Label(label)) => {
                 let found = labelled(store, &run, label).await?.ok_or_else(|| {
                     Error::not_found(
@@ -90,6 +100,56 @@ impl Reference {
 /// Reads the name of a branch.
 pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
+}
+
+/// Writes `BRANCH` or `BRANCH/STEP` as branches are named, if the key of an item stands in it as it is: `f:src/a.rs/s` is
+/// `f:src%2Fa.rs/s` where the run has that branch. What names no branch of the run is left alone.
+///
+/// # Errors
+/// It may mean several; the message names them.
+pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
+    let has = |branches: &BTreeSet<BranchPath>, text: &str| {
+        StepRef::parse(text).branch.is_some_and(|branch| branches.contains(&branch))
+    };
+    let branches = if text.contains(':') { store.branches(run).await? } else { BTreeSet::new() };
+    if branches.is_empty() || has(&branches, text) {
+        return Ok(text.to_owned());
+    }
+    let found: BTreeSet<String> = branches.iter().filter_map(|branch| meant_by(branch, text)).collect();
+    let found: Vec<String> = found.into_iter().collect();
+    match found.as_slice() {
+        [] => Ok(text.to_owned()),
+        [one] => Ok(one.clone()),
+        _ => Err(Error::usage(
+            format!("`{}` may mean several: {}", shown(text), found.join(", ")),
+            "write the one that is meant as it stands there",
+        )),
+    }
+}
+
+/// Names this branch, or a step of it, if that is what `text` may mean with the keys as they are.
+fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
+    let plain = plain(branch)?;
+    let rest = text.strip_prefix(plain.as_str())?;
+    match rest.strip_prefix('/') {
+        None => rest.is_empty().then(|| branch.to_string()),
+        Some(step) => StepId::new(step).is_ok().then(|| step_on(branch, step)),
+    }
+}
+
+/// Writes a branch with its keys as they are; none of the main one.
+pub(crate) fn plain(branch: &BranchPath) -> Option<String> {
+    let (step, key) = branch.opened_by()?;
+    let above = branch.parent().as_ref().and_then(plain);
+    Some(above.map_or_else(|| format!("{step}:{key}"), |above| format!("{above}/{step}:{key}")))
+}
+
+/// Does [`encoded`] for what was given, if something was.
+pub(crate) async fn encode(store: &dyn Store, run: &RunId, given: &mut Option<String>) -> Result<(), Error> {
+    if let Some(text) = given {
+        *text = encoded(store, run, text).await?;
+    }
+    Ok(())
 }
 
 /// Names a step on a branch as [`StepRef::parse`] reads it.
@@ -259,6 +319,7 @@ mod tests {
             Ok(Reference { run, checkpoint }) => {
                 let at = checkpoint.map(|checkpoint| match checkpoint {
                     Checkpoint::Number(branch, seq) => format!(" {branch} {seq}"),
+                    Checkpoint::Plain(branch, seq) => format!(" plain {branch} {seq}"),
                     Checkpoint::Label(label) => format!(" labelled {label}"),
                 });
                 let at = at.unwrap_or_default();
@@ -276,6 +337,7 @@ mod tests {
         assert_eq!(parsed("r-1@3"), "r-1 main 3");
         assert_eq!(parsed("r-1/each:eu%40x@3"), "r-1 each:eu%40x 3");
         assert_eq!(parsed("r-1/a:b/c:d@3"), "r-1 a:b/c:d 3");
+        assert_eq!(parsed("r-1/f:src/a.rs@3"), "r-1 plain f:src/a.rs 3");
         assert_eq!(parsed("r-1@before-load"), "r-1 labelled before-load");
         assert_eq!(parsed("@@v1.2"), "newest labelled v1.2");
         assert!(BranchPath::new("each:eu%40x").is_ok());

@@ -11,6 +11,8 @@ use waypost::plan::Decision;
 use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
+use crate::among::FailedItem;
+
 mod scripts;
 mod upkeep;
 mod waits;
@@ -143,6 +145,9 @@ pub(crate) struct StepView {
     /// Why it failed, where it did; for screens.
     #[serde(skip)]
     pub(crate) error: Option<FailureView>,
+    /// The first of its items to fail, if it failed as too many did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failed_item: Option<FailedItem>,
     /// It failed, and the run does not go on without it; for screens.
     #[serde(skip)]
     pub(crate) holds_up: bool,

@@ -190,6 +190,11 @@ pub enum EventKind {
         /// How it ended.
         end: End,
     },
+    /// A service was started; `step` is its own. Logs of older versions have a `custom` of this name in its place.
+    ServiceStarted {
+        /// It had ended before, and was needed again.
+        had_ended: bool,
+    },
     /// A checkpoint was written. Each record says so once.
     CheckpointWritten {
         /// Why it was written.
@@ -326,6 +331,9 @@ impl From<&Failure> for Failed {
         }
     }
 }
+
+/// The note of a record that says that a service was started: with its `step`, and whether it `had_ended` before.
+pub const SERVICE_STARTED: &str = "service_started";
 
 /// Returns what a record says, in order: how the branch began or went on, what became of the step, what starts, how
 /// branch and run stand.
@@ -493,6 +501,11 @@ impl Told<'_> {
         }
         for note in &header.notes {
             match note {
+                Note::Event { name, data } if name == SERVICE_STARTED => {
+                    let service = data["step"].as_str().and_then(|step| StepId::new(step).ok());
+                    let had_ended = data["had_ended"].as_bool().unwrap_or_default();
+                    self.say_of(service.or(header.step.clone()), EventKind::ServiceStarted { had_ended });
+                }
                 Note::Event { name, data } => {
                     self.say(EventKind::Custom { name: name.clone(), data: data.clone() });
                 }

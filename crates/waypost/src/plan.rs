@@ -470,6 +470,10 @@ impl BranchView<'_> {
                 _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
             },
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
+            // Its branches failed before the try that joins them.
+            Status::Failed if step.children.is_some() && entry.fan.is_some() && entry.at.attempt == 0 => {
+                (Action::Retry, Cause::BranchesFailed)
+            }
             Status::Failed => (Action::Retry, Cause::Failed(entry.at.clone())),
         }
     }

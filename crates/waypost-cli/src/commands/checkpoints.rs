@@ -14,8 +14,9 @@ use crate::reference;
 use crate::time;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
-pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
+pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
+    reference::encode(store.as_ref(), &run, &mut args.branch).await?;
     let no_branch = |name: &str| {
         let what = format!("branch `{name}` in run {run}");
         Error::not_found(what, format!("see its branches: `waypost checkpoints {run}`"))

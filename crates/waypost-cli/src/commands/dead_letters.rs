@@ -8,6 +8,7 @@ use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
 use waypost::store::Store;
 use waypost_workflow::file::Workflow;
+use waypost_workflow::program::WorkflowState;
 
 use super::Context;
 use super::answer::refuse_secret;
@@ -42,11 +43,37 @@ async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> 
 
 /// Says why a run has no dead letters.
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
-    Ok(match dead::dropped(store, run, &workflow_of(store, run).await?).await? {
-        0 => "no item failed for good".to_owned(),
-        1 => "the one that it had was dropped".to_owned(),
-        count => format!("the {count} that it had were dropped"),
-    })
+    let snapshot = Snapshot::read(store, run).await?;
+    let workflow = Chosen::in_force(store, &snapshot)?.workflow;
+    let dropped = match dead::dropped(store, run, &workflow).await? {
+        0 => None,
+        1 => Some("the one that it had was dropped".to_owned()),
+        count => Some(format!("the {count} that it had were dropped")),
+    };
+    let skipped = match dead::skipped(store, run, &workflow).await? {
+        0 => None,
+        1 => Some("1 item failed and was skipped, as the workflow says".to_owned()),
+        count => Some(format!("{count} items failed and were skipped, as the workflow says")),
+    };
+    let own: Vec<String> = dropped.into_iter().chain(skipped).collect();
+    if !own.is_empty() {
+        return Ok(own.join(", and "));
+    }
+    Ok(failed_before(&snapshot).unwrap_or_else(|| "no item failed for good".to_owned()))
+}
+
+/// Says how many items had failed where the run that this one began from stood, if it has none of them itself.
+fn failed_before(snapshot: &Snapshot) -> Option<String> {
+    let parent = snapshot.entry.record.record().parent.as_ref()?;
+    let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
+    let main = heads.into_iter().find(|record| record.header().branch.is_main())?;
+    let state: WorkflowState = serde_json::from_slice(main.state_bytes()?).ok()?;
+    let (count, run) = (state.items_failed(), &parent.run);
+    match count {
+        0 => None,
+        1 => Some(format!("1 item failed in run {run}, before this one began from it")),
+        count => Some(format!("{count} items failed in run {run}, before this one began from it")),
+    }
 }
 
 async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
@@ -63,13 +90,14 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     let mut keys = HashSet::new();
-    let ambiguous = !letters.iter().all(|letter| keys.insert(&letter.key));
+    let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
+    let branches = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
     let rows = letters.iter().map(|letter| {
         let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
-            if ambiguous { letter.branch.to_string() } else { String::new() },
+            if branches { letter.branch.to_string() } else { String::new() },
             letter.index.to_string(),
             failed,
             letter.attempts.to_string(),

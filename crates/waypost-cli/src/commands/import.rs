@@ -97,7 +97,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let engine = session.engine(store);
     let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
-    session.conclude(&program, &outcome, &told)
+    session.conclude(&engine, &program, &outcome, &told).await
 }
 
 fn workflow_of(portable: &Portable, file: &Path) -> Result<Workflow, Error> {

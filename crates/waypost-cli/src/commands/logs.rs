@@ -18,15 +18,16 @@ use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::reference::StepRef;
+use crate::reference::{StepRef, encode};
 use crate::size;
 use crate::view::{LogView, LogsView, VERSION, attempt_name};
 
 /// How many logs that are not here are named.
 const LOST_MAX: usize = 5;
 
-pub(crate) async fn logs(context: &Context, args: LogsArgs) -> Result<Exit, Error> {
+pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
+    encode(store.as_ref(), &run, &mut args.step).await?;
     let mut printer = Printer {
         context,
         store: store.as_ref(),

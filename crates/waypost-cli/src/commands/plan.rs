@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan, Verdicts};
-use waypost::record::{End, Flaw, Phase, Record};
+use waypost::record::{End, FailureKind, Flaw, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
 use super::{Context, checkpoints};
+use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::StepRef;
+use crate::reference::{StepRef, encode};
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
@@ -26,8 +27,9 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     Ok(Exit::Done)
 }
 
-pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error> {
+pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
+    encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let plan = planned(context, store.as_ref(), &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
@@ -73,6 +75,14 @@ pub(crate) async fn why(context: &Context, args: WhyArgs) -> Result<Exit, Error>
         return Ok(Exit::Done);
     }
     let mut text = format!("{}\n", sentence(decision));
+    if decision.cause == Cause::BranchesFailed {
+        let about = (&decision.branch, &decision.step, FailureKind::Limit);
+        let workflow = super::show::workflow_in_force(&snapshot);
+        if let Some(item) = FailedItem::find(store.as_ref(), &run, workflow.as_ref(), about).await? {
+            let list = format!("waypost dead-letters list {run}{}", context.store_words());
+            text.push_str(&item.told(context.output.paint, &list));
+        }
+    }
     if records.is_empty() {
         text.push_str("No record of the run is about it.");
     } else {

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::Setting;
 use crate::place::{self, Access};
-use crate::reference::{Default as Meant, StepRef, find};
+use crate::reference::{Default as Meant, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings::{self, Local};
 
@@ -52,6 +52,7 @@ pub(crate) async fn resume_in(
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
+    encode(store.as_ref(), &run, &mut args.from).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);
         if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
@@ -318,7 +319,7 @@ impl Prepared {
         let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
-        session.conclude(&program, &outcome, &told)
+        session.conclude(&engine, &program, &outcome, &told).await
     }
 
     /// Writes where the run goes on from, and runs nothing.

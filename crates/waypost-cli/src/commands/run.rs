@@ -115,7 +115,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     match session.watch(engine.run_program(&program, record, state, options)).await {
         Ok(outcome) => {
             let outcome = session.wait_out(&engine, &program, outcome, &kept, args.wait).await?;
-            session.conclude(&program, &outcome, &told)
+            session.conclude(&engine, &program, &outcome, &told).await
         }
         // Another process has made it since this one looked.
         Err(error) if args.or_resume && is_taken(&error) => {

@@ -8,11 +8,12 @@ use waypost::engine::Snapshot;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, RunId};
+use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, SCRIPT, checkpoints};
+use crate::among::FailedItem;
 use crate::cli::ShowArgs;
 use crate::definition::path_in_force;
 use crate::error::Error;
@@ -21,7 +22,7 @@ use crate::hooks;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
 use crate::place;
-use crate::reference::{Default, Reference, StepRef, find};
+use crate::reference::{Default, Reference, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
@@ -35,13 +36,14 @@ pub(crate) mod waits;
 /// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
 const VALUE_CHARACTERS_MAX: usize = 40;
 
-pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Error> {
+pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
     let store = context.store(None, place::Access::Read)?;
     let (run, at) = match reference {
         Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
     };
+    encode(store.as_ref(), &run, &mut args.step).await?;
     let named = args.step.as_deref().map(StepRef::parse);
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;
@@ -59,7 +61,7 @@ pub(crate) async fn show(context: &Context, args: ShowArgs) -> Result<Exit, Erro
     if context.output.json {
         context.output.document(&view)?;
     } else if args.step.is_some() {
-        context.output.answer(&steps_in_full(&context.output, &view.steps))?;
+        context.output.answer(&steps_in_full(context, &view))?;
     } else {
         context.output.answer(&summary(context, &view, &shown))?;
     }
@@ -114,10 +116,29 @@ struct Shown {
     given: Vec<Signal>,
 }
 
-fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     let text = snapshot.definition.text.as_deref()?;
-    let workflow = Workflow::parse(text, Path::new("the run's copy")).ok()?;
-    shape_of(&workflow, surroundings::cores()).ok()
+    Workflow::parse(text, Path::new("the run's copy")).ok()
+}
+
+fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+    shape_of(&workflow_in_force(snapshot)?, surroundings::cores()).ok()
+}
+
+/// Finds the first item that failed of a step that failed as too many of them did.
+async fn failed_item(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: Option<&Workflow>,
+    step: &StepView,
+) -> Result<Option<FailedItem>, Error> {
+    let Some(error) = step.error.as_ref().filter(|_| step.status == StepStatus::Failed) else {
+        return Ok(None);
+    };
+    match (BranchPath::new(&step.branch), StepId::new(&step.id)) {
+        (Ok(branch), Ok(id)) => FailedItem::find(store, run, workflow, (&branch, &id, error.kind)).await,
+        _ => Ok(None),
+    }
 }
 
 /// Returns the newest records of the hooks that have ended and that came after the last try of a step that is shown.
@@ -271,6 +292,10 @@ impl Shown {
                     .flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()),
             );
         }
+        let workflow = workflow_in_force(&self.snapshot);
+        for step in &mut steps {
+            step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
+        }
         let checkpoint = match &self.at {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
@@ -389,7 +414,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text.push_str(&step_table(output, &view.steps));
     text.push('\n');
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
-        let _ = write!(text, "\n{}", failure(output, step));
+        let _ = write!(text, "\n{}", failure(context, &view.run, step));
     }
     if !view.waiting.is_empty() {
         text.push('\n');
@@ -456,7 +481,8 @@ fn clipped(text: &str) -> String {
 }
 
 /// Shows why a step failed: the error with its causes, and the end of its log.
-fn failure(output: &Output, step: &StepView) -> String {
+fn failure(context: &Context, run: &str, step: &StepView) -> String {
+    let output = &context.output;
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
         true => output.paint.red(&format!("step {} failed:", step.id)),
@@ -471,12 +497,17 @@ fn failure(output: &Output, step: &StepView) -> String {
             let _ = writeln!(text, "  {} {line}", output.paint.dim("|"));
         }
     }
+    if let Some(item) = &step.failed_item {
+        let list = format!("waypost dead-letters list {run}{}", context.store_words());
+        text.push_str(&item.told(output.paint, &list));
+    }
     text
 }
 
-fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
+fn steps_in_full(context: &Context, view: &ShowView) -> String {
+    let output = &context.output;
     let mut text = String::new();
-    for step in steps {
+    for step in &view.steps {
         let _ = writeln!(text, "{}  {}", output.paint.bold(&step.id), step.status.name());
         let mut fact = |name: &str, value: Option<String>| {
             if let Some(value) = value {
@@ -505,7 +536,7 @@ fn steps_in_full(output: &Output, steps: &[StepView]) -> String {
             );
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
-        text.push_str(&failure(output, step));
+        text.push_str(&failure(context, &view.run, step));
     }
     text
 }

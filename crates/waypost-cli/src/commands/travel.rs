@@ -119,7 +119,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let engine = session.engine(Arc::clone(&store));
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
-    session.conclude(&program, &outcome, &told)
+    session.conclude(&engine, &program, &outcome, &told).await
 }
 
 pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {

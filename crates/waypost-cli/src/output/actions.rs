@@ -4,10 +4,11 @@
 //! taken for one. Everything here was masked before it was recorded.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 use waypost::record::{Header, Phase};
+use waypost_workflow::program::log_name;
 
 use super::{shown, shown_lines};
 use crate::place;
@@ -15,6 +16,10 @@ use crate::place;
 /// Most of a report that goes into the summary of a job: GitHub takes 1 MiB for each of its steps, and all of it or
 /// nothing.
 const SUMMARY_BYTES_MAX: usize = 1_000_000;
+
+/// Most lines of a log in a group, and most bytes: what a person scrolls through, and a browser shows at once.
+const GROUP_LINES_MAX: usize = 1_000;
+const GROUP_BYTES_MAX: u64 = 256 * 1024;
 
 /// How bad something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +47,45 @@ pub(crate) fn annotation(level: Level, place: Option<(&Path, usize)>, title: &st
     format!("::{level} {place}title={}::{}", property(&shown(title)), data(&shown_lines(text)))
 }
 
-/// Makes a group of what a step printed last, under a line that says what became of it; none if it printed nothing, or
-/// the record is about no end of a step.
-pub(super) fn group(title: &str, header: &Header) -> Option<String> {
-    let ending = match &header.phase {
-        Phase::Completed(ending) => ending,
-        Phase::Failed(failure) => &failure.ending,
+/// Makes a group of what a step printed, from its log in the folder of its run, or else of what its record has of that;
+/// none if it printed nothing, or the record is about no end of a step.
+pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<&Path>) -> Option<String> {
+    let (ending, said) = match &header.phase {
+        Phase::Completed(ending) => (ending, String::new()),
+        Phase::Failed(failure) => {
+            let error = failure.error.first().map_or("", String::as_str);
+            (&failure.ending, format!(" failed: {}", shown(error)))
+        }
         _ => return None,
     };
-    let tail = &ending.log.as_ref()?.tail;
-    let lines = tail.lines().map(|line| format!("  | {}\n", harmless(&shown(line))));
-    Some(format!("::group::{}\n{}::endgroup::", data(title), lines.collect::<String>()))
+    let printed = ending.log.as_ref()?;
+    let log = header.step.as_ref().zip(folder);
+    let log = log.map(|(step, folder)| folder.join(log_name(&header.branch, step, &header.at)));
+    let text = log.and_then(|log| end_of(&log).ok()).unwrap_or_else(|| printed.tail.clone());
+    let lines = text.lines().map(|line| format!("  | {}\n", harmless(&shown(line))));
+    let title = format!("{step}{said} (took {took})");
+    Some(format!("::group::{}\n{}::endgroup::", data(&title), lines.collect::<String>()))
+}
+
+/// Reads the end of a log, as much as a group holds; the first line says what is left out, and where that is.
+fn end_of(log: &Path) -> io::Result<String> {
+    let mut file = place::open_regular(log)?;
+    let bytes = file.metadata()?.len();
+    let start = bytes.saturating_sub(GROUP_BYTES_MAX);
+    file.seek(SeekFrom::Start(start))?;
+    let mut end = Vec::new();
+    file.take(GROUP_BYTES_MAX).read_to_end(&mut end)?;
+    let whole_lines =
+        if start > 0 { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1) } else { 0 };
+    let last = end.len() - usize::from(end.last() == Some(&b'\n'));
+    let breaks = end[..last].iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    let first_line = breaks.map(|(at, _)| at + 1).nth(GROUP_LINES_MAX - 1).unwrap_or_default();
+    let begin = whole_lines.max(first_line);
+    let text = String::from_utf8_lossy(&end[begin..]);
+    Ok(match start + begin as u64 {
+        0 => text.into_owned(),
+        left_out => format!("… {left_out} bytes before this are in {}\n{text}", log.display()),
+    })
 }
 
 /// Makes a line behind a mark one that is no command: GitHub still reads an older form of them anywhere in a line.

@@ -1,8 +1,8 @@
 //! What is seen of a run while it works: a live region on a terminal, a line an event elsewhere, JSON where asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use waypost::engine::{Observer, StopLevel};
@@ -32,6 +32,8 @@ pub(crate) struct Progress {
     /// The lines of several runs follow each other.
     of_many: bool,
     seen: Mutex<Seen>,
+    /// Where the logs of steps are.
+    store: OnceLock<Arc<dyn store::Store>>,
 }
 
 /// What was seen so far.
@@ -41,6 +43,8 @@ struct Seen {
     running: BTreeMap<String, Instant>,
     /// By what a step is called: the items that it works on.
     items: BTreeMap<String, Items>,
+    /// Those whose items are done with: what ends of them may be told after that.
+    joined: BTreeSet<String>,
     progress: store::Progress,
     checkpoint: Option<(String, Instant)>,
     last_line: Instant,
@@ -50,8 +54,10 @@ struct Seen {
 }
 
 /// How far the items of a step are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Items {
+    /// When the step began that works on them, as far as that was in this session.
+    since: Instant,
     /// How many there are; not known of those that a session before this one opened.
     total: Option<u64>,
     ended: u64,
@@ -69,7 +75,14 @@ impl Progress {
     /// Chooses how to show it.
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
-        Self { output: output.clone(), live, of_many, seen: Mutex::new(Seen::from(Instant::now())) }
+        let seen = Mutex::new(Seen::from(Instant::now()));
+        Self { output: output.clone(), live, of_many, seen, store: OnceLock::new() }
+    }
+
+    /// Has it read the logs of steps in this store.
+    pub(crate) fn read_logs_of(&self, store: Arc<dyn store::Store>) {
+        // All runs of a session are in one store.
+        let _ = self.store.set(store);
     }
 
     /// Says now and then that the run is alive, for as long as it is polled.
@@ -137,11 +150,22 @@ impl Progress {
                 event.what,
                 EventKind::StepCompleted(_) | EventKind::StepFailed(_) | EventKind::StepRetried(_)
             );
-            let group =
-                (self.output.actions && is_end).then(|| actions::group(&line, record.header())).flatten();
+            let group = (self.output.actions && is_end).then(|| self.group(seen, event, record)).flatten();
             self.output.note(group.as_ref().unwrap_or(&line));
             seen.last_line = Instant::now();
         }
+    }
+}
+
+impl Progress {
+    /// Makes a group of what a step printed that has ended.
+    fn group(&self, seen: &Seen, event: &Event, record: &Record) -> Option<String> {
+        let header = record.header();
+        let step = name_of(event)?;
+        let took = time::lasted(seen.running.get(&step).map(Instant::elapsed).unwrap_or_default());
+        let step = if self.of_many { format!("{}: {step}", header.run) } else { step };
+        let folder = self.store.get().and_then(|store| store.folder(&header.run));
+        actions::group((&step, &took), header, folder.as_deref())
     }
 }
 
@@ -184,6 +208,7 @@ impl Seen {
         Self {
             running: BTreeMap::new(),
             items: BTreeMap::new(),
+            joined: BTreeSet::new(),
             progress: store::Progress::default(),
             checkpoint: None,
             last_line: now,
@@ -205,25 +230,39 @@ impl Seen {
         let Some(step) = name_of(event) else { return };
         match &event.what {
             EventKind::Progress { key, value } if key == "items" => {
-                self.running.remove(&step);
-                self.items.insert(step, Items { total: value.as_u64(), ..Items::default() });
+                let since = self.running.remove(&step).unwrap_or_else(Instant::now);
+                self.joined.remove(&step);
+                self.items.insert(step, Items { total: value.as_u64(), ..Items::since(since) });
             }
+            EventKind::ItemStarted { .. } => drop(self.joined.remove(&step)),
+            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } if self.joined.contains(&step) => {}
             EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
-                let items = self.items.entry(step).or_default();
+                let items = self.items.entry(step).or_insert_with(|| Items::since(Instant::now()));
                 items.ended += 1;
                 items.failed += u64::from(matches!(event.what, EventKind::ItemDead { .. }));
             }
             EventKind::StepStarted => {
-                self.items.remove(&step);
-                self.running.insert(step, Instant::now());
+                // The join of its items goes on with what began before them.
+                let since = self.end_items(&step).unwrap_or_else(Instant::now);
+                self.running.insert(step, since);
+            }
+            EventKind::StepFailed(_) => {
+                self.end_items(&step);
+                self.running.remove(&step);
             }
             EventKind::StepCompleted(_)
-            | EventKind::StepFailed(_)
             | EventKind::StepRetried(_)
             | EventKind::StepSkipped { .. }
             | EventKind::Interrupted { .. } => drop(self.running.remove(&step)),
             _ => {}
         }
+    }
+
+    /// Counts the items of a step no more, if it works on some; returns when it began.
+    fn end_items(&mut self, step: &str) -> Option<Instant> {
+        let items = self.items.remove(step)?;
+        self.joined.insert(step.to_owned());
+        Some(items.since)
     }
 
     fn under_way(&self, now: Instant) -> String {
@@ -271,11 +310,17 @@ fn name_of(event: &Event) -> Option<String> {
 }
 
 impl Items {
+    /// Of none has been seen anything.
+    fn since(since: Instant) -> Self {
+        Self { since, total: None, ended: 0, failed: 0 }
+    }
+
     fn told(&self) -> String {
         let failed = if self.failed == 0 { String::new() } else { format!(", {} failed", self.failed) };
+        let items = if self.total.unwrap_or(self.ended) == 1 { "item" } else { "items" };
         match self.total {
-            Some(total) => format!("{} of {total} items{failed}", self.ended),
-            None => format!("{} more items{failed}", self.ended),
+            Some(total) => format!("{} of {total} {items}{failed}", self.ended),
+            None => format!("{} more {items}{failed}", self.ended),
         }
     }
 
@@ -362,7 +407,56 @@ impl Live {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use jiff::Timestamp;
+    use waypost::events::{Cursor, EVENT_VERSION, Event, EventKind};
+    use waypost::record::End;
+    use waypost::{BranchPath, RunId, StepId};
+
     use super::{HEARTBEAT, Seen};
+
+    fn event(branch: &str, step: &str, what: EventKind) -> Event {
+        let branch = BranchPath::new(branch).unwrap();
+        Event {
+            v: EVENT_VERSION,
+            cursor: Cursor { branch: branch.clone(), seq: 1, index: 0 },
+            ts: Timestamp::UNIX_EPOCH,
+            run: RunId::new("r").unwrap(),
+            branch,
+            seq: 1,
+            parent: None,
+            step: Some(StepId::new(step).unwrap()),
+            attempt: None,
+            what,
+            iteration: Vec::new(),
+            epoch: 0,
+        }
+    }
+
+    // What happened: `each 1 more items` stood under all that came after a step whose last item had failed, and the step
+    // was said to have taken 1ms.
+    // Why: the end of an item may be told after the start of the join, and that began the time anew.
+    // What stops it now: what is told of items after that is not counted, and the join goes on with the time before.
+    #[test]
+    fn items_that_are_joined_are_not_shown_any_more() {
+        let mut seen = Seen::from(Instant::now());
+        let dead = || EventKind::ItemDead { key: "b".to_owned(), end: End::Failed };
+        seen.take(&event("main", "each", EventKind::StepStarted));
+        let began = seen.running["each"];
+        let found = EventKind::Progress { key: "items".to_owned(), value: 2.into() };
+        seen.take(&event("main", "each", found));
+        seen.take(&event("each:a", "each", dead()));
+        assert_eq!(seen.items["each"].told(), "1 of 2 items, 1 failed");
+
+        seen.take(&event("main", "each", EventKind::StepStarted));
+        seen.take(&event("each:b", "each", dead()));
+
+        assert!(seen.items.is_empty(), "{:?}", seen.items);
+        assert_eq!(seen.running["each"], began);
+        // In a session that did not see how many there are.
+        let mut seen = Seen::from(Instant::now());
+        seen.take(&event("each:b", "each", dead()));
+        assert_eq!(seen.items["each"].told(), "1 more item, 1 failed");
+    }
 
     #[test]
     fn each_minute_of_silence_has_a_line() {

@@ -127,5 +127,9 @@ fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
         let said = rig.waypost(args);
         assert!(said.contains("the answer to `") && said.contains("give it to the new run again"), "{said}");
     }
-    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "it is there for the run that it was given to");
+    assert_eq!(
+        code_of(&rig, &["resume", "r", "-q"]),
+        Some(0),
+        "it is there for the run that it was given to"
+    );
 }

@@ -297,7 +297,7 @@ fn lists_that_are_none_fail_by_name() {
         ("command", "{run: 'echo oops; exit 3'}", ""),
         ("file", "{file: gone.json, json: '$.items'}", ""),
         ("json", "{file: list.json, json: '$.items'}", ""),
-        ("key", "['', b]", ""),
+        ("key", r#""${{ ['', 'b'] }}""#, ""),
     ] {
         let rig = Rig::with(&flow(items, more));
         rig.write("list.json", r#"{"items": {"a": 1}}"#);

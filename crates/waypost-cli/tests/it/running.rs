@@ -310,6 +310,25 @@ fn a_job_of_github_has_groups_annotations_and_a_summary() {
     check("actions_error", &call(&["show", "nobody"]));
 }
 
+// What happened: the group of a step that had succeeded held the last line of its log.
+// Why: it was made of what its record holds. What stops it now: it is made of the log, of a long one of its end.
+#[test]
+fn the_group_of_a_job_holds_the_log() {
+    let flow = "steps:\n  - {id: short, run: 'echo one; echo two'}\n  - {id: long, run: seq 3000}\n  - {id: wide, run: 'yes 0123456789012345 | head -c 400000; echo end'}\n";
+    let rig = Rig::with(flow);
+
+    let mut command = rig.command(&["run", "flow.yaml", "--id", "r"]);
+    let told = rig.told(&command.env("GITHUB_ACTIONS", "true").output().unwrap());
+
+    assert!(told.contains("::group::short (took "), "{told}");
+    assert!(told.contains(")\n  | one\n  | two\n::endgroup::"), "{told}");
+    let long = told.split("::group::long").nth(1).unwrap().split("::endgroup::").next().unwrap();
+    assert!(long.contains("bytes before this are in [DIR]/") && long.contains("\n  | 2001\n"), "{long}");
+    assert!(!long.contains("\n  | 2000\n") && long.ends_with("\n  | 3000\n"), "{long}");
+    let wide = told.split("::group::wide").nth(1).unwrap();
+    assert!(wide.contains("\n  | 0123456789012345\n"), "{wide}");
+}
+
 // What happened: `run --json` into a full disk ended with 0, although not one line of its answer had been written. Why: lines
 // that nobody reads end no run, and no difference was made between a reader that left and a disk without room. What stops it
 // now: the run goes on, and then the command says that its answer was not written, as every other does.

@@ -217,7 +217,7 @@ pub(super) fn foreach<'n>(
         distinct: distinct.as_ref().map(|(distinct, _)| distinct.clone()),
         body: Body::default(),
     };
-    refuse_doubles(checker, &foreach, items_node);
+    refuse_keys(checker, &foreach, items_node);
     Some(EachDraft {
         foreach,
         items_node,
@@ -229,15 +229,15 @@ pub(super) fn foreach<'n>(
     })
 }
 
-/// Reports items that stand in the file and have one key, where nothing is sure to keep them apart.
-fn refuse_doubles(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
-    let Foreach { items: ItemSource::Listed(items), key, filter: None, distinct: None, .. } = foreach else {
+/// Reports items that stand in the file and have one key, where nothing is sure to keep them apart, or an empty one.
+fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
+    let Foreach { items: ItemSource::Listed(items), key, filter: None, distinct, .. } = foreach else {
         return;
     };
     let Kind::List(nodes) = &node.kind else { return };
     let is_whole = foreach.offset == 0 && foreach.items_max.is_none();
-    // Which of them are worked on, and the place of each, is known only when they are in order.
-    if foreach.sort_by.is_some() && !(is_whole && key.is_none()) {
+    // Which of them are worked on, and the place of each, is known only when they are in order and without doubles.
+    if (foreach.sort_by.is_some() || distinct.is_some()) && !(is_whole && key.is_none()) {
         return;
     }
     let offset = usize::try_from(foreach.offset).unwrap_or(usize::MAX);
@@ -252,6 +252,14 @@ fn refuse_doubles(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
             None => Some(own_key(item, place)),
         };
         let Some(found) = found else { continue };
+        if found.is_empty() && key.is_none() {
+            let message = format!("the key of item {} is empty", offset + place + 1);
+            checker.wrong(node, message, "each needs a name of its own: leave it out, or name it with `key`");
+            continue;
+        }
+        if distinct.is_some() {
+            continue;
+        }
         let Some((other, other_node)) = first.get(&found) else {
             first.insert(found, (place, node));
             continue;

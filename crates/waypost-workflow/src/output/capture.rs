@@ -93,12 +93,25 @@ impl Capture {
                 line: error.line,
                 column: error.column,
             }),
-            Self::Number => exact_number(text.trim()).map(Value::Number).map_err(|error| match error {
-                NumberError::NotANumber => CaptureError::NotANumber { found: shown(text.trim()) },
-                NumberError::Changes => CaptureError::Changes { found: shown(text.trim()) },
-            }),
+            Self::Number => number_of(text.trim()),
         }
     }
+}
+
+/// The number that a text is, unless it would be read as another text.
+fn number_of(text: &str) -> Result<Value, CaptureError> {
+    let changes = || CaptureError::Changes { found: shown(text) };
+    let number = exact_number(text).map_err(|error| match error {
+        NumberError::NotANumber => CaptureError::NotANumber { found: shown(text) },
+        NumberError::Changes => changes(),
+    })?;
+    // `007` is rather a name than a number, and `1e3` would come back as `1000.0`.
+    let mut digits = text.trim_start_matches('-').chars();
+    let has_zeros = digits.next() == Some('0') && digits.next().is_some_and(|next| next.is_ascii_digit());
+    let alike = |text: &str| text.to_ascii_lowercase().replace("e+", "e");
+    let (given, kept) = (alike(text), alike(&number.to_string()));
+    let has_exponent = given.contains('e') || kept.contains('e');
+    if has_zeros || (has_exponent && kept != given) { Err(changes()) } else { Ok(Value::Number(number)) }
 }
 
 /// `text` without one newline at its end, CRLF included.

@@ -270,6 +270,12 @@ impl WorkflowProgram {
         let is_done = matches!(life, Life::Exited(Exit::Code(0)));
         told.usage = taken.usage;
         told.notes.extend(taken.events);
+        match taken.printed {
+            Ok(printed) => ending.stdout = printed,
+            // Where it ended well, it fails for just that.
+            Err(_) if is_done => {}
+            Err(unread) => told.notes.push(not_kept("what it printed is", &unread)),
+        }
         match taken.output {
             Ok(output) if is_done => {
                 told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
@@ -286,8 +292,7 @@ impl WorkflowProgram {
             // It has failed for another reason, which is the one to be told.
             Err(unread) => {
                 told.notes.extend(self.report_notes(job, taken.summary, None));
-                told.notes
-                    .push(Note::Warning(format!("its outputs are not kept: {}", unread.error.join(": "))));
+                told.notes.push(not_kept("its outputs are", &unread));
                 Performed::Failed { failure: failed(life, ending), told }
             }
         }
@@ -465,6 +470,11 @@ async fn end(child: &mut Child, attempt: &Attempt, grace: Duration) -> Result<Ex
 async fn clear(child: &mut Child, attempt: &Attempt, grace: Duration) {
     // An error means that it is dead, or that the run ends and takes it along.
     let _ = end(child, attempt, grace).await;
+}
+
+/// Warns that something of a step that failed is lost for expressions.
+fn not_kept(what_is: &str, why: &Failure) -> Note {
+    Note::Warning(format!("{what_is} not kept: {}", why.error.join(": ")))
 }
 
 fn failed(life: Life, ending: Ending) -> Failure {

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use waypost::engine::Ended;
 use waypost::record::{Ending, Failure, FailureKind, Note, Usage};
 
+use crate::expr::exact_number;
 use crate::file::OutputSource;
 use crate::log::Captured;
 use crate::mask::Mask;
@@ -74,6 +75,8 @@ pub(super) struct Handover {
 pub(super) struct Taken {
     /// Its outputs, as far as they were wanted.
     pub(super) output: Result<StepOutput, Failure>,
+    /// What it printed before it failed, where expressions read that.
+    pub(super) printed: Result<Option<String>, Failure>,
     /// What it adds to the report, masked.
     pub(super) summary: io::Result<Option<String>>,
     /// The events that it adds, without secrets, whatever became of it.
@@ -98,7 +101,8 @@ impl Handover {
         });
         if let Err(error) = spawned {
             let output = Err(not_read("its outputs", error));
-            return Ok(Taken { output, summary: Ok(None), events: Vec::new(), usage: None });
+            let printed = Ok(None);
+            return Ok(Taken { output, printed, summary: Ok(None), events: Vec::new(), usage: None });
         }
         tokio::select! {
             taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
@@ -147,7 +151,21 @@ impl Handover {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
             failure
         });
-        Taken { output, summary, events, usage }
+        let printed = match &output {
+            Ok(_) if self.wanted == Wanted::All => Ok(None),
+            _ => self.printed(),
+        };
+        Taken { output, printed, summary, events, usage }
+    }
+
+    /// Returns what a step printed that failed, where expressions read that.
+    fn printed(&self) -> Result<Option<String>, Failure> {
+        let Some(captured) = self.captured.as_ref().filter(|_| self.keeps_stdout) else { return Ok(None) };
+        self.refuse_part_of(captured)?;
+        if self.mask.contains(&captured.bytes) {
+            return Err(secret_printed());
+        }
+        Ok(Some(text_of(captured)))
     }
 
     /// Reads its output file.
@@ -191,7 +209,7 @@ impl Handover {
                 outputs.insert("result".to_owned(), value);
             }
             if self.keeps_stdout {
-                stdout = Some(String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned());
+                stdout = Some(text_of(captured));
             }
         }
         self.unless_leaking(outputs, stdout)
@@ -219,26 +237,37 @@ impl Handover {
 
     /// Makes an output of what it printed.
     fn captured_value(&self, captured: &Captured, said: Option<Said>) -> Result<Option<Value>, Failure> {
-        if !captured.is_whole() {
-            let text = format!(
-                "the step printed {} bytes, of which {} can be captured; write the rest to a file",
-                captured.bytes_total, self.capture_max
-            );
-            return Err(outputs_failure(vec![text]));
-        }
+        self.refuse_part_of(captured)?;
         let is_secret = self.mask.contains(&captured.bytes);
         match self.capture {
             Some(_) if is_secret => Err(secret_in("result")),
+            // Refused or not: the error would quote a number that is a secret written in another way.
+            Some(Capture::Number) if self.is_secret_number(&captured.bytes) => Err(secret_in("result")),
             Some(capture) => capture
                 .convert(said.as_ref().map_or(&captured.bytes, |said| said.text.as_bytes()))
                 .map(Some)
                 .map_err(|error| failure(FailureKind::Outputs, error)),
-            None if is_secret => {
-                let text = "standard output is read by an expression and contains a secret, which must not be recorded";
-                Err(outputs_failure(vec![text.to_owned()]))
-            }
+            None if is_secret => Err(secret_printed()),
             None => Ok(None),
         }
+    }
+
+    /// Says whether a text is a number that is a secret, in whatever way it is written.
+    fn is_secret_number(&self, bytes: &[u8]) -> bool {
+        let number = std::str::from_utf8(bytes).ok().and_then(|text| exact_number(text.trim()).ok());
+        number.is_some_and(|number| self.mask.is_within(&Value::Number(number)))
+    }
+
+    /// Refuses what a step printed if there was more of it than is taken.
+    fn refuse_part_of(&self, captured: &Captured) -> Result<(), Failure> {
+        if captured.is_whole() {
+            return Ok(());
+        }
+        let text = format!(
+            "the step printed {} bytes, of which {} can be captured; write the rest to a file",
+            captured.bytes_total, self.capture_max
+        );
+        Err(outputs_failure(vec![text]))
     }
 
     /// Replaces an error about `bytes` that could quote a secret, whole or clipped.
@@ -261,6 +290,16 @@ fn sum(own: Usage, more: &Usage) -> Usage {
 
 fn secret_in(name: &str) -> Failure {
     outputs_failure(vec![format!("output `{name}` contains a secret, which must not be recorded")])
+}
+
+fn secret_printed() -> Failure {
+    let text = "standard output is read by an expression and contains a secret, which must not be recorded";
+    outputs_failure(vec![text.to_owned()])
+}
+
+/// Returns what a step printed as expressions read it.
+fn text_of(captured: &Captured) -> String {
+    String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned()
 }
 
 fn outputs_failure(error: Vec<String>) -> Failure {

@@ -34,8 +34,16 @@ pub(super) struct Plan {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum CameTo {
-    Completed { output: StepOutput, ending: Ending },
+    Completed {
+        output: StepOutput,
+        ending: Ending,
+    },
     Failed(Failure),
+    /// The same of one whose standard output an expression reads, which a failure does not keep itself.
+    FailedAndPrinted {
+        failure: Failure,
+        stdout: String,
+    },
 }
 
 /// Names the hook of a file: that of the run is 0, one that it runs is 1, one which that runs is 2.
@@ -74,7 +82,11 @@ pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) 
         HookOn::ExitCode(wanted) => code == Some(wanted),
         HookOn::Success => false,
     };
-    items(plans.iter().filter(meant), &CameTo::Failed(failure.clone()))
+    let came_to = match failure.ending.stdout.clone() {
+        Some(stdout) => CameTo::FailedAndPrinted { failure: failure.clone(), stdout },
+        None => CameTo::Failed(failure.clone()),
+    };
+    items(plans.iter().filter(meant), &came_to)
 }
 
 /// Has the hooks of a success opened, if there are some; a failure is the engine's to judge.
@@ -109,6 +121,10 @@ pub(super) fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Fail
     match serde_json::from_value(value.clone()).ok()? {
         CameTo::Completed { output, ending } => Some(Ok((output, ending))),
         CameTo::Failed(failure) => Some(Err(failure)),
+        CameTo::FailedAndPrinted { mut failure, stdout } => {
+            failure.ending.stdout = Some(stdout);
+            Some(Err(failure))
+        }
     }
 }
 

@@ -97,6 +97,11 @@ impl WorkflowProgram {
                 Performed::Completed { output, told, .. } => {
                     (Found::Text(output.stdout.unwrap_or_default(), json), told)
                 }
+                Performed::Failed { mut failure, told } => {
+                    // It would have been made into items, and is read by nothing else.
+                    failure.ending.stdout = None;
+                    return Performed::Failed { failure, told };
+                }
                 other => return other,
             },
         };
@@ -245,17 +250,21 @@ impl Select {
             }
             None => own_key(&value, place),
         };
+        let counted = place + 1;
         if key.is_empty() {
-            return Err(wrong(format!("the key of item {place} is empty, and each needs a name of its own")));
+            return Err(wrong(format!(
+                "the key of item {counted} is empty, and each needs a name of its own"
+            )));
         }
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
         if let Err(error) = BranchPath::main().child(&name, &key) {
             let help = "give them shorter names with `key`";
-            let text = format!("item {place} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
+            let text =
+                format!("item {counted} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
             return Err(wrong(text));
         }
         if mask.contains(key.as_bytes()) || mask.is_within(&value) {
-            return Err(wrong(format!("item {place} contains a secret, which must not be recorded")));
+            return Err(wrong(format!("item {counted} contains a secret, which must not be recorded")));
         }
         Ok(Item { key, value, index: place as u64, start: None })
     }
@@ -273,7 +282,7 @@ impl Select {
             text.truncate(end);
             text.push_str("...");
         }
-        failure.error[0] = format!("item {index}, {text}: {}", failure.error[0]);
+        failure.error[0] = format!("item {}, {text}: {}", index + 1, failure.error[0]);
         failure
     }
 }
@@ -384,20 +393,23 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
         End::Skipped => "skipped",
         End::Cancelled => "cancelled",
     };
-    let steps = match end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>) {
-        Some(Ok(state)) => {
+    let state = end.record.state_bytes().map(serde_json::from_slice::<WorkflowState>).transpose();
+    let state = state.map_err(|error| failure(FailureKind::Error, error))?;
+    let steps = match &state {
+        Some(state) => {
             let steps = foreach.body.steps().iter().map(|step| step.id.as_str());
             let code = end.failure().and_then(|failure| failure.ending.exit_code);
             let step = end.record.header().step.as_ref().filter(|_| status == "failed");
             state.outcomes(steps, step.map(|step| (step.as_str(), code)))
         }
-        Some(Err(error)) => return Err(failure(FailureKind::Error, error)),
         None => Value::Object(serde_json::Map::new()),
     };
+    // A person may have given it another item than the one that its branch was opened for.
+    let item = state.as_ref().and_then(WorkflowState::item).unwrap_or(&end.item.value);
     let mut outcome = json!({
         "key": end.item.key,
         "index": end.item.index,
-        "item": end.item.value,
+        "item": item,
         "status": status,
         "steps": steps,
     });

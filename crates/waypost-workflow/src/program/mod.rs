@@ -376,9 +376,7 @@ impl Program for WorkflowProgram {
         if spot.step.children.as_ref().is_some_and(|children| children.afterwards) {
             let settled = match hooks::came_to(&item.value) {
                 Some(Ok((output, ending))) => StepState::completed(output, ending.exit_code),
-                Some(Err(Failure { ending, .. })) => {
-                    StepState::failed(ending.outputs.into_iter().collect(), ending.exit_code)
-                }
+                Some(Err(Failure { ending, .. })) => StepState::failed(ending, self.step(spot).keeps_stdout),
                 None => StepState::skipped(),
             };
             // Of the file itself nothing need be known: it is what is attached anyway.
@@ -525,7 +523,7 @@ impl Program for WorkflowProgram {
                 StepState::completed(output, ending.exit_code)
             }
             Settlement::Tolerated(Failure { ending, .. }) => {
-                StepState::failed(ending.outputs.clone().into_iter().collect(), ending.exit_code)
+                StepState::failed(ending.clone(), self.step(spot).keeps_stdout)
             }
             Settlement::Skipped => StepState::skipped(),
         };

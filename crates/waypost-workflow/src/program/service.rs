@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use waypost::engine::{Attempt, Performed, Told};
+use waypost::events::SERVICE_STARTED;
 use waypost::record::{Ending, Failure, FailureKind, Note, Try};
 use waypost::{BranchPath, StepId};
 
@@ -84,7 +85,7 @@ impl WorkflowProgram {
             (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), at);
             running.insert(service.step.clone(), self.spawn_service(service, &own).await?);
             let data = json!({ "step": service.step, "had_ended": had_ended });
-            notes.push(Note::Event { name: "service_started".to_owned(), data });
+            notes.push(Note::Event { name: SERVICE_STARTED.to_owned(), data });
         }
         Ok(notes)
     }
@@ -108,7 +109,7 @@ impl WorkflowProgram {
             end(before).await;
         }
         let data = json!({ "step": service.step, "had_ended": false });
-        let notes = vec![Note::Event { name: "service_started".to_owned(), data }];
+        let notes = vec![Note::Event { name: SERVICE_STARTED.to_owned(), data }];
         let told = Told { notes, ..Told::default() };
         Performed::Completed { output: StepOutput::default(), ending: Ending::default(), told }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use waypost::RunId;
-use waypost::record::{Failure, FailureKind, STATE_BYTES_MAX};
+use waypost::record::{Ending, Failure, FailureKind, STATE_BYTES_MAX};
 
 use crate::expr::{ItemsView, Scope, StepView};
 use crate::file::ITEM_INDEX;
@@ -134,8 +134,12 @@ impl StepState {
         }
     }
 
-    pub(super) fn failed(outputs: Map<String, Value>, exit_code: Option<i32>) -> Self {
-        Self { status: Some(Settled::Failed), exit_code, outputs, stdout: None, items: None, passes: 0 }
+    /// One that failed; `keeps_stdout` if expressions read what it printed, be it nothing.
+    pub(super) fn failed(ending: Ending, keeps_stdout: bool) -> Self {
+        let Ending { exit_code, outputs, stdout, log, .. } = ending;
+        let outputs = outputs.into_iter().collect();
+        let stdout = stdout.or_else(|| (keeps_stdout && log.is_none()).then(String::new));
+        Self { status: Some(Settled::Failed), exit_code, outputs, stdout, items: None, passes: 0 }
     }
 
     /// The same after so many passes.
@@ -266,6 +270,11 @@ impl WorkflowState {
     /// Returns what became of a step, if it is finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)
+    }
+
+    /// Returns how many items of its steps failed that are finished.
+    pub fn items_failed(&self) -> u64 {
+        self.steps.values().filter_map(StepState::items).map(|items| items.failed).sum()
     }
 
     /// Returns the services that have been started outside of the branch; none of the main one.

@@ -556,6 +556,7 @@ fn items_of_one_key_are_refused_where_that_is_certain() {
         "[a, b, c], key: 'n${{ item_index // 2 }}'",
         "[c, a, b, a], sort_by: item",
         "[a, a, b, b], offset: 1, max_items: 3",
+        "[a, ''], distinct: true",
     ];
     let unsure = [
         "[a, b, a], distinct: true",

@@ -140,7 +140,16 @@ fn what_json_would_change_is_refused() {
     for text in kept {
         let value: f64 = text.parse().unwrap();
         assert_eq!(json(text).parse::<f64>().unwrap(), value, "{text}");
-        assert_eq!(number(text).parse::<f64>().unwrap(), value, "{text}");
+        if !["1e3", "100e-2", "123456789012345680000.0"].contains(&text) {
+            assert_eq!(number(text).parse::<f64>().unwrap(), value, "{text}");
+        }
+    }
+    // What happened: `capture: number` made 7 of `007`, and `1000.0` of `1e3`.
+    // Why: only values were compared, and a step that reads them is given a text.
+    // What stops it now: a number is refused whose text has zeros before it, or would come back with or without an exponent.
+    for text in ["007", "-01.5", "1e3", "100e-2", "123456789012345680000.0"] {
+        let refused = format!("error: stdout is a number that would not be kept as it is, `{text}`");
+        assert!(number(text).starts_with(&refused), "{text}: {}", number(text));
     }
     for text in changed {
         assert!(json(text).starts_with("error: "), "{text}: {}", json(text));

@@ -244,8 +244,9 @@ fn apply_tolerated<P: Program>(
     apply(program, line, place, Settlement::Tolerated(failure))
 }
 
-/// Keeps small outputs in the header and only the size of large ones.
+/// Keeps small outputs in the header and only the size of large ones, and nothing of what was printed.
 fn inline_outputs(ending: &mut Ending) {
+    ending.stdout = None;
     if ending.outputs.is_empty() {
         return;
     }

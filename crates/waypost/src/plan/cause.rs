@@ -26,6 +26,8 @@ pub enum Cause {
     Stopped(String),
     /// It failed.
     Failed(Try),
+    /// Too many of its branches failed.
+    BranchesFailed,
     /// The next try is due at this time.
     Delayed(Timestamp),
     /// It waits for these.
@@ -71,6 +73,7 @@ impl fmt::Display for Cause {
             }
             Self::Stopped(by) => write!(f, "it was stopped before its end ({by})"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
+            Self::BranchesFailed => f.write_str("too many of its branches failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
                 write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))

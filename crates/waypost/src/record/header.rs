@@ -323,6 +323,9 @@ pub struct Ending {
     /// What it printed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Printed>,
+    /// Standard output of one that failed, for the program that settles it: it goes into the state, and no record holds it.
+    #[serde(skip)]
+    pub stdout: Option<String>,
 }
 
 /// Why a step failed.

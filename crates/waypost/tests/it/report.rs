@@ -61,6 +61,7 @@ fn a_completed_step_shows_what_it_gave() {
             outputs_bytes: Some(9_000),
             command: Some("cat a | wc -l\n".to_owned()),
             log: Some(log),
+            stdout: None,
         });
         (header.at.attempt, header.at.epoch) = (2, 1);
         header.usage = Some(Usage { tokens_in: 5, tokens_out: 7, cost: 0.25, model: Some("m_1".to_owned()) });

@@ -291,6 +291,7 @@ impl StepFacts<'_> {
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             error: failure.map(FailureView::from),
+            failed_item: None,
             holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),

@@ -1,0 +1,131 @@
+//! One of the items for which a step failed by its limits, as screens show it beside how many failed.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use waypost::record::{End, Failure, FailureKind, Header, Record};
+use waypost::store::{Scan, Scanned, Store, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
+
+use crate::dead;
+use crate::error::Error;
+use crate::output::{Paint, shown};
+
+/// An item that failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct FailedItem {
+    /// Its key, and its branch.
+    key: String,
+    branch: String,
+    /// The step that failed, with the error and its causes.
+    step: Option<String>,
+    error: Vec<String>,
+    /// The last lines of its log.
+    #[serde(skip)]
+    tail: String,
+    /// It is a dead letter.
+    #[serde(skip)]
+    is_letter: bool,
+}
+
+impl FailedItem {
+    /// Finds the first of the items of a step to fail, if the step failed as too many of them did. Of more failures
+    /// than a page of records has, it is the first of the page.
+    pub(crate) async fn find(
+        store: &dyn Store,
+        run: &RunId,
+        workflow: Option<&Workflow>,
+        (branch, step, kind): (&BranchPath, &StepId, FailureKind),
+    ) -> Result<Option<Self>, Error> {
+        if kind != FailureKind::Limit {
+            return Ok(None);
+        }
+        let Some(opened) = dead::opened_at(store, run, branch, step).await? else { return Ok(None) };
+        let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+        loop {
+            let page = store.scan(&scan).await?;
+            if let Some(mut found) = first_of(store, run, &page, (branch, step, opened)).await? {
+                found.is_letter = workflow.is_some_and(|workflow| dead::keeps_letters(workflow, step));
+                return Ok(Some(found));
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Says which item it is, why it failed, and where all are listed; each line indented.
+    pub(crate) fn told(&self, paint: Paint, list: &str) -> String {
+        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
+        let mut errors = self.error.iter();
+        let first = errors.next().map_or("it failed", String::as_str);
+        let mut text = format!("  first: {step}item {} failed: {}\n", shown(&self.key), shown(first));
+        for cause in errors {
+            let _ = writeln!(text, "  {} {}", paint.dim("cause:"), shown(cause));
+        }
+        for line in self.tail.lines() {
+            let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&shown(line)));
+        }
+        if self.is_letter {
+            let _ = writeln!(text, "  all of them: {list}");
+        }
+        text
+    }
+
+    fn of(child: &Header, cause: &Header, failure: &Failure) -> Option<Self> {
+        let (_, key) = child.branch.opened_by()?;
+        let tail = failure.ending.log.as_ref().map(|log| log.tail.clone()).unwrap_or_default();
+        Some(Self {
+            key,
+            branch: child.branch.to_string(),
+            step: cause.step.as_ref().map(ToString::to_string),
+            error: failure.error.clone(),
+            tail,
+            is_letter: false,
+        })
+    }
+}
+
+/// Finds the first item of a page that failed and still stands so, of those that the step opened at that seq.
+async fn first_of(
+    store: &dyn Store,
+    run: &RunId,
+    page: &Scanned,
+    (branch, step, opened): (&BranchPath, &StepId, u64),
+) -> Result<Option<FailedItem>, Error> {
+    let headers = || page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
+    let is_item = |header: &&Header| {
+        let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *step);
+        of_step && header.branch.parent().as_ref() == Some(branch)
+    };
+    let mut items: Vec<&Header> = headers().filter(is_item).collect();
+    items.sort_by_key(|header| header.created_at);
+    for item in items {
+        let newest = store.newest(run, &item.branch).await?;
+        let origin = newest.position().ok().and_then(|position| position.origin);
+        if newest.header().end != Some(End::Failed) || origin != Some(opened) {
+            continue;
+        }
+        let cause = cause_of(newest.header(), &headers().collect::<Vec<_>>());
+        let failure = cause.phase.failure();
+        return Ok(failure.and_then(|failure| FailedItem::of(newest.header(), cause, failure)));
+    }
+    Ok(None)
+}
+
+/// Goes down from the end of a branch to the failure by which it failed: its step may have opened the branch that did.
+fn cause_of<'h>(item: &'h Header, failed: &[&'h Header]) -> &'h Header {
+    let mut cause = item;
+    loop {
+        let below = failed.iter().rev().find(|header| {
+            let opener = header.branch.opened_by().map(|(opener, _)| opener);
+            header.branch.parent().as_ref() == Some(&cause.branch) && opener == cause.step
+        });
+        match below {
+            Some(below) => cause = below,
+            None => return cause,
+        }
+    }
+}

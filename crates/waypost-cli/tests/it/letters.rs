@@ -1,0 +1,126 @@
+//! Dead letters, as people and later steps read them.
+
+use crate::rig::Rig;
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+// What happened: after `dead-letters retry --item`, later steps read the old item beside what was made of the new one.
+// Why: the item was taken from the list that was frozen when the items were found.
+// What stops it now: it is taken from the state of its branch, which its steps read too.
+#[test]
+fn later_steps_read_the_item_that_was_worked_on() {
+    let flow = r#"
+steps:
+  - id: e
+    foreach: {items: [a, b], as: item, steps: [{id: work, run: '[ "$I" != b ]', env: {I: "${{ item }}"}}]}
+  - {id: end, run: 'echo "$I $K" >> trace', env: {I: "${{ steps.e.items[1].item }}", K: "${{ steps.e.items[1].key }}"}}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "b", "--item", "\"c\"", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), "b b\nc b\n", "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+// What happened: of a `foreach` that failed by its limits, one saw how many items had failed, and of none why.
+// Why: the failure is that of the step, and those of its items are on branches of their own.
+// What stops it now: the first of them is looked up where the failure is shown.
+#[test]
+fn a_step_that_too_many_items_failed_of_shows_the_first() {
+    let flow = r#"
+steps:
+  - id: e
+    foreach:
+      items: [a, b, c]
+      as: item
+      max_failures: 0
+      max_parallel: 1
+      steps:
+        - id: g
+          repeat: {until: 'true', max: 1}
+          steps: [{id: work, run: 'echo "bad $I"; [ "$I" != b ]', env: {I: "${{ item }}"}}]
+"#;
+    let says = "1 of 3 branches failed, and no more than 0 may
+  first: step work of item b failed: exit code 1
+  | bad b
+  all of them: waypost dead-letters list r";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+
+        let ended = rig.told(&rig.call(&["run", "flow.yaml", "--id", "r", "-q"]));
+
+        let shown = rig.waypost(&["show", "r"]);
+        assert!(ended.contains(says) && shown.contains(says), "{store}: {ended}{shown}");
+        let why = rig.waypost(&["why", "r"]);
+        let first =
+            "too many of its branches failed\n  first: step work of item b failed: exit code 1\n  | bad b\n";
+        assert!(why.contains(first), "{why}");
+        assert!(rig.waypost(&["plan", "r"]).contains("too many of its branches failed"));
+        let item = &rig.json(&["show", "r", "--json"])["steps"][0]["failed_item"];
+        assert_eq!(
+            (&item["key"], &item["branch"], &item["step"]),
+            (&"b".into(), &"e:b".into(), &"work".into())
+        );
+        assert!(rig.waypost(&["dead-letters", "list", "r"]).contains("work"));
+    }
+}
+
+// What happened: `dead-letters list` of a run of which items had failed said that none had.
+// Why: it spoke of dead letters only. What stops it now: what became of those that failed is said.
+#[test]
+fn a_run_without_dead_letters_says_what_became_of_failed_items() {
+    let flow = |policy: &str| {
+        format!(
+            "steps:\n  - id: e\n    foreach: {{items: [a, b], as: item, {policy}steps: [{{run: exit 3}}]}}\n  - {{id: end, run: 'true'}}\n"
+        )
+    };
+    let rig = Rig::with(&flow("on_item_failure: skip, "));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    let list = rig.waypost(&["dead-letters", "list", "r"]);
+    let skipped = "Run r has no dead letters: 2 items failed and were skipped, as the workflow says.";
+    assert!(list.contains(skipped), "{list}");
+
+    rig.write("flow.yaml", &flow(""));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(3));
+    rig.waypost(&["export", "s", "s.json"]);
+    rig.waypost(&["import", "s.json", "--trust", "--id", "t", "-q"]);
+    let list = rig.waypost(&["dead-letters", "list", "t"]);
+    let before = "Run t has no dead letters: 2 items failed in run s, before this one began from it.";
+    assert!(list.contains(before), "{list}");
+}
+
+// What happened: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name was taken.
+// Why: what was typed was compared with the names of branches as they are kept.
+// What stops it now: where no branch is called so, it is compared with their keys as they are.
+#[test]
+fn branches_are_found_by_their_keys_as_they_are() {
+    let flow = r#"
+steps:
+  - id: f
+    foreach: {items: [src/a.rs, "b c.txt", "src/a.rs/s"], as: item, steps: [{id: s, run: 'echo "did $I"; exit 3', env: {I: "${{ item }}"}}]}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+
+        assert!(rig.waypost(&["logs", "r", "f:b c.txt/s"]).contains("did b c.txt\n"));
+        assert!(rig.waypost(&["logs", "r", "f:b c.txt"]).contains("did b c.txt\n"));
+        assert!(rig.waypost(&["logs", "r", "f:src%2Fa.rs/s"]).contains("did src/a.rs\n"));
+        assert_eq!(code(&rig, &["show", "r", "--step", "f:b c.txt/s"]), Some(0));
+        assert_eq!(code(&rig, &["why", "r", "f:b c.txt/s"]), Some(0));
+        assert_eq!(code(&rig, &["show", "r/f:b c.txt@1"]), Some(0));
+        assert_eq!(code(&rig, &["checkpoints", "r", "--branch", "f:src/a.rs"]), Some(0));
+        assert_eq!(code(&rig, &["dead-letters", "show", "r", "f:b c.txt"]), Some(0));
+        assert_eq!(code(&rig, &["logs", "r", "f:none.txt/s"]), Some(5));
+        let many = rig.waypost(&["logs", "r", "f:src/a.rs/s"]);
+        assert!(many.contains("may mean several: f:src%2Fa.rs%2Fs, f:src%2Fa.rs/s"), "{store}: {many}");
+    }
+}

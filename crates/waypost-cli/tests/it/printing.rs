@@ -1,0 +1,76 @@
+//! What steps printed, as later ones read it.
+
+use crate::rig::Rig;
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+// What happened: a step that read the output of one that had failed, and was allowed to, failed the run; with a default
+// it read that.
+// Why: what a step printed was kept only of one that completed.
+// What stops it now: it is kept of the last try, whatever became of that.
+#[test]
+fn what_a_tolerated_step_printed_is_read_by_later_steps_and_the_next_pass() {
+    let flow = r#"
+steps:
+  - {id: test, run: 'echo "try $WAYPOST_ATTEMPT"; echo aside >&2; exit 3', continue_on_error: true, retry: {max: 1, delay: 1ms}}
+  - {id: none, dir: not-there, run: 'true', continue_on_error: true}
+  - {id: read, run: 'echo "$T/$N/$D" >> trace', env: {T: "${{ steps.test.stdout }}", N: "${{ steps.none.stdout }}", D: "${{ steps.test.stdout | default('', true) }}"}}
+  - id: improve
+    repeat: {until: steps.check.status == 'completed', max: 3}
+    steps:
+      - {id: edit, run: 'echo "edit $I after $B" >> trace', env: {I: "${{ iteration }}", B: "${{ steps.check.stdout | default('nothing', true) }}"}}
+      - {id: check, run: 'echo "wrong $I"; [ "$I" = 3 ]', env: {I: "${{ iteration }}"}, continue_on_error: true}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+
+        let edits = "edit 1 after nothing\nedit 2 after wrong 1\nedit 3 after wrong 2\n";
+        assert_eq!(rig.read("trace"), format!("try 2//try 2\n{edits}"), "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn hooks_read_what_a_failed_step_printed_also_after_a_crash() {
+    let flow = r#"
+steps:
+  - id: bad
+    run: 'echo "is wrong"; exit 3'
+    continue_on_error: [4]
+    on_failure: [{run: 'echo "step: $P" >> trace; while [ ! -e go ]; do sleep 0.02; done', env: {P: "${{ steps.bad.stdout }}"}}]
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("step"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1), "{store}");
+
+        assert_eq!(rig.read("trace"), "step: is wrong\nstep: is wrong\n", "{store}");
+    }
+}
+
+#[test]
+fn what_is_too_much_to_keep_of_a_failed_step_is_told() {
+    let rig = Rig::with(
+        r#"
+steps:
+  - {id: much, run: 'head -c 1100000 /dev/zero | tr "\0" x; exit 3', continue_on_error: true}
+  - {id: read, run: 'echo "$P"', env: {P: "${{ steps.much.stdout | default('nothing', true) }}"}}
+"#,
+    );
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("what it printed is not kept: the step printed 1100000 bytes"), "{events}");
+}
