@@ -91,7 +91,7 @@ impl<'a> Session<'a> {
 
     /// Makes the engine of this session.
     pub(crate) fn engine(&self, store: Arc<dyn Store>) -> Engine {
-        self.progress.read_logs_of(Arc::clone(&store));
+        self.progress.read_logs_of(&store);
         Engine::new(store).with_observer(Arc::clone(&self.progress) as _)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use waypost::engine::{Observer, StopLevel};
@@ -33,7 +33,7 @@ pub(crate) struct Progress {
     of_many: bool,
     seen: Mutex<Seen>,
     /// Where the logs of steps are.
-    store: OnceLock<Arc<dyn store::Store>>,
+    store: OnceLock<Weak<dyn store::Store>>,
 }
 
 /// What was seen so far.
@@ -80,9 +80,11 @@ impl Progress {
     }
 
     /// Has it read the logs of steps in this store.
-    pub(crate) fn read_logs_of(&self, store: Arc<dyn store::Store>) {
+    ///
+    /// Who holds a store keeps it open: it ends with those who work on its runs, and takes its log in then.
+    pub(crate) fn read_logs_of(&self, store: &Arc<dyn store::Store>) {
         // All runs of a session are in one store.
-        let _ = self.store.set(store);
+        let _ = self.store.set(Arc::downgrade(store));
     }
 
     /// Says now and then that the run is alive, for as long as it is polled.
@@ -164,7 +166,7 @@ impl Progress {
         let step = name_of(event)?;
         let took = time::lasted(seen.running.get(&step).map(Instant::elapsed).unwrap_or_default());
         let step = if self.of_many { format!("{}: {step}", header.run) } else { step };
-        let folder = self.store.get().and_then(|store| store.folder(&header.run));
+        let folder = self.store.get().and_then(Weak::upgrade).and_then(|store| store.folder(&header.run));
         actions::group((&step, &took), header, folder.as_deref())
     }
 }
