@@ -186,6 +186,27 @@ async fn an_item_that_failed_for_good_is_mended_before_it_is_joined() {
     }
 }
 
+// After the join, too, if that is asked for: it joins again, and what was finished beside it is not done again.
+#[tokio::test]
+async fn an_item_that_failed_for_good_is_mended_after_it_was_joined() {
+    type Item = Child<(String, u32), u32>;
+    for world in World::each() {
+        let stage = Stage::default();
+        let graph = items(&stage);
+        world.engine.run(&graph, "r", Notes::default()).await.unwrap();
+        stage.said();
+
+        let resume = world.engine.resume(&graph, "r").from_branches();
+        let outcome = resume.edit_branch_as("it:z", |item: &mut Item| item.item.1 = 3).await.unwrap();
+
+        assert_eq!(outcome.state.done, ["x=13", "y=20", "z=30"]);
+        assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
+        assert_eq!(stage.said(), ["z", "join"]);
+        let newest = world.store.newest(&run_id(), &waypost::BranchPath::main()).await.unwrap();
+        assert_eq!(newest.position().unwrap().dead, 1);
+    }
+}
+
 // What nobody will ever read is not changed: the resume says so, and nothing runs.
 #[tokio::test]
 async fn a_branch_that_no_step_waits_for_is_not_changed() {
