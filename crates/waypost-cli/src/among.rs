@@ -95,12 +95,12 @@ async fn first_of(
     page: &Scanned,
     (branch, step, opened): (&BranchPath, &StepId, u64),
 ) -> Result<Option<FailedItem>, Error> {
-    let headers = || page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
     let is_item = |header: &&Header| {
         let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *step);
         of_step && header.branch.parent().as_ref() == Some(branch)
     };
-    let mut items: Vec<&Header> = headers().filter(is_item).collect();
+    let headers = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
+    let mut items: Vec<&Header> = headers.filter(is_item).collect();
     items.sort_by_key(|header| header.created_at);
     for item in items {
         let newest = store.newest(run, &item.branch).await?;
@@ -108,24 +108,9 @@ async fn first_of(
         if newest.header().end != Some(End::Failed) || origin != Some(opened) {
             continue;
         }
-        let cause = cause_of(newest.header(), &headers().collect::<Vec<_>>());
-        let failure = cause.phase.failure();
-        return Ok(failure.and_then(|failure| FailedItem::of(newest.header(), cause, failure)));
+        let cause = dead::cause(store, run, &newest).await?;
+        let failure = cause.header().phase.failure();
+        return Ok(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
     }
     Ok(None)
-}
-
-/// Goes down from the end of a branch to the failure by which it failed: its step may have opened the branch that did.
-fn cause_of<'h>(item: &'h Header, failed: &[&'h Header]) -> &'h Header {
-    let mut cause = item;
-    loop {
-        let below = failed.iter().rev().find(|header| {
-            let opener = header.branch.opened_by().map(|(opener, _)| opener);
-            header.branch.parent().as_ref() == Some(&cause.branch) && opener == cause.step
-        });
-        match below {
-            Some(below) => cause = below,
-            None => return cause,
-        }
-    }
 }

@@ -10,10 +10,11 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
-use waypost::folder::TEMP_PREFIX;
 
 use crate::error::Error;
 
+/// How an unfinished file of ours begins, in a folder that is not ours: nobody else's is called so.
+const PREFIX: &str = ".waypost-unfinished-";
 /// How many names are tried for an unfinished file: as many as one process could have at work.
 const NAMES_MAX: u32 = 1_000;
 
@@ -63,14 +64,14 @@ pub(crate) fn folder_of(file: &Path) -> PathBuf {
 
 /// Makes an unfinished file in a folder, which goes when it is dropped; a kill leaves it to [`remove_left`].
 ///
-/// Its name is as that of [`waypost::folder::create_temp`]. It is locked as long as it is written.
+/// It is locked as long as it is written.
 ///
 /// # Errors
 /// Those of making a file.
 pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     let pid = std::process::id();
     for count in 0..NAMES_MAX {
-        let name = format!("{TEMP_PREFIX}{pid}-{count}");
+        let name = format!("{PREFIX}{pid}-{count}");
         match tempfile::Builder::new().prefix(&name).rand_bytes(0).tempfile_in(folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => {
@@ -96,7 +97,7 @@ pub(crate) fn remove_left(folder: &Path) {
 
 /// Returns the process that an unfinished file is of, by its name.
 fn writer_of(name: &OsStr) -> Option<Pid> {
-    let (pid, count) = name.to_str()?.strip_prefix(TEMP_PREFIX)?.split_once('-')?;
+    let (pid, count) = name.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     (is_number(pid) && is_number(count)).then(|| Pid::from_raw(pid.parse().ok()?))?
 }

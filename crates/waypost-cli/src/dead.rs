@@ -212,8 +212,17 @@ impl Opened {
     }
 }
 
-/// Finds the record of the failure by which an item failed, from that with which the item ended: its step may have opened
-/// the branch that did.
+/// Finds the record of the failure by which an item failed, from that with which the item ended.
+pub(crate) async fn cause(store: &dyn Store, run: &RunId, newest: &Record) -> Result<Record, Error> {
+    let opened = Opened::of(store.branches(run).await?);
+    if opened.by(newest.header()).is_empty() {
+        return Ok(newest.clone());
+    }
+    let failed = ended_branches(store, run, "failed", &has_failed).await?;
+    cause_of(store, run, (&failed, &opened), newest).await
+}
+
+/// As [`cause`]: its step may have opened the branch that did.
 async fn cause_of(
     store: &dyn Store,
     run: &RunId,

@@ -22,8 +22,8 @@ use crate::commit::{Writer, lock};
 
 /// So many that share a commit are a crowd: below that, waking a thread costs more than they gain.
 const CROWD_JOBS: usize = 8;
-/// Commits that nobody shares until there is no crowd any more, counted from the last that many shared. With many runs the first to come is
-/// often alone.
+/// Commits that nobody shares until there is no crowd any more, counted from the last that many shared. With many runs the
+/// first to come is often alone.
 const LONELY_MAX: u32 = 64;
 
 thread_local! {

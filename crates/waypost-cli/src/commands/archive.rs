@@ -30,6 +30,7 @@ use waypost::store::{Scan, Store, StoreError};
 
 use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, Writer};
 use self::named::{Files, Named};
+use super::branched::tell_of_pending;
 use super::verify::verify_run;
 use super::{Context, once};
 use crate::beside;
@@ -62,6 +63,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
         return Err(Error::Unsound { run });
     }
     beside::refuse_taken(&args.file, args.replace)?;
+    tell_of_pending(context, store.as_ref(), &run).await?;
     let folder = beside::folder_of(&args.file);
     beside::remove_left(&folder);
     let failed = |source: io::Error| not_written(&args.file, source);

@@ -23,7 +23,6 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
     tell_of_pending(context, store.as_ref(), &reference.run).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
-    beside::remove_left(&beside::folder_of(&args.file));
     portable.save(&args.file, mode).map_err(not_saved)?;
     let bytes = args.file.metadata().map_or(0, |file| file.len());
     let file = args.file.display().to_string();

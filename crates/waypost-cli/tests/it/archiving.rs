@@ -106,7 +106,10 @@ fn what_cannot_be_archived_as_a_whole_is_refused_and_nothing_is_written() {
     check("archive_damaged", &rig.waypost(&["archive", "r", "y"]));
     assert!(!rig.path("y").exists());
     let left = || fs::read_dir(rig.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
-    assert!(left().all(|name| !name.to_string_lossy().starts_with(".tmp-")), "nothing is left behind");
+    assert!(
+        left().all(|name| !name.to_string_lossy().starts_with(".waypost-unfinished-")),
+        "nothing is left behind"
+    );
 
     // One that was cut, or changed, is no archive.
     fs::write(rig.path("x"), &before[..before.len() / 2]).unwrap();
