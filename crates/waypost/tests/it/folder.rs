@@ -193,12 +193,14 @@ fn a_report_of_many_pieces_is_what_the_whole_text_would_be() {
 
     // In one commit and several, by the same writer and another, with a torn line behind them.
     let again: Vec<Record> =
-        [3_999, 7, 2_000, 0, 2_001].map(|count| chain.completed(&format!("s{count}"))).into();
+        [3_999, 7, 2_000, 0, 3_999, 2_001].map(|count| chain.completed(&format!("s{count}"))).into();
     folder.committed(&again[..4]);
+    // The last one has moved by now.
+    folder.committed(&again[4..5]);
     let torn = fs::OpenOptions::new().append(true).open(place.path().join("report.md"));
     torn.unwrap().write_all(b"<!-- section main s9").unwrap();
     let folder = place.folder();
-    folder.committed(&again[4..]);
+    folder.committed(&again[5..]);
     folder.committed(&[chain.ended("last", RunStatus::Completed)]);
 
     let mut expected = sections(&again).iter().fold(whole, |text, section| put(&text, section));
