@@ -7,7 +7,7 @@ use waypost::store::StoreError;
 
 use super::Context;
 use super::branched::tell_of_pending;
-use super::travel::checkpoint;
+use super::travel::{checkpoint, on_main};
 use crate::beside;
 use crate::cli::ExportArgs;
 use crate::error::Error;
@@ -19,6 +19,7 @@ use crate::view::{ExportedView, VERSION};
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
+    on_main(&reference, "is exported from")?;
     beside::refuse_taken(&args.file, args.replace)?;
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
     tell_of_pending(context, store.as_ref(), &reference.run).await?;

@@ -16,6 +16,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::archive::checkpoint_in;
 use super::branched::{Params, id_of};
+use super::travel::on_main;
 use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
@@ -42,6 +43,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     if args.show {
         return show(context, &portable, &workflow);
     }
+    on_main(&portable.reference(), "begins with a checkpoint of")?;
     if !args.trust {
         let steps = match workflow.body().steps().len() {
             1 => "1 step".to_owned(),

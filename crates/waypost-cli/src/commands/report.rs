@@ -153,10 +153,7 @@ impl Told {
             });
         }
         if let Some(usage) = &header.usage {
-            let sum = self.usage.get_or_insert_with(Usage::default);
-            sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
-            sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
-            sum.cost += usage.cost;
+            *self.usage.get_or_insert_default() += usage;
         }
         let Some(section) = section(record) else { return };
         let ending: Option<&Ending> = match &header.phase {

@@ -300,13 +300,10 @@ impl Shown {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
         };
-        let opens = |shape: &Shape| shape.steps().iter().any(|step| step.children.is_some());
-        let usage = match &shape {
-            // What branches that have ended used is not among the steps shown.
-            Some(shape) if self.at.is_none() && opens(shape) => {
-                Some(spent(store, &frozen.run).await?).filter(|usage| *usage != Usage::default())
-            }
-            _ => sum(steps.iter().filter_map(|step| step.usage.as_ref())),
+        let usage = match self.at {
+            // Also that of branches that have ended, and of what was gone back from, which are not among the steps shown.
+            None => Some(spent(store, &frozen.run).await?).filter(|usage| *usage != Usage::default()),
+            Some(_) => sum(steps.iter().filter_map(|step| step.usage.as_ref())),
         };
         let failed = self.failed(&steps);
         let parent = frozen.parent.as_ref().map(|parent| {
@@ -350,12 +347,11 @@ impl From<&Failure> for FailureView {
     }
 }
 
+/// Adds up what the steps used that are shown.
 fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     usages.fold(None, |sum: Option<Usage>, usage| {
         let mut sum = sum.unwrap_or_default();
-        sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
-        sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
-        sum.cost += usage.cost;
+        sum += usage;
         Some(sum)
     })
 }

@@ -32,12 +32,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
             format!("write {run}@SEQ; `waypost checkpoints {run}` lists them"),
         ));
     };
-    if !branch.is_main() {
-        return Err(Error::usage(
-            format!("a run goes back on its main branch, and `{branch}` is another"),
-            format!("name a checkpoint such as {run}@3"),
-        ));
-    }
+    on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "goes back on")?;
     // Whether it is there is asked before anything is taken.
     store.load(&run, &branch, seq).await?;
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
@@ -59,6 +54,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
 pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
+    on_main(&from, "is forked from")?;
     // Whether it is there is asked before anything is said.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
@@ -153,6 +149,18 @@ pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<Checkpoi
         }
     };
     Ok(CheckpointRef { run, branch, seq })
+}
+
+/// Sees that a checkpoint is one of the main branch, where nothing can be begun with another.
+pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
+    let CheckpointRef { run, branch, .. } = at;
+    if branch.is_main() {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!("a run {does} its main branch, and `{branch}` is another"),
+        format!("name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists them"),
+    ))
 }
 
 async fn state(store: &dyn Store, at: &CheckpointRef) -> Result<Value, Error> {

@@ -113,3 +113,27 @@ fn usage_that_is_no_number_fails_the_step() {
         assert!(rig.told(&ended).contains(why), "{}", rig.told(&ended));
     }
 }
+
+// What happened: what failed tries had used was in the events and counted against the budget, but not in `show`. Why: it
+// looked at the last try. What stops it now: it adds up all of them.
+#[test]
+fn what_failed_tries_used_is_in_the_sum() {
+    let rig = Rig::with(
+        "steps:
+  - id: a
+    run: 'echo usage.tokens_in=100 >> $WAYPOST_OUTPUT; echo usage.cost=1 >> $WAYPOST_OUTPUT; echo a >> trace; [ $(wc -l < trace) -ge 3 ]'
+    retry: {max: 1, delay: 10ms}
+    on_success: [{id: ok, run: ':'}]
+",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    let used = |cost: f64| json!({"tokens_in": cost as u64 * 100, "tokens_out": 0, "cost": cost});
+    let show = || rig.json(&["show", "r", "--json"]);
+    assert_eq!((&show()["usage"], &show()["steps"][0]["usage"]), (&used(2.0), &used(2.0)));
+
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+
+    assert_eq!((&show()["usage"], &show()["steps"][0]["usage"]), (&used(3.0), &used(3.0)));
+    assert_eq!(rig.call(&["resume", "r", "--from", "a", "-q"]).status.code(), Some(0));
+    assert_eq!(show()["usage"], used(4.0), "spent is spent");
+}

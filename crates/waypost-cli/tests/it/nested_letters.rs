@@ -167,3 +167,41 @@ fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
         assert_eq!(keys(&rig), json!([]), "{store}");
     }
 }
+
+// What happened: an item that failed after the `foreach` within it could not be tried again together with the inner item
+// that had failed there, and neither could that one by itself. Why: a branch that had failed was left where it stood. What
+// stops it now: it goes back to the join behind which the other one is.
+#[test]
+fn an_item_that_failed_after_an_inner_one_is_tried_again_with_it() {
+    for store in STORES {
+        for (retried, letters) in [(&["retry", "r"][..], json!([])), (&["retry", "r", "k2"], json!([]))] {
+            let rig = Rig::with(
+                "checkpoints: {retention: 50}
+steps:
+  - id: f
+    foreach:
+      items: [a, b]
+      as: i
+      key: ${{ i }}
+      max_parallel: 1
+      steps:
+        - id: in
+          foreach: {items: [1, 2], as: k, key: 'k${{ k }}', max_parallel: 1, steps: [{id: g, run: 'echo g$I$K >> trace; test -e go || [ $I$K != a2 ]', env: {I: '${{ i }}', K: '${{ k }}'}}]}
+        - {id: w, run: 'echo w$I$N >> trace; test -e go || [ $I != a ]', env: {I: '${{ i }}', N: '${{ steps.in.failed }}'}}
+",
+            )
+            .at(store);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+            assert_eq!(keys(&rig), json!(["f:a", "f:a/in:k2"]), "{store}");
+            rig.write("go", "");
+            rig.write("trace", "");
+
+            let outcome = rig.call(&[&["dead-letters"], retried, &["-q"]].concat());
+
+            assert_eq!(outcome.status.code(), Some(0), "{store} {retried:?}: {}", rig.told(&outcome));
+            assert_eq!(lines(&rig), ["ga2", "wa0"], "{store} {retried:?}");
+            assert_eq!(keys(&rig), letters, "{store} {retried:?}");
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
+        }
+    }
+}

@@ -233,3 +233,25 @@ fn a_step_that_runs_again_by_another_file_after_a_restart_has_a_key_of_its_own()
         assert_eq!((text.lines().count(), keys.len()), (5, 5), "{store}: {text}");
     }
 }
+
+// What happened: a checkpoint of an item's branch could be exported, and the run that began with it waited for ever. Why:
+// its steps are not those of the run. What stops it now: both refuse it, as a fork does.
+#[test]
+fn a_checkpoint_of_a_branch_begins_no_run() {
+    let rig =
+        Rig::with("steps: [{id: f, foreach: {items: [a], steps: [{id: w, run: ':'}, {id: v, run: ':'}]}}]");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    for args in [&["export", "r/f:a@2", "out.json"][..], &["fork", "r/f:a@2"], &["rollback", "r/f:a@2"]] {
+        let refused = rig.call(args);
+
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", rig.told(&refused));
+        assert!(
+            rig.told(&refused).contains("its main branch, and `f:a` is another"),
+            "{}",
+            rig.told(&refused)
+        );
+    }
+    assert!(!rig.path("out.json").exists());
+    assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
+}

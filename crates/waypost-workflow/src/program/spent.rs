@@ -24,22 +24,13 @@ pub async fn spent(store: &dyn Store, run: &RunId) -> Result<Usage, StoreError> 
     let mut sum = Usage::default();
     loop {
         let page = store.scan(&scan).await?;
-        page.records.iter().map(Record::header).filter_map(|header| header.usage.as_ref()).for_each(
-            |usage| {
-                add(&mut sum, usage);
-            },
-        );
+        let headers = page.records.iter().map(Record::header);
+        headers.filter_map(|header| header.usage.as_ref()).for_each(|usage| sum += usage);
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(sum),
         }
     }
-}
-
-fn add(sum: &mut Usage, usage: &Usage) {
-    sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
-    sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
-    sum.cost += usage.cost;
 }
 
 /// The budget of a session, and what was used of it.
@@ -67,7 +58,7 @@ impl Purse {
     pub(super) fn pay(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
         let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
         let Told { usage: Some(usage), .. } = told else { return };
-        add(&mut self.used.lock().expect("no code panics while it holds this"), usage);
+        *self.used.lock().expect("no code panics while it holds this") += usage;
         self.is_empty(attempt);
     }
 }

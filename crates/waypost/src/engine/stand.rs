@@ -229,7 +229,9 @@ impl<'a, P: Program> Scout<'a, P> {
             let Some(stands) = stands else { continue };
             let position = position_of(&stands)?;
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
-            if position.origin != Some(wanted.origin) || is_given_up {
+            if position.origin != Some(wanted.origin)
+                || (is_given_up && !self.joined_what_is_wanted(&stands, &position).await?)
+            {
                 continue;
             }
             if stands.header().seq != record.header().seq {
@@ -241,6 +243,19 @@ impl<'a, P: Program> Scout<'a, P> {
             self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
+    }
+
+    /// Says whether a branch has joined branches that a person wants to be worked on again: then it goes back to that, also
+    /// if it failed later on. One that ended amid them goes on with them.
+    async fn joined_what_is_wanted(&self, stands: &Record, position: &Position) -> Result<bool, RunError> {
+        let branch = &stands.header().branch;
+        let steps: BTreeSet<&StepId> = self.wishes.iter().flat_map(|wishes| wishes.ways_on(branch)).collect();
+        if steps.is_empty() {
+            return Ok(false);
+        }
+        let store = self.engine.store.as_ref();
+        let joined = joined_on(store, self.shape, (stands.header(), position), &steps).await?;
+        Ok(steps.into_iter().any(|step| joined.contains_key(step)))
     }
 
     /// Notes a branch, further on if it is level with where it was before.

@@ -215,7 +215,7 @@ impl Engine {
     /// are about to be joined. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
-    /// As for [`fork_program`](Self::fork_program).
+    /// [`RunError::NoState`]: it is a checkpoint of another branch than the main one. Otherwise as for [`fork_program`](Self::fork_program).
     pub async fn import_program<P: Program>(
         &self,
         program: &P,
@@ -223,6 +223,7 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
+        check_forkable(&from.reference())?;
         let mut position = from.position().clone();
         let along = Along::of_portable(from, &mut position, start.edit.is_some())?;
         let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();

@@ -220,9 +220,7 @@ impl Context {
         if !(sum.cost + usage.cost).is_finite() {
             return self.refuse(format!("a cost of {} cannot be added", usage.cost));
         }
-        sum.tokens_in = sum.tokens_in.saturating_add(usage.tokens_in);
-        sum.tokens_out = sum.tokens_out.saturating_add(usage.tokens_out);
-        sum.cost += usage.cost;
+        *sum += usage;
         if usage.model.is_some() {
             sum.model.clone_from(&usage.model);
         }

@@ -1,6 +1,7 @@
 //! The header of a checkpoint: what happened, and where in the chain.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -497,6 +498,15 @@ pub struct Usage {
     /// The model that was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+}
+
+impl AddAssign<&Self> for Usage {
+    /// Adds up tokens and costs; the model stays.
+    fn add_assign(&mut self, other: &Self) {
+        self.tokens_in = self.tokens_in.saturating_add(other.tokens_in);
+        self.tokens_out = self.tokens_out.saturating_add(other.tokens_out);
+        self.cost += other.cost;
+    }
 }
 
 /// What a step said beside its result.

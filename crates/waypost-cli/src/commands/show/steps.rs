@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Wait, WaitKind,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Usage, Wait,
+    WaitKind,
 };
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
@@ -128,6 +129,7 @@ impl Branch {
                 standing,
                 end: if is_finished { end.filter(is_its_end) } else { end },
                 kept: is_finished.then(|| Kept::of(settled, state)),
+                usage: told.usage.get(id).cloned(),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
                 live,
@@ -163,6 +165,8 @@ struct Told<'a> {
     joins: HashSet<&'a str>,
     /// How it stood after the last word about it; none where it was finished.
     standing: HashMap<&'a str, Option<Status>>,
+    /// What all its tries used together.
+    usage: HashMap<&'a str, Usage>,
 }
 
 impl<'a> Told<'a> {
@@ -179,6 +183,11 @@ impl<'a> Told<'a> {
                 told.standing.entry(start.step.as_str()).or_insert(Some(Status::Started));
             }
             let Some(step) = &header.step else { continue };
+            if let Some(usage) = &header.usage {
+                // The last try is met first: its model is the one shown.
+                let model = || Usage { model: usage.model.clone(), ..Usage::default() };
+                *told.usage.entry(step.as_str()).or_insert_with(model) += usage;
+            }
             if let Phase::Waiting(waits) = &header.phase
                 && waits.iter().any(|wait| wait.on == WaitKind::Children)
                 && let Some((_, since)) = told.starts.get_mut(step.as_str())
@@ -232,6 +241,8 @@ struct StepFacts<'a> {
     end: Option<&'a Header>,
     /// What is kept of it, if it is finished by the position.
     kept: Option<Kept>,
+    /// What its tries used together.
+    usage: Option<Usage>,
     start: Option<(&'a Start, Timestamp)>,
     /// What the state has of it.
     state: Option<&'a Value>,
@@ -287,7 +298,7 @@ impl StepFacts<'_> {
             items: self.items(),
             outputs: if kept.is_some() { self.outputs_kept() } else { self.outputs(ending) },
             evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
-            usage: self.end.and_then(|header| header.usage.clone()),
+            usage: self.usage.clone(),
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             error: failure.map(FailureView::from),
