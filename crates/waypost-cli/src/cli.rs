@@ -211,8 +211,8 @@ pub(crate) struct ResumeArgs {
     /// Start over from the first step; what was recorded stays
     #[arg(long)]
     pub(crate) restart: bool,
-    /// Go back to where this step was about to run, and do it and all that comes after it again; as BRANCH/STEP, a step of an
-    /// item or another branch, with the step that joins it
+    /// Do this step again, and all that needs it; as BRANCH/STEP, a step of an item or another branch, with the step that
+    /// joins it
     #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
     pub(crate) from: Option<String>,
     /// Do the step of `--from` again, and stop

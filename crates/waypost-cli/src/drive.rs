@@ -371,8 +371,11 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<&Faile
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly was cut{}; {done}.{}",
-            outcome.stopped_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default(),
+            "Run {run} is in doubt: a step that must not be repeated blindly {}; {done}.{}",
+            match &outcome.stopped_by {
+                Some(by) => format!("was cut by {by}"),
+                None => "was cut, or comes after what was done again".to_owned(),
+            },
             line.as_ref().map_or(next.clone(), |line| format!(
                 "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
             ))

@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -189,11 +189,17 @@ pub fn carry_over(
     };
     let minimal = |place: &usize| !finished[*place] && after.needs(*place).iter().all(|need| finished[*need]);
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
+    let mut joined = position.joined.clone();
+    // How branches ended is not counted twice.
+    let left: Vec<_> = redone.iter().filter_map(|(step, _)| joined.remove(step)).collect();
+    let dead = left.iter().map(Fan::dead_in_all).sum();
     let counts = |id: &StepId| after.place(id.as_str()).is_some() && !is_redone(id);
     let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
     let position = Position {
         frontier,
         ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
+        joined,
+        dead: position.dead.saturating_sub(dead),
         epoch: if redone.is_empty() { position.epoch } else { epoch },
         ..position.clone()
     };

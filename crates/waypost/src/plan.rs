@@ -467,7 +467,7 @@ impl BranchView<'_> {
             },
             Status::Started => match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
                 Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
-                _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
+                _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
             },
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
             // Its branches failed before the try that joins them.

@@ -406,7 +406,12 @@ fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowS
         Some(TreatAs::Done) => {
             let workflow = workflow.clone();
             OnDoubt::Settle(Settle(Box::new(move |state, doubtful| {
-                WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step).map(|()| Treatment::Done)
+                // What it gave when it was done, later steps read.
+                let settled = match doubtful.was_done {
+                    true => Ok(()),
+                    false => WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step),
+                };
+                settled.map(|()| Treatment::Done)
             })))
         }
     }

@@ -137,3 +137,141 @@ fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
         "it is there for the run that it was given to"
     );
 }
+
+/// Two lines of steps that have nothing to do with each other, the second of them with a step that must not be repeated
+/// blindly, and a step over items.
+const APART: &str = "checkpoints: {retention: 3}
+max_parallel: 4
+steps:
+  - {id: a, run: 'echo a >> trace'}
+  - id: f
+    needs: [a]
+    foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
+  - {id: n, needs: [a], idempotent: false, run: 'echo n >> trace; sleep 0.2'}
+  - {id: u, needs: [n], run: 'echo u >> trace'}
+  - {id: z, needs: [f], run: 'echo z$N >> trace', env: {N: '${{ steps.f.failed }}'}}
+  - {id: end, needs: [z, u], run: 'echo end >> trace'}
+";
+
+fn traced(rig: &Rig) -> Vec<String> {
+    let lines = rig.read("trace").lines().map(str::to_owned).collect();
+    rig.write("trace", "");
+    lines
+}
+
+// What happened: whatever was done again in a graph, a dead letter, a step that was named, its finished siblings were done
+// again as well, also such as must not be repeated. Why: the whole branch went back to the state of then. What stops it now:
+// only what needs the step is open again, and what the others gave stays in the state.
+#[test]
+fn what_does_not_need_a_step_is_not_done_again_with_it() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(APART).at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+        rig.write("go", "");
+        traced(&rig);
+        let cases: [(&[&str], &[&str]); 6] = [
+            (&["dead-letters", "retry", "r", "-q"], &["g2", "z0", "end"]),
+            (&["resume", "r", "--from", "z", "-q"], &["z0", "end"]),
+            (&["resume", "r", "--from", "f", "-q"], &["g1", "g2", "z0", "end"]),
+            (&["resume", "r", "--from", "f:1/g", "-q"], &["g1", "z0", "end"]),
+            (&["resume", "r", "--from", "u", "--only", "-q"], &["u"]),
+            (&["resume", "r", "-q"], &["end"]),
+        ];
+        for (args, expect) in cases {
+            let outcome = rig.call(args);
+
+            let status = if args.contains(&"--only") { 1 } else { 0 };
+            assert!(outcome.status.code() <= Some(status), "{store} {args:?}: {}", rig.told(&outcome));
+            assert_eq!(traced(&rig), expect, "{store} {args:?}");
+        }
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
+        assert_eq!(rig.call(&["verify", "r", "-q"]).status.code(), Some(0));
+    }
+}
+
+// What happened: the reason was that the step had been cut, which it had not, and that it was done could not be said, as its
+// outputs were not there. What stops it now: the question names why, and what it gave before is kept until it is answered.
+#[test]
+fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_again() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for (answer, expect) in [("done", &["y42"][..]), ("retry", &["z", "y42"])] {
+            let rig = Rig::with(
+                "steps:
+  - id: f
+    foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
+  - {id: z, idempotent: false, run: 'echo z >> trace; echo id=42 >> $WAYPOST_OUTPUT'}
+  - {id: y, run: 'echo y$ID >> trace', env: {ID: '${{ steps.z.outputs.id }}'}}
+",
+            )
+            .at(store);
+            assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+            rig.write("go", "");
+            traced(&rig);
+
+            let asked = rig.call(&["dead-letters", "retry", "r"]);
+
+            assert_eq!(asked.status.code(), Some(8), "{store}: {}", rig.told(&asked));
+            assert_eq!(traced(&rig), ["g2"], "{store}");
+            let told = rig.told(&rig.call(&["resume", "r"]));
+            assert!(told.contains("what it needs has been done again since"), "{told}");
+            assert!(!told.contains("cut"), "{told}");
+            let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);
+            assert_eq!(settled.status.code(), Some(0), "{store} {answer}: {}", rig.told(&settled));
+            assert_eq!(traced(&rig), expect, "{store} {answer}");
+        }
+    }
+}
+
+// The same within an item: what comes after the inner items there was done again without a word.
+#[test]
+fn a_step_of_an_item_that_must_not_be_repeated_is_asked_about() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: o
+    foreach:
+      items: [p, q]
+      as: j
+      max_parallel: 1
+      steps:
+        - id: f
+          foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$J$I >> trace; test -e go || test $J$I != p2', env: {J: '${{ j }}', I: '${{ i }}'}}]}
+        - {id: h, idempotent: false, run: 'echo h$J >> trace', env: {J: '${{ j }}'}}
+",
+        )
+        .at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+        rig.write("go", "");
+        traced(&rig);
+
+        let asked = rig.call(&["dead-letters", "retry", "r"]);
+
+        assert_eq!(asked.status.code(), Some(8), "{store}: {}", rig.told(&asked));
+        assert_eq!(traced(&rig), ["gp2"], "{store}");
+        let settled = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+        assert_eq!(settled.status.code(), Some(0), "{store}: {}", rig.told(&settled));
+        assert_eq!(traced(&rig), [""; 0], "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+    }
+}
+
+// What happened: a step that was repeated in vain did its last pass again with each resume. Why: that pass counted as failed.
+// What stops it now: it counts, and the next one is not begun.
+#[test]
+fn the_last_pass_of_a_step_is_not_done_again_by_a_resume() {
+    let rig = Rig::with(
+        "steps: [{id: m, repeat: {until: 'false', max: 2}, idempotent: false, run: 'echo m$P >> trace', env: {P: '${{ iteration }}'}}]",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    assert_eq!(traced(&rig), ["m1", "m2"]);
+
+    let again = rig.call(&["resume", "r"]);
+
+    assert_eq!(again.status.code(), Some(1));
+    assert!(rig.told(&again).contains("`false` did not come true in 2 passes"), "{}", rig.told(&again));
+    assert_eq!(traced(&rig), [""; 0]);
+    rig.write("flow.yaml", &rig.read("flow.yaml").replace("'false', max: 2", "iteration == 3, max: 3"));
+    let more = rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]);
+    assert_eq!(more.status.code(), Some(0), "{}", rig.told(&more));
+    assert_eq!(traced(&rig), ["m3"]);
+}

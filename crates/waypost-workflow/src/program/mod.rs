@@ -391,6 +391,17 @@ impl Program for WorkflowProgram {
         repeat::forget(self.step(spot), state);
     }
 
+    fn forget_join(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+        match self.step(spot) {
+            step if step.repeat.is_some() => state.unpass(&step.id),
+            step => repeat::forget(step, state),
+        }
+    }
+
+    fn keeps_apart(&self) -> bool {
+        true
+    }
+
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
@@ -455,6 +466,7 @@ impl Program for WorkflowProgram {
         if let Some(joined) = joined {
             return Ok(Job::of(Doing::Hooked(joined)));
         }
+        self.check_passes(step, state)?;
         let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
             return Ok(Job { hooks, ..Job::of(Doing::Waiting(waiting)) });

@@ -5,7 +5,7 @@ use waypost::engine::{Follow, Joined, Performed, Spot, Told};
 use waypost::record::{End, Ending, Failure, FailureKind};
 
 use crate::expr::Scope;
-use crate::file::{ITERATION, Step, Work};
+use crate::file::{ITERATION, Repeat, Step, Work};
 
 use super::state::{StepOutput, StepState, WorkflowState, not_yet};
 use super::{WorkflowProgram, expression, failure};
@@ -52,13 +52,32 @@ impl WorkflowProgram {
         if repeat.until.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
             return Ok(Follow::Needs);
         }
-        if passes < repeat.max {
+        if passes < repeat.max || fails_in_next(step) {
             return Ok(Follow::To(spot.place));
         }
+        Err(self.in_vain(repeat, passes))
+    }
+
+    /// Fails a step that has been done as often as it may, and is to be done once more.
+    pub(super) fn check_passes(&self, step: &Step, state: &WorkflowState) -> Result<(), Failure> {
+        let passes = state.passes(&step.id);
+        match step.repeat.as_ref().filter(|repeat| passes >= repeat.max && fails_in_next(step)) {
+            Some(repeat) => Err(self.in_vain(repeat, passes)),
+            None => Ok(()),
+        }
+    }
+
+    fn in_vain(&self, repeat: &Repeat, passes: u32) -> Failure {
         let until = self.mask().mask_str(repeat.until.as_str()).into_owned();
         let text = format!("`{until}` did not come true in {passes} passes, and no more are allowed");
-        Err(Failure::new(FailureKind::Limit, vec![text]))
+        Failure::new(FailureKind::Limit, vec![text])
     }
+}
+
+/// Says whether a step that was done as often as it may fails as it is to begin once more, and not by its last pass. Who
+/// resumes has that pass once more, which finds out whether it holds by now; but not of one that must not be repeated.
+fn fails_in_next(step: &Step) -> bool {
+    !is_group(step) && !step.idempotent
 }
 
 fn in_pass(scope: &Scope, pass: u32) -> Scope {

@@ -287,6 +287,13 @@ impl WorkflowState {
         self.steps.remove(id);
     }
 
+    /// Takes back that a step was done once more.
+    pub(super) fn unpass(&mut self, id: &str) {
+        if let Some(step) = self.steps.get_mut(id) {
+            step.passes = step.passes.saturating_sub(1);
+        }
+    }
+
     /// Says whether a step completed.
     pub(super) fn is_completed(&self, id: &str) -> bool {
         self.steps.get(id).is_some_and(|step| step.status.is_none())

@@ -100,7 +100,7 @@ pub(super) async fn is_left_behind(
 }
 
 /// Finds the record that is gone back to, and the step that is named; none where that is the end.
-async fn aim<'a>(
+pub(super) async fn aim<'a>(
     engine: &Engine,
     shape: &Shape,
     base: &Base,

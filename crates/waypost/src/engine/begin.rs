@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change;
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{
     Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
@@ -14,12 +14,13 @@ use crate::record::{
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
 
+use super::anew;
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed};
 use super::edit;
-use super::fit::{adopt_change, check_fit, check_stand, forget};
+use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -127,8 +128,8 @@ pub(super) struct Base {
     next: u64,
     /// Newer records that were damaged.
     damaged: Vec<Damage>,
-    /// Finished steps that run again as the definition has changed, each with the step that is the reason.
-    redone: Vec<(StepId, StepId)>,
+    /// What is taken out of the state, as finished steps run again.
+    pub(super) redone: Vec<Forget>,
 }
 
 async fn prepare_resume<'a, P: Program>(
@@ -318,7 +319,14 @@ async fn find_begin<P: Program>(
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         let before = base.position.clone();
-        drafts.push(go_back(engine, program.shape(), base, from, goes_on).await?);
+        let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
+        drafts.push(match from {
+            ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
+                let asks = !matches!(options.on_doubt, OnDoubt::Retry);
+                anew::from_step(engine, began_with, base, (step, asks)).await?
+            }
+            from => go_back(engine, program.shape(), base, from, goes_on).await?,
+        });
         let passed = questions_of_passed(program.shape(), (&before, &base.position), from);
         if !passed.is_empty() && !matches!(options.on_doubt, OnDoubt::Retry) {
             return Err(in_doubt(passed));
@@ -327,7 +335,8 @@ async fn find_begin<P: Program>(
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let carried = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
-        (base.position, base.redone) = (carried.position, carried.redone);
+        base.position = carried.position;
+        base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
     }
     if options.from.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;
@@ -353,7 +362,8 @@ async fn find_begin<P: Program>(
 /// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
 /// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
 fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
-    let Move { record, mut position, mut draft, mut basis } = moved;
+    let Move { record, mut position, mut draft, mut basis, forgotten } = moved;
+    base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), &mut draft) {
         by_name.stand = Some(body_of(&base.record, &base.position)?);
         let continues = basis.unwrap_or(record.header().seq);
@@ -391,7 +401,7 @@ async fn main_line<'a, P: Program>(
 ) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
     let Begin { stand, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    forget(program, &base.redone, &mut state);
+    forget(program, &BranchPath::main(), &base.redone, &mut state);
     if let Some(edit) = options.edit.take() {
         (edit.0)(&mut state);
         last_or_by_hand(drafts);

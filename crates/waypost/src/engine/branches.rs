@@ -13,6 +13,7 @@ use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
 use super::edit::{Edits, refuse_left};
 use super::fan::{FanOut, Items, Queued};
+use super::fit::forget;
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
 use super::schedule::{children_of, collects, for_children};
@@ -335,8 +336,12 @@ pub(super) async fn go_on<P: Program>(
     let header = head.record.header();
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    let mut forgotten = Vec::new();
     let (base, mut position, draft, basis) = match moved {
-        Some(Move { record, position, draft, basis }) => (record, position, draft, basis),
+        Some(Move { record, position, draft, basis, forgotten: steps }) => {
+            forgotten = steps;
+            (record, position, draft, basis)
+        }
         None => (head.record.clone(), position_of(&head.record)?, None, None),
     };
     let seq = basis.unwrap_or(base.header().seq);
@@ -355,6 +360,7 @@ pub(super) async fn go_on<P: Program>(
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
     session.program.attach(above.spot(opener.place), &above.state, &mut state);
+    forget(session.program, &branch, &forgotten, &mut state);
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());

@@ -2,7 +2,7 @@
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{FrontierEntry, Position};
+use crate::record::{FrontierEntry, Position, Try};
 use crate::shape::Shape;
 
 use super::carry::cut_in;
@@ -37,8 +37,8 @@ pub(super) fn questions_of_passed(
     let cut = cut_in(before, shape).into_iter().filter(|step| step != named && !stands(step));
     let ask = |step: StepId| {
         let entry = before.frontier.iter().find(|entry| entry.step == step);
-        let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
-        Decision { branch: BranchPath::main(), step, action: Action::Ask, cause: Cause::InDoubt(at) }
+        let cause = entry.map_or(Cause::InDoubt(Try::default()), |entry| Cause::of_doubt(before, entry));
+        Decision { branch: BranchPath::main(), step, action: Action::Ask, cause }
     };
     cut.map(ask).collect()
 }
@@ -53,7 +53,7 @@ pub(super) fn questions_of_cut<S>(line: &Line<'_, S>) -> Vec<Decision> {
         branch: line.branch().clone(),
         step: entry.step.clone(),
         action: Action::Ask,
-        cause: Cause::InDoubt(entry.at.clone()),
+        cause: Cause::of_doubt(&line.position, entry),
     };
     line.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
 }
@@ -71,13 +71,14 @@ pub(super) fn decide_as_told<S>(
 ) -> Result<(), RunError> {
     let run = line.chain.run.clone();
     let is_ours = |decision: &Decision| {
-        decision.branch == *line.branch() && matches!(decision.cause, Cause::InDoubt(_) | Cause::InLost(_))
+        let settles = matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::InLost(_));
+        decision.branch == *line.branch() && settles
     };
     if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {
         return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
     }
     for Decision { branch, step, cause, .. } in questions {
-        let doubtful = Doubtful { branch, step };
+        let doubtful = Doubtful { branch, step, was_done: matches!(cause, Cause::Undone) };
         let step = &doubtful.step;
         let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
@@ -118,7 +119,7 @@ fn settled<S>(
 }
 
 fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {
-    let Doubtful { branch, step } = doubtful.clone();
+    let Doubtful { branch, step, .. } = doubtful.clone();
     RunError::NotSettled { run: line.chain.run.clone(), branch, step, why: why.to_owned() }
 }
 

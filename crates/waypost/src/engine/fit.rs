@@ -31,11 +31,26 @@ pub(super) fn carried(
     Ok(change::carry_over(&adoption.before, position, definition, shape))
 }
 
-/// Takes out of a state of the main branch what finished steps left there that run again as the definition has changed.
-pub(super) fn forget<P: Program>(program: &P, redone: &[(StepId, StepId)], state: &mut P::State) {
-    let (shape, branch) = (program.shape(), &BranchPath::main());
-    for place in redone.iter().filter_map(|(step, _)| shape.place(step.as_str())) {
-        program.forget(Spot { branch, level: shape.level(), place, step: &shape.steps()[place] }, state);
+/// What is taken out of a state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Forget {
+    /// All that a step left there.
+    Step(StepId),
+    /// What its last join of branches did, which are joined again.
+    Join(StepId),
+}
+
+/// Takes out of a state of a branch what finished steps left there that run again.
+pub(super) fn forget<P: Program>(program: &P, branch: &BranchPath, redone: &[Forget], state: &mut P::State) {
+    let Some(shape) = program.shape().of_branch(branch) else { return };
+    for forget in redone {
+        let (Forget::Step(step) | Forget::Join(step)) = forget;
+        let Some(place) = shape.place(step.as_str()) else { continue };
+        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        match forget {
+            Forget::Step(_) => program.forget(spot, state),
+            Forget::Join(_) => program.forget_join(spot, state),
+        }
     }
 }
 

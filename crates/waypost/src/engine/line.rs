@@ -246,6 +246,7 @@ impl<'a, S> Line<'a, S> {
             self.unfinished();
         }
         self.position.frontier.retain(|entry| entry.step != id);
+        self.position.undone.remove(&id);
         self.fans.retain(|fan| fan.place != place);
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
@@ -392,9 +393,11 @@ impl<'a, S> Line<'a, S> {
         let epoch = newest.max(self.position.epoch) + 1;
         let entry = self.entry_mut(place);
         let at = Try { attempt: 0, epoch, iteration: std::mem::take(&mut entry.at.iteration) };
-        // A join joins the same branches again. Whoever says so has looked at it: it is not held once more.
+        // A join joins the same branches again. Whoever says so has looked at it: it is not held once more, nor asked about.
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
+        let step = self.step_id(place).clone();
+        self.position.undone.remove(&step);
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 

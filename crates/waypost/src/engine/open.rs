@@ -104,7 +104,7 @@ impl<'a, P: Program> Session<'a, P> {
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
-        entry.fan = Some(Fan { items, total, opened: 0, since: 0, dead: 0 });
+        entry.fan = Some(Fan { items, total, opened: 0, since: 0, dead: 0, dead_before: 0 });
         let step = entry.step.clone();
         line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at).told = told;
         let revisited = is_again || line.position.revisited;

@@ -164,6 +164,8 @@ pub struct Doubtful {
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
+    /// It was done, and is in doubt since something that it needs was done again: the state has what it gave.
+    pub was_done: bool,
 }
 
 /// What a person says became of a step in doubt.

@@ -83,6 +83,18 @@ pub trait Program: Send + Sync {
         let _ = (spot, state);
     }
 
+    /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
+    fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State) {
+        self.forget(spot, state);
+    }
+
+    /// Says whether the state keeps what each step gave apart, so that [`forget`](Self::forget) leaves it as if the step had
+    /// never run. Then a step that a person wants to be done again takes with it only those that come after it; otherwise
+    /// the whole branch goes back to the state that the step was given.
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
     /// # Errors

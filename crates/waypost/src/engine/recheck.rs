@@ -17,7 +17,7 @@ use crate::plan::{
 use crate::record::{
     Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict, Wait, WaitKind,
 };
-use crate::shape::Shape;
+use crate::shape::{Shape, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
@@ -133,7 +133,7 @@ pub(super) async fn joined_on(
         if joined.contains_key(*step) {
             continue;
         }
-        let Some(ended) = ended_on(store, (header, position), step).await? else { continue };
+        let Some(ended) = ended_on(store, shape, (header, position), step).await? else { continue };
         let opens = |record: &Record| {
             let waits = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
             record.header().step.as_ref() == Some(*step)
@@ -166,10 +166,15 @@ async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result
 /// steps that claim nothing, it has none.
 pub(super) async fn ended_on(
     store: &dyn Store,
+    shape: &Shape,
     (header, position): (&Header, &Position),
     step: &StepId,
 ) -> Result<Option<Record>, StoreError> {
-    if position.frontier.iter().any(|entry| entry.step == *step) {
+    let is_open = shape.of_branch(&header.branch).is_none_or(|shape| {
+        let place = shape.place(step.as_str());
+        place.is_none_or(|place| Unfinished::of(shape, position).has(place))
+    });
+    if is_open {
         return Ok(None);
     }
     let ends = |record: &Record| {
@@ -209,8 +214,9 @@ pub(super) async fn judge<P: Program>(
     };
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     // Of steps that were cut on other branches, who takes those up speaks.
-    let ours =
-        |decision: &&Decision| decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_));
+    let ours = |decision: &&Decision| {
+        decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone)
+    };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));
     let may_run = |broken: &Broken| {

@@ -22,9 +22,11 @@ use crate::record::{Ahead, Header, Note, Pack, Phase, Position, Reason, Record, 
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
+use super::anew::after;
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
 use super::chain::Draft;
+use super::fit::Forget;
 use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
 use super::same::same_json;
@@ -43,6 +45,8 @@ pub(super) struct Move {
     pub(super) draft: Option<Draft>,
     /// The record that the branch continues, where the one above is of another run; 0 for none.
     pub(super) basis: Option<u64>,
+    /// What is taken out of the state.
+    pub(super) forgotten: Vec<Forget>,
 }
 
 /// How far a branch is that does again what was done before.
@@ -227,21 +231,21 @@ impl Target {
 /// What all branches are to do again.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
-    pub(super) targets: BTreeMap<BranchPath, Target>,
+    pub(super) targets: BTreeMap<BranchPath, Vec<Target>>,
     /// Branches that were to be worked on again, and are left behind as one above them goes further back.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
 
 /// Chooses for each branch the earliest step to be done again: one that is broken, or that joins what is. What comes after
 /// it waits for what that gives: only then is it looked at. `wanted`: branches that go on where they stand, and are joined
-/// again.
+/// again. `apart`: steps of a branch that do not come after each other are done again together.
 pub(super) fn targets(
     shape: &Shape,
     branches: &Branches,
     broken: &[Broken],
-    wanted: &BTreeSet<BranchPath>,
+    (wanted, apart): (&BTreeSet<BranchPath>, bool),
 ) -> Targets {
-    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new() };
+    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new(), apart };
     for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
         let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
@@ -253,10 +257,19 @@ pub(super) fn targets(
         chooser.choose(main, &mut targets);
     }
     let is_left = |below: BranchPath| {
-        let target = below.parent().and_then(|above| targets.get(&above));
-        target.is_some_and(|target| {
-            target.claims.is_some() || opener_of(shape, &below).as_ref() != Some(&target.step)
-        })
+        let Some((above, targets)) = below.parent().and_then(|above| targets.get_key_value(&above)) else {
+            return false;
+        };
+        let opener = opener_of(shape, &below);
+        let joins = |target: &Target| target.claims.is_none() && opener.as_ref() == Some(&target.step);
+        let behind = || chooser.behind(above, targets.iter().map(|target| &target.step));
+        let is_redone = || {
+            let place = shape.of_branch(above).zip(opener.as_ref());
+            let place = place.and_then(|(shape, step)| shape.place(step.as_str()));
+            let is_named = targets.iter().any(|target| opener.as_ref() == Some(&target.step));
+            is_named || place.is_none_or(|place| behind().contains(&place))
+        };
+        !targets.iter().any(joins) && (!apart || is_redone())
     };
     let is_unreached =
         |branch: &BranchPath| std::iter::successors(Some(branch.clone()), BranchPath::parent).any(is_left);
@@ -270,10 +283,18 @@ struct Chooser<'a> {
     broken: &'a [Broken],
     /// By branch, those that it opened and that have something to do again, or have some below them that do.
     below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
+    apart: bool,
 }
 
 impl Chooser<'_> {
-    fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Target>) {
+    /// Returns the places of the steps that come after these.
+    fn behind<'s>(&self, branch: &BranchPath, steps: impl Iterator<Item = &'s StepId>) -> BTreeSet<usize> {
+        let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
+        let places: Vec<usize> = steps.filter_map(|step| shape.place(step.as_str())).collect();
+        after(shape, &places)
+    }
+
+    fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
         // One that is not known ended with one below it, and goes on with that.
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
@@ -293,16 +314,33 @@ impl Chooser<'_> {
                 None => {}
             }
         }
-        let Some((first, _)) = own.chain(joined.clone()).min_by_key(|(target, _)| target.seq) else {
-            waiting.into_iter().for_each(|child| self.choose(&child, targets));
-            return;
+        let mut chosen: BTreeMap<u64, Target> =
+            own.chain(joined.clone()).map(|(target, _)| (target.seq, target)).collect();
+        let behind = self.behind(branch, chosen.values().map(|target| &target.step));
+        let is_behind = |step: &StepId| {
+            let place = self.shape.of_branch(branch).and_then(|shape| shape.place(step.as_str()));
+            place.is_some_and(|place| behind.contains(&place))
         };
+        if self.apart {
+            chosen.retain(|_, target| !is_behind(&target.step));
+        } else if let Some((first, _)) = chosen.first_key_value().map(|(first, target)| (*first, target)) {
+            chosen.retain(|seq, _| *seq == first);
+        }
         for (target, child) in joined {
-            if let (true, Some(child)) = (target.seq == first.seq, child) {
+            if let (true, Some(child)) = (chosen.contains_key(&target.seq), child) {
                 self.choose(&child, targets);
             }
         }
-        targets.insert(branch.clone(), first);
+        for child in waiting {
+            let goes_on =
+                || opener_of(self.shape, &child).is_some_and(|step| self.apart && !is_behind(&step));
+            if chosen.is_empty() || goes_on() {
+                self.choose(&child, targets);
+            }
+        }
+        if !chosen.is_empty() {
+            targets.insert(branch.clone(), chosen.into_values().collect());
+        }
     }
 }
 
@@ -389,7 +427,7 @@ pub(super) async fn back_to(
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
         draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
-    Ok(Move { record, position, draft: Some(draft), basis })
+    Ok(Move { record, position, draft: Some(draft), basis, forgotten: Vec::new() })
 }
 
 /// Returns the claims for which a record takes its branch back to a step, if it does.
@@ -411,7 +449,7 @@ pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (
     draft.about = Some(record.header().seq);
     let data = json!({ "up_to": record.header().reference().to_string() });
     draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
-    Move { record, position, draft: Some(draft), basis: None }
+    Move { record, position, draft: Some(draft), basis: None, forgotten: Vec::new() }
 }
 
 /// Takes over what does not go back with a position.

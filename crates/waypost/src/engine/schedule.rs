@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use crate::record::{
-    End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try, Wait, WaitKind,
+    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try, Wait,
+    WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
@@ -69,7 +70,7 @@ impl<'a, P: Program> Session<'a, P> {
             if !self.has_room(id) {
                 return openings;
             }
-            if self.hold_before(id, place) || self.is_over_limit(id, place) {
+            if self.doubts(id, place) || self.hold_before(id, place) || self.is_over_limit(id, place) {
                 continue;
             }
             self.decide(id, place, &mut openings);
@@ -148,6 +149,18 @@ impl<'a, P: Program> Session<'a, P> {
             }
             Err(failure) => self.fail(id, place, failure, super::Told::default()),
         }
+    }
+
+    /// Asks about a step that was done before something that it needs was, and that must not be repeated blindly.
+    fn doubts(&mut self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get_mut(id);
+        let step = line.step_id(place).clone();
+        let is_undone = line.position.undone.contains(&step);
+        if is_undone {
+            line.doubt(&step);
+            self.mark_dirty(id);
+        }
+        is_undone
     }
 
     /// Holds a step back if that was asked for; a resume lets it pass.
@@ -236,16 +249,28 @@ impl<'a, P: Program> Session<'a, P> {
             self.touched.insert(id);
             return Ok(());
         }
+        let keeps_apart = self.program.keeps_apart();
         let line = self.lines.get_mut(id);
         let failed = line.fan_mut(place).failed;
+        let comes_after = children_of(line, place).afterwards;
         // What comes after the work of a step does not make its result another.
-        let dead = if children_of(line, place).afterwards { 0 } else { failed };
+        let dead = if comes_after { 0 } else { failed };
         line.position.dead += dead;
+        let before = line.position.joined.get(line.step_id(place)).map(Fan::dead_in_all);
         let entry = line.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
+        let step = entry.step.clone();
+        let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
         if let Some(fan) = &mut entry.fan {
             fan.dead = dead;
+            if let Some(before) = before {
+                fan.dead_before = if is_later_pass { before } else { 0 };
+            }
+            if keeps_apart && !comes_after {
+                let fan = fan.clone();
+                line.position.joined.insert(step, fan);
+            }
         }
         self.touched.insert(id);
         Ok(())

@@ -12,6 +12,7 @@ use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
+use super::anew;
 use super::begin::Base;
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
@@ -110,8 +111,9 @@ pub(super) async fn stand<P: Program>(
             judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }
         scout.note_joins(&mut branches).await?;
+        let apart = program.keeps_apart() && !asked.wishes.is_empty();
         let Targets { targets, unreached } =
-            targets(shape, &branches, &judged.broken, &asked.wishes.branches);
+            targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
         if asked.again {
             let questions = scout.undone(&run.run, &targets, asked.token).await?;
             if !questions.is_empty() {
@@ -120,14 +122,20 @@ pub(super) async fn stand<P: Program>(
         }
         let joins_again = |branch: &BranchPath| {
             let above = branch.parent().and_then(|parent| targets.get(&parent));
-            let is_join = |target: &Target| target.claims.is_none();
-            above.filter(|above| is_join(above)).map(|above| above.step.clone()) == opener_of(shape, branch)
+            let opener = opener_of(shape, branch);
+            let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
+            above.is_some_and(|targets| targets.iter().any(is_join))
         };
         let strays = std::mem::take(&mut scout.strays).into_iter();
         moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
-        for (branch, target) in targets {
+        for (branch, targets) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
-            let mut moved = back_to(engine, shape, known, (&target, &judged)).await?;
+            let Some(first) = targets.first() else { continue };
+            if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
+                moves.insert(branch, anew::again(engine, shape, known, (&targets, !asked.retries)).await?);
+                continue;
+            }
+            let mut moved = back_to(engine, shape, known, (first, &judged)).await?;
             if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
                 // Whoever wants it done again wants what comes of it, not what came of it before.
                 ahead.changed = true;
@@ -288,7 +296,11 @@ impl<'a, P: Program> Scout<'a, P> {
                 }
                 if known.0.header().end.is_none() {
                     let (record, position) = known.clone();
-                    moves.insert(branch.clone(), Move { record, position, draft: None, basis: None });
+                    let forgotten = Vec::new();
+                    moves.insert(
+                        branch.clone(),
+                        Move { record, position, draft: None, basis: None, forgotten },
+                    );
                 }
             }
             Pace::Level(_) | Pace::Behind => {}
@@ -413,7 +425,7 @@ impl<'a, P: Program> Scout<'a, P> {
             let why = "there is none, it has failed, or no step waits for it or has joined it";
             return Err(no_state(why.to_owned()));
         };
-        let ended = ended_on(store, (known.record.header(), &known.position), step).await?;
+        let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
         let Some(ended) = ended else {
             return Err(no_state(format!("step `{step}` has not finished there")));
         };
@@ -428,7 +440,8 @@ impl<'a, P: Program> Scout<'a, P> {
         for above in wishes.on_the_way() {
             let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
             for step in wishes.ways_on(above).filter(|step| known.joined.contains_key(*step)) {
-                let ended = ended_on(store, (known.record.header(), &known.position), step).await?;
+                let ended =
+                    ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
                 if let Some(joined) = ended {
                     let settled = Settled::Completed(joined.header().seq);
                     known.position.ledger.entry(step.clone()).or_insert(settled);
@@ -443,12 +456,16 @@ impl<'a, P: Program> Scout<'a, P> {
     async fn undone(
         &self,
         run: &RunId,
-        targets: &BTreeMap<BranchPath, Target>,
+        targets: &BTreeMap<BranchPath, Vec<Target>>,
         token: u64,
     ) -> Result<Vec<Decision>, RunError> {
         let done = done_again(self.engine.store.as_ref(), run, token).await?;
         let mut questions = Vec::new();
-        for (branch, Target { seq, step, claims }) in targets {
+        let mut all = Vec::new();
+        for (branch, targets) in targets {
+            all.extend(targets.iter().map(|target| (branch, target)));
+        }
+        for (branch, Target { seq, step, claims }) in all {
             let Some(claims) = claims else { continue };
             let made = self.engine.store.load(run, branch, *seq).await?;
             let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());

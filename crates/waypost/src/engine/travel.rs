@@ -15,6 +15,7 @@ use super::back::load_with_state;
 use super::begin::decode_state;
 use super::carry::{Along, copy_settled, cut_in, cut_there, openings, settled_on};
 use super::chain::{Chain, Draft};
+use super::fit::{Forget, forget};
 use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
@@ -249,11 +250,14 @@ impl Engine {
         if let Some(adoption) = &start.adoption {
             let carried =
                 super::fit::carried(&position, &definition, program.shape(), adoption).map_err(refused)?;
-            (position, redone) = (carried.position, carried.redone);
+            position = carried.position;
+            redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
         }
+        // They were joined in the run that this one begins from, and stay there.
+        position.joined.clear();
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
-        super::fit::forget(program, &redone, &mut state);
+        forget(program, &BranchPath::main(), &redone, &mut state);
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
             branches.extend(along.trusted());

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 
 use crate::id::StepId;
-use crate::record::{Try, Wait, WaitKind};
+use crate::record::{FrontierEntry, Position, Try, Wait, WaitKind};
 
 /// Why.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,12 +50,24 @@ pub enum Cause {
     Redefined,
     /// It was cut and must not be repeated blindly.
     InDoubt(Try),
+    /// It was done, or cut, before something that it needs was done again, and must not be repeated blindly.
+    Undone,
     /// So many newer records are lost, in which it may have been started, and it must not be repeated blindly.
     InLost(u64),
     /// It was cut, and its evidence says that it is done.
     EvidenceSettles,
     /// Its branch has ended, and goes on only when somebody asks for that.
     BranchEnded,
+}
+
+impl Cause {
+    /// Says why a step stands in doubt on a branch.
+    pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
+        match position.undone.contains(&entry.step) {
+            true => Self::Undone,
+            false => Self::InDoubt(entry.at.clone()),
+        }
+    }
 }
 
 impl fmt::Display for Cause {
@@ -102,6 +114,9 @@ impl fmt::Display for Cause {
                     at.attempt
                 )
             }
+            Self::Undone => f.write_str(
+                "it was done before, what it needs has been done again since, and the step is not idempotent",
+            ),
             Self::InLost(lost) => {
                 write!(
                     f,

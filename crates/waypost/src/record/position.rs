@@ -1,6 +1,6 @@
 //! The position of a branch: its frontier and its ledger.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,14 @@ pub struct Position {
     /// Children that ended as failed, in all fan-outs so far.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dead: u64,
+    /// The fan-outs that steps joined last, where the state keeps apart what each step gave: branches of them can be worked on
+    /// again without the states of then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub joined: BTreeMap<StepId, Fan>,
+    /// Steps that were finished, or cut, before something that they need was done again, and that must not be repeated
+    /// blindly: a person is asked when they come next.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub undone: BTreeSet<StepId>,
     /// The newest deliberate redo of finished steps on this branch: what comes up from then on is of this epoch, or a
     /// later one.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -171,6 +179,16 @@ pub struct Fan {
     /// How many of them ended as failed, once all have ended and the position counts them as dead.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead: u64,
+    /// How many the position counts of earlier passes of a loop over the step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead_before: u64,
+}
+
+impl Fan {
+    /// Returns how many the position counts as dead in all passes.
+    pub fn dead_in_all(&self) -> u64 {
+        self.dead + self.dead_before
+    }
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.

@@ -128,7 +128,7 @@ pub enum RunStatus {
     Interrupted,
     /// A step failed; it can be resumed.
     Failed,
-    /// A step that must not be repeated blindly was cut.
+    /// A step that must not be repeated blindly was cut, or comes after what was done again.
     InDoubt,
     /// Everything is done.
     Completed,
