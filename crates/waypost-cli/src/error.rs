@@ -3,7 +3,7 @@
 
 use std::error::Error as StdError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use waypost::engine::RunError;
 use waypost::lock::Holder;
@@ -11,7 +11,7 @@ use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
-use waypost_workflow::file::{FileError, ParamsError, ReadError};
+use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
 use crate::commands::OnceError;
@@ -284,19 +284,18 @@ impl Error {
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
         if let Some(error) = self.file_error() {
-            let place = |problem: &ProblemView| {
-                let ProblemView { line, column, message, hint, help } = problem;
+            let place = |(file, problem): (&Path, &Problem)| {
+                let Problem { line, column, message, hint, help, .. } = problem;
                 let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
                 let more = hint.iter().chain(help).map(|text| format!(" ({text})")).collect::<String>();
-                format!("{}:{line}:{column}: {message}{more}", error.path().display())
+                format!("{}:{line}:{column}: {message}{more}", file.display())
             };
-            causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
+            causes.extend(error.all_problems().into_iter().map(place));
         }
         let rendered = self.file_error().map(|error| Rendered {
-            file: error.path().to_owned(),
             plain: error.render(),
             styled: error.render_styled(),
-            problems: error.problems().iter().map(ProblemView::from).collect(),
+            problems: error.all_problems().into_iter().map(ProblemView::of).collect(),
         });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }

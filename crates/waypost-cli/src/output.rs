@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Cell, ContentArrangement, Table, presets};
@@ -14,6 +15,7 @@ use serde::Serialize;
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
+use crate::view::ProblemView;
 
 pub(crate) mod actions;
 pub(crate) mod progress;
@@ -141,7 +143,7 @@ impl Output {
         if let Some(rendered) = &diagnosis.rendered {
             self.err(if paint.0 { &rendered.styled } else { &rendered.plain });
             for problem in rendered.problems.iter().filter(|_| self.actions) {
-                let place = Some((rendered.file.as_path(), problem.line));
+                let place = Some((Path::new(&problem.file), problem.line));
                 self.err(&actions::annotation(
                     actions::Level::Error,
                     place,
@@ -242,6 +244,7 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
                 .filter(|line| !line.starts_with("For more"))
                 .map(ToOwned::to_owned)
                 .collect::<Vec<_>>(),
+            problems: &[],
         };
         let document = ErrorDocument { v: crate::view::VERSION, error: view };
         let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
@@ -280,12 +283,16 @@ struct ErrorView<'a> {
     message: &'a str,
     hint: Option<&'a str>,
     causes: &'a [String],
+    /// What is wrong with files, one by one.
+    #[serde(skip_serializing_if = "<[ProblemView]>::is_empty")]
+    problems: &'a [ProblemView],
 }
 
 impl<'a> ErrorDocument<'a> {
     fn of(diagnosis: &'a Diagnosis) -> Self {
-        let Diagnosis { code, message, hint, causes, .. } = diagnosis;
-        let error = ErrorView { code, message, hint: hint.as_deref(), causes };
+        let Diagnosis { code, message, hint, causes, rendered, .. } = diagnosis;
+        let problems = rendered.as_ref().map(|rendered| rendered.problems.as_slice()).unwrap_or_default();
+        let error = ErrorView { code, message, hint: hint.as_deref(), causes, problems };
         Self { v: crate::view::VERSION, error }
     }
 }

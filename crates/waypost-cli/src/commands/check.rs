@@ -1,6 +1,6 @@
 //! `waypost check`: what is wrong with a workflow file, and in which order its steps would run.
 
-use waypost_workflow::file::{Mode, Problem, Step, Workflow};
+use waypost_workflow::file::{Mode, Step, Workflow};
 
 use super::Context;
 use crate::cli::CheckArgs;
@@ -20,7 +20,7 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
             workflow: workflow.name().to_owned(),
             mode: mode(&workflow),
             steps,
-            warnings: workflow.warnings().iter().map(ProblemView::from).collect(),
+            warnings: workflow.all_warnings().into_iter().map(ProblemView::of).collect(),
         })?;
         return Ok(Exit::Done);
     }
@@ -71,16 +71,4 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
         text.push_str(&format!("  {}{needs}\n", step.id));
     }
     text
-}
-
-impl From<&Problem> for ProblemView {
-    fn from(problem: &Problem) -> Self {
-        Self {
-            line: problem.line,
-            column: problem.column,
-            message: problem.message.clone(),
-            hint: problem.hint.clone(),
-            help: problem.help.clone(),
-        }
-    }
 }

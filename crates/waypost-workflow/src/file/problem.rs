@@ -26,6 +26,8 @@ pub struct Problem {
     pub column: usize,
     /// Column after the last character; in a problem of several lines, the end of the first.
     pub end_column: usize,
+    /// The line that it stands in, without its end; of a very long one, the part around the problem.
+    pub snippet: String,
     /// What is wrong: lower case, no full stop.
     pub message: String,
     /// A known word near to an unknown one.
@@ -87,6 +89,13 @@ impl FileError {
     #[must_use]
     pub fn below(&self) -> &[Self] {
         &self.below
+    }
+
+    /// What is wrong with the file and with those that it names, each with the file that it is in.
+    #[must_use]
+    pub fn all_problems(&self) -> Vec<(&Path, &Problem)> {
+        let own = self.problems.iter().map(|problem| (self.path.as_path(), problem));
+        own.chain(self.below.iter().flat_map(Self::all_problems)).collect()
     }
 
     /// All problems with their snippets, without colour.
@@ -257,6 +266,7 @@ impl Source {
             line: 0,
             column: 0,
             end_column: 0,
+            snippet: String::new(),
             message: message.into(),
             hint: None,
             help: None,
@@ -268,8 +278,10 @@ impl Source {
     fn locate(&self, problem: &mut Problem) {
         let span = &problem.span;
         (problem.line, problem.column) = self.position(span.start);
-        let end = span.end.min(line_around(&self.text, span.start).end).max(span.start);
+        let line = line_around(&self.text, span.start);
+        let end = span.end.min(line.end).max(span.start);
         problem.end_column = problem.column + self.text[span.start..end].chars().count();
+        problem.snippet = self.text[window(&self.text, &line, span.start, end)].to_owned();
         if let Some(related) = &mut problem.related {
             (related.line, related.column) = self.position(related.span.start);
         }

@@ -225,6 +225,14 @@ impl Workflow {
         &self.warnings
     }
 
+    /// What `check` says of the file and of those that its steps name, each with the file that it is in.
+    #[must_use]
+    pub fn all_warnings(&self) -> Vec<(&Path, &Problem)> {
+        let own = self.warnings.iter().map(|warning| (self.path.as_path(), warning));
+        let children = self.body.all().filter_map(|step| step.work.child());
+        own.chain(children.flat_map(|child| child.workflow().all_warnings())).collect()
+    }
+
     /// The steps that read what a step gave: its outputs, or what it printed.
     pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
         self.all_steps().filter(move |step| step.references().any(|reference| {
