@@ -14,6 +14,7 @@ use waypost_workflow::file::{GivenParams, ReadError, Workflow, read_params_file}
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
+use super::resume::Prepared;
 use super::{detach, near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::definition::path_in_force;
@@ -249,7 +250,14 @@ async fn beside_existing(
         return Err(StoreError::Exists { run: id.clone() }.into());
     }
     refuse_other(store.as_ref(), id, params, args).await?;
-    resume::resume_in(context, store, resume_args(id, args)).await
+    let resume = resume_args(id, args);
+    let goes_on = store.run(id).await?.summary.status.is_resumable();
+    if !args.detach || !goes_on {
+        return resume::resume_in(context, store, resume).await;
+    }
+    // What keeps it from going on is told here, with its own exit code.
+    Prepared::of(context, &store, id, &resume).await?;
+    detach::begin(context, store.as_ref(), id, args).await
 }
 
 fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {

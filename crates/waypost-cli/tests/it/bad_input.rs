@@ -40,7 +40,10 @@ fn each_problem_of_files_is_told_to_programs_with_its_place_and_line() {
     assert_eq!(below["help"], "a duration needs a unit: `5s`, `5m`, `5h`");
 
     rig.write("flow.yaml", "version: 1\nsteps: [{ id: b, workflow: below.yaml }]\n");
-    rig.write("below.yaml", "version: 1\nparams: { x: a }\nsteps:\n  - run: echo ${{ params.x }}\n");
+    rig.write(
+        "below.yaml",
+        "version: 1\nparams: { x: { default: a } }\nsteps:\n  - run: echo ${{ params.x }}\n",
+    );
     let warned = rig.json(&["check", "flow.yaml", "--json"]);
     assert_eq!(warned["warnings"][0]["snippet"], "  - run: echo ${{ params.x }}");
     assert!(is_below(&warned["warnings"][0]["file"]), "{warned}");
