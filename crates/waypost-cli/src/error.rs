@@ -295,7 +295,11 @@ impl Error {
         let rendered = self.file_error().map(|error| Rendered {
             plain: error.render(),
             styled: error.render_styled(),
-            problems: error.all_problems().into_iter().map(ProblemView::of).collect(),
+            problems: error
+                .all_problems()
+                .into_iter()
+                .map(|(file, problem)| ProblemView::of(file, problem))
+                .collect(),
         });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }

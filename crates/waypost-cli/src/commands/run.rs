@@ -15,7 +15,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::resume::Prepared;
-use super::{detach, near_here, resume};
+use super::{check, detach, near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::definition::path_in_force;
 use crate::drive::{Session, Told};
@@ -57,9 +57,9 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
             return Err(lost);
         }
     }
-    let warnings = workflow.render_warnings();
+    let warnings = workflow.all_warnings();
     if !warnings.is_empty() {
-        context.output.detail(&warnings);
+        context.output.detail(&check::rendered(&warnings));
     }
     begin(context, store, Beginning { workflow, params, id, base, args }).await
 }

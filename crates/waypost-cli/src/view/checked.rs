@@ -40,8 +40,8 @@ pub(crate) struct ProblemView {
 }
 
 impl ProblemView {
-    /// Shows what is wrong with a file.
-    pub(crate) fn of((file, problem): (&Path, &Problem)) -> Self {
+    /// Shows what there is to say about a file.
+    pub(crate) fn of(file: &Path, problem: &Problem) -> Self {
         Self {
             file: file.display().to_string(),
             line: problem.line,

@@ -136,14 +136,36 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+/// What `check` says although a file can run.
+#[derive(Debug, Clone)]
+pub struct Warning<'w> {
+    pub(super) file: &'w Path,
+    pub(super) text: &'w str,
+    pub(super) problem: Cow<'w, Problem>,
+}
+
+impl Warning<'_> {
+    /// The file that it is about, as it was named.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        self.file
+    }
+
+    /// What there is to say, and where.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// It with its snippet, without colour.
+    #[must_use]
+    pub fn render(&self) -> String {
+        render(&Renderer::plain(), Level::WARNING, self.file, self.text, &self.problem)
+    }
+}
+
 /// One problem with its snippet; `warning` instead of `error` for what does not stop a run.
-pub(crate) fn render(
-    renderer: &Renderer,
-    level: Level<'_>,
-    path: &Path,
-    text: &str,
-    problem: &Problem,
-) -> String {
+fn render(renderer: &Renderer, level: Level<'_>, path: &Path, text: &str, problem: &Problem) -> String {
     let path = path.to_string_lossy();
     let renderer = renderer.clone().term_width(SNIPPET_COLUMNS);
     let message = single_line(&problem.message);
