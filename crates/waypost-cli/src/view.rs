@@ -328,8 +328,8 @@ pub(crate) struct EvidenceSummary {
     pub(crate) skipped: usize,
     /// How many of all are ok, from 0 to 1; 0 if there are none.
     pub(crate) rate: f64,
-    /// Whether as many hold as must; never where there are none.
-    pub(crate) satisfied: bool,
+    /// Whether as many hold as must; none where there is nothing to hold.
+    pub(crate) satisfied: Option<bool>,
 }
 
 /// The answer of `why`.

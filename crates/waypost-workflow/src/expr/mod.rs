@@ -222,6 +222,18 @@ impl Template {
     /// # Errors
     /// A name that is missing, a value that does not fit, or null, which has no text.
     pub fn render(&self, scope: &Scope) -> Result<String, ExprError> {
+        self.filled(scope, true)
+    }
+
+    /// As [`Template::render`], for what a process is given as a variable or a word: those end at a NUL.
+    ///
+    /// # Errors
+    /// As [`Template::render`]; a value that holds a NUL.
+    pub(crate) fn render_word(&self, scope: &Scope) -> Result<String, ExprError> {
+        self.filled(scope, false)
+    }
+
+    fn filled(&self, scope: &Scope, takes_nul: bool) -> Result<String, ExprError> {
         let mut out = String::with_capacity(self.text.len());
         for part in self.parts.iter() {
             match part {
@@ -231,6 +243,13 @@ impl Template {
                         let help =
                             "write `... | default('text', true)`, or run the step only `if` there is a value";
                         return Err(expression.error(scope, "it is null".to_owned(), Some(help.to_owned())));
+                    }
+                    Value::String(text) if !takes_nul && text.contains('\0') => {
+                        let why =
+                            "its value holds a NUL, which no variable and no command can take".to_owned();
+                        let help =
+                            "have the step that gives it encode it, or write it to a file and give the path";
+                        return Err(expression.error(scope, why, Some(help.to_owned())));
                     }
                     Value::String(text) => out.push_str(&text),
                     value => out.push_str(&value.to_string()),

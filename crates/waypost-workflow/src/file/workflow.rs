@@ -415,7 +415,7 @@ impl Step {
         for layer in layers {
             let scope = scope.for_step(&self.id, &env);
             for (name, template) in layer {
-                env.insert(name.clone(), template.render(&scope)?);
+                env.insert(name.clone(), template.render_word(&scope)?);
             }
         }
         Ok(env)
