@@ -112,12 +112,15 @@ impl Expression {
         if tokens.is_empty() {
             let open = start.saturating_sub(OPEN.len());
             let range = open..(end + CLOSE.len()).min(source.len());
-            return Err(vec![SyntaxError::new(range, "the expression is empty")]);
+            let help = "write a name, a value or a comparison, such as `params.x`";
+            return Err(vec![SyntaxError::new(range, "the expression is empty").help(help)]);
         }
         let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
         if tokens.len() > machine::TOKENS_MAX {
             let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
-            return Err(vec![SyntaxError::new(whole, message)]);
+            return Err(vec![
+                SyntaxError::new(whole, message).help("work it out in a step, and read its output"),
+            ]);
         }
         let rewritten = rewrite::rewrite(&tokens, locals)?;
         let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
@@ -321,7 +324,10 @@ fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<Syn
     let mut holes = template.holes();
     match (holes.next(), holes.next()) {
         (Some((_, expression)), None) => Ok(expression.clone()),
-        _ => Err(vec![SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"))]),
+        _ => {
+            let error = SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"));
+            Err(vec![error.help("join texts with `~`, and conditions with `&&` or `||`")])
+        }
     }
 }
 
