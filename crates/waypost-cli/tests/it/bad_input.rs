@@ -47,6 +47,9 @@ fn each_problem_of_files_is_told_to_programs_with_its_place_and_line() {
     let warned = rig.json(&["check", "flow.yaml", "--json"]);
     assert_eq!(warned["warnings"][0]["snippet"], "  - run: echo ${{ params.x }}");
     assert!(is_below(&warned["warnings"][0]["file"]), "{warned}");
+    rig.write("outer.yaml", "version: 1\nsteps: [{ id: a, workflow: flow.yaml }]\n");
+    let warned = rig.json(&["check", "outer.yaml", "--json"]);
+    assert_eq!(warned["warnings"].as_array().unwrap().len(), 1, "once, however deep: {warned}");
 }
 
 #[test]
