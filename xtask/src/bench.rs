@@ -12,6 +12,7 @@ mod engine;
 mod files;
 mod forks;
 mod hash;
+mod items;
 mod measure;
 mod part;
 mod program;
@@ -28,7 +29,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 
 use crate::{output, repo};
-use measure::{Bench, Topic};
+use measure::{Bench, Form, Topic};
 pub(crate) use part::{Options as PartOptions, run as part};
 
 /// What to measure, and how well.
@@ -37,6 +38,9 @@ pub(crate) struct Options {
     /// Run everything once with small counts: shows that it works, not how fast
     #[arg(long)]
     short: bool,
+    /// Measure also what takes many minutes a round: a `foreach` over 100,000 items
+    #[arg(long, conflicts_with = "short")]
+    long: bool,
     /// Rounds, of which the median counts [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
@@ -77,6 +81,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     recovery::topic,
     spawn::topic,
     command::topic,
+    items::topic,
 ];
 
 /// Measures, prints the tables, and leaves them as `results.md` and `results.json` in the folder.
@@ -89,7 +94,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     let dir = options.dir.clone().unwrap_or_else(|| repo::target_dir().join("bench"));
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let bench = Bench::new(&dir, options.short)?;
+    let form = match (options.short, options.long) {
+        (true, _) => Form::Short,
+        (false, true) => Form::Long,
+        (false, false) => Form::Usual,
+    };
+    let bench = Bench::new(&dir, form)?;
     let mut topics = Vec::new();
     for topic in TOPICS {
         topics.push(topic(&bench)?);
@@ -117,6 +127,9 @@ fn optimised(options: &Options) -> std::process::Command {
     let mut command = repo::cargo(&["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
     if let Some(rounds) = options.rounds {
         command.arg("--rounds").arg(rounds.to_string());
+    }
+    if options.long {
+        command.arg("--long");
     }
     if let Some(only) = &options.only {
         command.arg("--only").arg(only);

@@ -184,7 +184,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Begin the run in a process of its own, and do not wait for it
-    #[arg(long, conflicts_with_all = ["dry_run", "or_resume"])]
+    #[arg(long, conflicts_with = "dry_run")]
     pub(crate) detach: bool,
     /// This is the process of a detached run
     #[arg(long, hide = true)]

@@ -55,6 +55,7 @@ mod travel;
 mod verify;
 
 pub(crate) use cancel::BY as CANCEL;
+pub(crate) use dead_letters::letters as dead_letters_of;
 pub(crate) use events::line as event_line;
 pub(crate) use once::{OnceError, SCRIPT};
 pub(crate) use resume::near_here;
@@ -109,6 +110,7 @@ impl Context {
         }
         let near = match &cli.command {
             Command::Run(args) => Some(args.file.as_path()),
+            Command::Check(args) => Some(args.file.as_path()),
             _ => None,
         };
         let config = Config::find(near)?;

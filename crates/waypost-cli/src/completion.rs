@@ -1,4 +1,5 @@
-//! What a shell offers when Tab is pressed: the options and commands of `cli`, and runs and steps from the store.
+//! What a shell offers when Tab is pressed: the options and commands of `cli`, runs, checkpoints, steps and dead letters from
+//! the store, and params of workflow files.
 //!
 //! The script that `waypost completions` prints has the shell call this program again, with [`VARIABLE`] set and the words
 //! of the line behind `--`. Whatever is wrong then, with the line, the configuration or the store, only means that there
@@ -10,12 +11,15 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
-use waypost::engine::Snapshot;
-use waypost::store::RunQuery;
-use waypost_workflow::file::Workflow;
+use waypost::BranchPath;
+use waypost::engine::{MARK, Snapshot};
+use waypost::record::Record;
+use waypost::store::{RunQuery, Scan, ScanOrder};
+use waypost_workflow::file::{ParamKind, Workflow};
 
 use crate::cli::Cli;
 use crate::config::Config;
+use crate::dead::DeadLetter;
 use crate::definition::Chosen;
 use crate::place::{self, Access};
 use crate::reference::{Default, Reference, find};
@@ -23,8 +27,8 @@ use crate::{output, time};
 
 /// The variable that asks for completion, and names the shell.
 pub(crate) const VARIABLE: &str = "WAYPOST_COMPLETE";
-/// How many runs are offered: more than anybody reads, and few enough to be found at once.
-const RUNS_MAX: usize = 100;
+/// How many runs, checkpoints or keys are offered: more than anybody reads, and few enough to be found at once.
+const OFFERED_MAX: usize = 100;
 
 /// Answers a shell that asks for completion; says whether one did. For a process that has no second thread.
 pub(crate) fn answered() -> Result<bool, clap::Error> {
@@ -32,17 +36,23 @@ pub(crate) fn answered() -> Result<bool, clap::Error> {
     CompleteEnv::with_factory(command).var(VARIABLE).try_complete(std::env::args_os(), folder.as_deref())
 }
 
-/// The command line, with what is offered for each argument that names a run or a step.
+/// The command line, with what is offered for each argument that names something.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|command| {
-        command.mut_args(|arg| match (arg.get_id().as_str(), arg.is_positional()) {
-            ("run" | "runs" | "checkpoint" | "before" | "after", true) => {
-                arg.add(ArgValueCompleter::new(runs))
-            }
-            ("step", _) | ("from" | "until", false) => arg.add(ArgValueCompleter::new(steps)),
-            _ => arg,
-        })
-    })
+    completed(Cli::command())
+}
+
+fn completed(command: clap::Command) -> clap::Command {
+    let takes_checkpoints = ["show", "verify"].contains(&command.get_name());
+    let command = command.mut_args(|arg| match (arg.get_id().as_str(), arg.is_positional()) {
+        ("checkpoint" | "before" | "after", true) => arg.add(ArgValueCompleter::new(checkpoints)),
+        ("run", true) if takes_checkpoints => arg.add(ArgValueCompleter::new(checkpoints)),
+        ("run" | "runs", true) => arg.add(ArgValueCompleter::new(runs)),
+        ("key" | "keys", true) => arg.add(ArgValueCompleter::new(letters)),
+        ("step", _) | ("from" | "until", false) => arg.add(ArgValueCompleter::new(steps)),
+        ("params" | "set", false) => arg.add(ArgValueCompleter::new(params)),
+        _ => arg,
+    });
+    command.mut_subcommands(completed)
 }
 
 /// The words of the line that is completed.
@@ -76,6 +86,103 @@ impl Line {
         let given = self.store.clone().or_else(set).or_else(configured);
         place::open(given.as_deref(), None, Access::Read).ok()
     }
+
+    /// The workflow that the line is about: of a file for a new run, else of a run that is there. Among the words are also
+    /// the values of options.
+    async fn workflow(&self, current: &str) -> Option<Workflow> {
+        let (command, about) = self.words.split_first()?;
+        if command == "run" {
+            let file = about.iter().find(|file| Path::new(file).is_file());
+            return Workflow::read(Path::new(file.map_or("waypost.yaml", String::as_str))).ok();
+        }
+        let store = self.store()?;
+        let mut found = None;
+        for name in about.iter().filter(|word| *word != current && !word.is_empty()) {
+            let Ok(Reference { run, .. }) = Reference::parse(name) else { continue };
+            found = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok();
+            if found.is_some() {
+                break;
+            }
+        }
+        let run = match found {
+            Some(run) => run,
+            None => find(store.as_ref(), None, Default::Newest).await.ok()?,
+        };
+        let snapshot = Snapshot::read(store.as_ref(), &run).await.ok()?;
+        Some(Chosen::in_force(store.as_ref(), &snapshot).ok()?.workflow)
+    }
+}
+
+/// Offers the runs, and, of one that is named up to its `@`, its checkpoints.
+fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
+    let named = current.to_str().and_then(|text| text.rsplit_once('@')).filter(|(left, _)| !left.is_empty());
+    let Some((left, begun)) = named else { return runs(current) };
+    blocking(async {
+        let store = Line::read().store()?;
+        let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
+        let run = Reference::parse(name).ok()?.run;
+        let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
+        let branch = Some(BranchPath::new(branch).ok()?);
+        let newest = Scan { branch, order: ScanOrder::NewestFirst, limit: OFFERED_MAX, ..Scan::of(&run) };
+        let found = store.scan(&newest).await.ok()?;
+        let now = crate::commands::now();
+        let mut offers = Vec::new();
+        for header in found.records.iter().map(Record::header) {
+            let step = header.step.as_ref().map(|step| format!(" {step}")).unwrap_or_default();
+            let told = format!("{}{step}, {}", header.phase.name(), time::ago(header.created_at, now));
+            let names = header.labels.get(MARK).cloned().into_iter().chain([header.seq.to_string()]);
+            for name in names.filter(|name| name.starts_with(begun)) {
+                let offer =
+                    CompletionCandidate::new(format!("{left}@{name}")).help(Some(told.clone().into()));
+                offers.push(offer.display_order(Some(offers.len())));
+            }
+        }
+        Some(offers)
+    })
+}
+
+/// Offers the keys of the dead letters of the run that is named.
+fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(current) = current.to_str() else { return Vec::new() };
+    blocking(async {
+        let line = Line::read();
+        let store = line.store()?;
+        // Before it stand the command and what is to be done with them.
+        let run = Reference::parse(line.words.get(2)?).ok()?.run;
+        let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
+        let found = crate::commands::dead_letters_of(store.as_ref(), &run).await.ok()?;
+        let is_new =
+            |key: &str| key.starts_with(current) && !line.words.iter().skip(3).any(|word| word == key);
+        let fits = found.iter().filter(|letter| is_new(&letter.key)).take(OFFERED_MAX).enumerate();
+        let offer = |(index, letter): (usize, &DeadLetter)| {
+            let why = letter.failure.error.first().map(|error| output::shown(error).into_owned().into());
+            CompletionCandidate::new(&letter.key).help(why).display_order(Some(index))
+        };
+        Some(fits.map(offer).collect())
+    })
+}
+
+/// Offers the params of the workflow file, or of that of the run that is named; behind the `=` of one, what it may be.
+fn params(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(current) = current.to_str() else { return Vec::new() };
+    blocking(async {
+        let workflow = Line::read().workflow(current).await?;
+        let mut offers = Vec::new();
+        for (index, param) in workflow.params().iter().enumerate() {
+            let told = param.description.as_deref().map(|told| output::shown(told).into_owned());
+            let told = told.unwrap_or_else(|| param.kind.as_str().to_owned());
+            let values = match (&param.kind, current.contains('=')) {
+                (_, false) => vec![String::new()],
+                (ParamKind::Bool, true) => ["false", "true"].map(str::to_owned).to_vec(),
+                (_, true) => Vec::new(),
+            };
+            let words = values.into_iter().map(|value| format!("{}={value}", param.name));
+            offers.extend(words.filter(|word| word.starts_with(current)).map(|word| {
+                CompletionCandidate::new(word).help(Some(told.clone().into())).display_order(Some(index))
+            }));
+        }
+        Some(offers)
+    })
 }
 
 fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
@@ -83,7 +190,7 @@ fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
     blocking(async {
         let store = Line::read().store()?;
         let prefix = Some(current.to_owned()).filter(|prefix| !prefix.is_empty());
-        let found = store.runs(&RunQuery { prefix, limit: RUNS_MAX, ..RunQuery::default() }).await.ok()?;
+        let found = store.runs(&RunQuery { prefix, limit: OFFERED_MAX, ..RunQuery::default() }).await.ok()?;
         let now = crate::commands::now();
         let offer = |(index, run): (usize, waypost::store::RunSummary)| {
             let told = format!("{}, {}", run.status.name(), time::ago(run.updated_at, now));
@@ -96,18 +203,7 @@ fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
 fn steps(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
-        let line = Line::read();
-        let (command, about) = (line.words.first()?, line.words.get(1));
-        let workflow = if command == "run" {
-            let file = about.filter(|file| Path::new(file).is_file());
-            Workflow::read(Path::new(file.map_or("waypost.yaml", String::as_str))).ok()?
-        } else {
-            let store = line.store()?;
-            let run = about.filter(|word| *word != current).and_then(|word| Reference::parse(word).ok()?.run);
-            let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
-            let snapshot = Snapshot::read(store.as_ref(), &run).await.ok()?;
-            Chosen::in_force(store.as_ref(), &snapshot).ok()?.workflow
-        };
+        let workflow = Line::read().workflow(current).await?;
         let fits = workflow.steps().iter().filter(|step| step.id.starts_with(current));
         let offer = |step: &waypost_workflow::file::Step| {
             let name = step.name.as_deref().map(|name| output::shown(name).into_owned().into());

@@ -15,7 +15,7 @@ use waypost::record::{Definition, End, Phase, Position, Record, RunRecord};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{Child, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -345,4 +345,17 @@ fn line(change: &Change) -> String {
 
 fn shown(path: &Path) -> String {
     near_here(path).display().to_string()
+}
+
+/// Finds a step of a branch, which may be that of another file.
+pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
+    let mut around: Vec<BranchPath> =
+        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+    around.reverse();
+    let openers = around.iter().filter_map(BranchPath::opened_by);
+    let within = openers.fold(workflow, |within, (opener, _)| {
+        let opener = within.step(opener.as_str());
+        opener.and_then(|opener| opener.work.child()).map_or(within, Child::workflow)
+    });
+    within.step(id)
 }

@@ -11,6 +11,7 @@ use waypost::engine::{
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
 use waypost::{BranchPath, RunId};
+use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
 use crate::among::FailedItem;
@@ -221,7 +222,7 @@ impl<'a> Session<'a> {
         });
         let failed = found.as_ref().map(|(at, failure)| (at, *failure));
         if outcome.idle {
-            self.idle(outcome, told)?;
+            self.idle(program.workflow(), outcome, told)?;
         } else if !output.json {
             if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
                 let item = failed_item(engine.store().as_ref(), program, outcome, told).await?;
@@ -230,10 +231,10 @@ impl<'a> Session<'a> {
                 let item = item.map(|item| item.told(output.paint_err, &list));
                 output.aside(&self.failure(at, failure, item.as_deref()));
             }
-            output.answer(&sentence(outcome, told, failed.map(|(at, _)| at)))?;
+            output.answer(&sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at)))?;
         }
         if output.actions {
-            self.tell_job(outcome, told, failed);
+            self.tell_job(program.workflow(), outcome, told, failed);
         }
         if let Some(error) = self.progress.unheard() {
             return Err(error.into());
@@ -242,7 +243,13 @@ impl<'a> Session<'a> {
     }
 
     /// Leaves what a job of GitHub Actions shows of the run beside its log.
-    fn tell_job(&self, outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<(&FailedAt, &Failure)>) {
+    fn tell_job(
+        &self,
+        workflow: &Workflow,
+        outcome: &Outcome<WorkflowState>,
+        told: &Told,
+        failed: Option<(&FailedAt, &Failure)>,
+    ) {
         let output = &self.context.output;
         if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
             let place = at.place.as_ref().map(|(file, line)| (file.as_path(), *line));
@@ -255,7 +262,7 @@ impl<'a> Session<'a> {
             } else {
                 Level::Error
             };
-            output.aside(&annotation(level, None, &title, &sentence(outcome, told, None)));
+            output.aside(&annotation(level, None, &title, &sentence(workflow, outcome, told, None)));
         }
         if let Some(report) = &told.report
             && let Err(error) = summarise(report)
@@ -264,9 +271,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn idle(&self, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
+    fn idle(&self, workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
         if outcome.status == RunStatus::Waiting && !self.context.output.json {
-            return Ok(self.context.output.answer(&sentence(outcome, told, None))?);
+            return Ok(self.context.output.answer(&sentence(workflow, outcome, told, None))?);
         }
         let why = match outcome.status {
             RunStatus::Waiting => "what it waits for has not come",
@@ -337,7 +344,12 @@ impl<'a> Nothing<'a> {
     }
 }
 
-fn sentence(outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<&FailedAt>) -> String {
+fn sentence(
+    workflow: &Workflow,
+    outcome: &Outcome<WorkflowState>,
+    told: &Told,
+    failed: Option<&FailedAt>,
+) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let failed = failed.map(|at| format!(" at step {}", at.name)).unwrap_or_default();
@@ -380,7 +392,7 @@ fn sentence(outcome: &Outcome<WorkflowState>, told: &Told, failed: Option<&Faile
                 "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
             ))
         ),
-        RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(outcome, told)),
+        RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(workflow, outcome, told)),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
         RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
     }
@@ -395,14 +407,14 @@ fn raise_budget(line: Option<&str>) -> String {
 }
 
 /// Says what a run waits for, and how that is given.
-fn waits(outcome: &Outcome<WorkflowState>, told: &Told) -> String {
+fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
     let open = outcome
         .waiting
         .iter()
         .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
     let line = |waiting: &Waiting| {
-        let view = WaitView::of(waiting.branch.as_str(), waiting.step.as_str(), &waiting.wait);
+        let view = WaitView::of(&waiting.branch, &waiting.step, &waiting.wait, Some(workflow));
         format!("\n{}", waits::told(told.run.as_str(), &view, false, words))
     };
     open.map(line).collect()

@@ -3,7 +3,7 @@
 
 use std::error::Error as StdError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use waypost::engine::RunError;
 use waypost::lock::Holder;
@@ -11,7 +11,7 @@ use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId};
-use waypost_workflow::file::{FileError, ParamsError, ReadError};
+use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
 use crate::commands::OnceError;
@@ -284,19 +284,22 @@ impl Error {
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();
         if let Some(error) = self.file_error() {
-            let place = |problem: &ProblemView| {
-                let ProblemView { line, column, message, hint, help } = problem;
+            let place = |(file, problem): (&Path, &Problem)| {
+                let Problem { line, column, message, hint, help, .. } = problem;
                 let hint = hint.as_ref().map(|word| format!("did you mean `{word}`?"));
                 let more = hint.iter().chain(help).map(|text| format!(" ({text})")).collect::<String>();
-                format!("{}:{line}:{column}: {message}{more}", error.path().display())
+                format!("{}:{line}:{column}: {message}{more}", file.display())
             };
-            causes.extend(error.problems().iter().map(|problem| place(&ProblemView::from(problem))));
+            causes.extend(error.all_problems().into_iter().map(place));
         }
         let rendered = self.file_error().map(|error| Rendered {
-            file: error.path().to_owned(),
             plain: error.render(),
             styled: error.render_styled(),
-            problems: error.problems().iter().map(ProblemView::from).collect(),
+            problems: error
+                .all_problems()
+                .into_iter()
+                .map(|(file, problem)| ProblemView::of(file, problem))
+                .collect(),
         });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }
@@ -362,7 +365,9 @@ impl Error {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)
             }
-            Self::Unreadable { .. } | Self::Import(LoadError::Io { .. }) => ("unreadable", Exit::Usage, None),
+            Self::Unreadable { source, .. } | Self::Import(LoadError::Io { source, .. }) => {
+                ("unreadable", Exit::Usage, unreadable(source.kind()))
+            }
             Self::Create { .. } => (
                 "cannot_create",
                 Exit::CannotCreate,
@@ -377,7 +382,11 @@ impl Error {
                     file.display()
                 )),
             ),
-            Self::Import(LoadError::NotFound { .. }) => ("not_found", Exit::NotFound, None),
+            Self::Import(LoadError::NotFound { .. }) => (
+                "not_found",
+                Exit::NotFound,
+                hint("name a file that `waypost export` or `waypost archive` has written"),
+            ),
             Self::Import(LoadError::Corrupt { .. }) => {
                 ("damaged", Exit::Damaged, hint("get another copy of it, or export it again"))
             }
@@ -409,9 +418,23 @@ impl Error {
                     "say how it is called in `.waypost/config.yaml`: `agents: {{ {agent}: [program, -p, \"${{{{ prompt }}}}\"] }}`"
                 )),
             ),
-            Self::Program(ProgramError::Mask(_) | ProgramError::SecretParam { .. }) => {
-                ("secret", Exit::Usage, None)
-            }
+            Self::Program(ProgramError::Mask(_)) => (
+                "secret",
+                Exit::Usage,
+                hint("use a value that can be masked, or take the name out of `secrets`"),
+            ),
+            Self::Program(ProgramError::SecretParam { .. }) => (
+                "secret",
+                Exit::Usage,
+                hint("params are recorded: leave it out, and let the step read the variable"),
+            ),
+            Self::Program(ProgramError::SameKey { .. }) => (
+                "same_key",
+                Exit::Usage,
+                hint(
+                    "name each item once, leave out doubles with `distinct`, or tell one from the other with `key`",
+                ),
+            ),
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
                 ("internal", Exit::Internal, None)
@@ -446,7 +469,9 @@ impl Error {
                 ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
             }
             Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
-            Self::Run(RunError::NoState { .. }) => ("no_state", Exit::NotFound, None),
+            Self::Run(RunError::NoState { .. }) => {
+                ("no_state", Exit::NotFound, hint("`waypost checkpoints RUN` lists what there is"))
+            }
             Self::Run(RunError::InDoubt { run, .. }) => (
                 "in_doubt",
                 Exit::InDoubt,
@@ -475,7 +500,9 @@ impl Error {
             Self::Run(RunError::NoSuchWait { run, .. }) => {
                 ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
             }
-            Self::Run(RunError::Answered { .. }) => ("answered", Exit::Usage, None),
+            Self::Run(RunError::Answered { run, .. }) => {
+                ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
+            }
             Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
             Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
@@ -496,6 +523,17 @@ impl Error {
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
+}
+
+/// Says what helps where a file cannot be read.
+fn unreadable(kind: io::ErrorKind) -> Option<String> {
+    let text = match kind {
+        io::ErrorKind::NotFound => "see whether its name is right; it is looked for from the current folder",
+        io::ErrorKind::PermissionDenied => "see who may read it: `ls -l`",
+        io::ErrorKind::IsADirectory => "name a file in it",
+        _ => return None,
+    };
+    Some(text.to_owned())
 }
 
 /// Says what helps a run to stop.

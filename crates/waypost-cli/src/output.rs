@@ -6,14 +6,16 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
-use comfy_table::{Cell, ContentArrangement, Table, presets};
+use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
+use crate::view::ProblemView;
 
 pub(crate) mod actions;
 pub(crate) mod progress;
@@ -21,6 +23,10 @@ mod region;
 
 /// Narrower than this, a table is no help: each row becomes a few lines of its own.
 const TABLE_COLUMNS_MIN: usize = 72;
+/// Columns between the cells of a table.
+const CELL_GAP: usize = 2;
+/// A longer word may be broken in a table, unless it names its row: longer than what is copied, such as a time or an address.
+const WORD_COLUMNS_MAX: usize = 30;
 
 /// Where the command prints, and how.
 #[derive(Debug, Clone)]
@@ -141,7 +147,7 @@ impl Output {
         if let Some(rendered) = &diagnosis.rendered {
             self.err(if paint.0 { &rendered.styled } else { &rendered.plain });
             for problem in rendered.problems.iter().filter(|_| self.actions) {
-                let place = Some((rendered.file.as_path(), problem.line));
+                let place = Some((Path::new(&problem.file), problem.line));
                 self.err(&actions::annotation(
                     actions::Level::Error,
                     place,
@@ -196,13 +202,24 @@ impl Output {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
-    /// Lays out rows under a heading, or one below the other where the terminal is narrow.
+    /// Lays out rows under a heading, or one below the other where the terminal is too narrow to leave words whole: what
+    /// the first column names is copied into other commands.
     ///
     /// Cells are shown without control characters; empty columns are left out.
     pub(crate) fn table(&self, heading: &[&str], rows: &[Vec<String>]) -> String {
         let used: Vec<usize> =
             (0..heading.len()).filter(|column| rows.iter().any(|row| !row[*column].is_empty())).collect();
-        if self.columns.is_some_and(|columns| columns < TABLE_COLUMNS_MIN) {
+        let least: Vec<usize> = used
+            .iter()
+            .enumerate()
+            .map(|(place, column)| {
+                let cells = rows.iter().map(|row| row[*column].as_str()).chain([heading[*column]]);
+                let longest = cells.map(longest_word).max().unwrap_or_default();
+                if place == 0 { longest } else { longest.min(WORD_COLUMNS_MAX) }
+            })
+            .collect();
+        let needed = least.iter().map(|word| word + CELL_GAP).sum::<usize>().max(TABLE_COLUMNS_MIN);
+        if self.columns.is_some_and(|columns| columns < needed) {
             return stacked(heading, rows, &used);
         }
         let mut table = Table::new();
@@ -215,8 +232,10 @@ impl Output {
         for row in rows {
             table.add_row(used.iter().map(|column| Cell::new(shown(&row[*column]))));
         }
-        for column in table.column_iter_mut() {
-            column.set_padding((0, 2));
+        let cell = |width: usize| u16::try_from(width + CELL_GAP).unwrap_or(u16::MAX);
+        for (column, least) in table.column_iter_mut().zip(least) {
+            column.set_padding((0, cell(0)));
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(cell(least))));
         }
         table.trim_fmt()
     }
@@ -242,6 +261,7 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
                 .filter(|line| !line.starts_with("For more"))
                 .map(ToOwned::to_owned)
                 .collect::<Vec<_>>(),
+            problems: &[],
         };
         let document = ErrorDocument { v: crate::view::VERSION, error: view };
         let _ = serde_json::to_string(&document).map(|text| writeln!(io::stdout(), "{text}"));
@@ -249,6 +269,11 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
         let _ = error.print();
     }
     Exit::Usage
+}
+
+/// Returns how many columns the longest word of a cell takes.
+fn longest_word(cell: &str) -> usize {
+    shown(cell).split_whitespace().map(|word| word.chars().count()).max().unwrap_or_default()
 }
 
 /// Shows rows one below the other: the first cell, then the others indented.
@@ -280,12 +305,16 @@ struct ErrorView<'a> {
     message: &'a str,
     hint: Option<&'a str>,
     causes: &'a [String],
+    /// What is wrong with files, one by one.
+    #[serde(skip_serializing_if = "<[ProblemView]>::is_empty")]
+    problems: &'a [ProblemView],
 }
 
 impl<'a> ErrorDocument<'a> {
     fn of(diagnosis: &'a Diagnosis) -> Self {
-        let Diagnosis { code, message, hint, causes, .. } = diagnosis;
-        let error = ErrorView { code, message, hint: hint.as_deref(), causes };
+        let Diagnosis { code, message, hint, causes, rendered, .. } = diagnosis;
+        let problems = rendered.as_ref().map(|rendered| rendered.problems.as_slice()).unwrap_or_default();
+        let error = ErrorView { code, message, hint: hint.as_deref(), causes, problems };
         Self { v: crate::view::VERSION, error }
     }
 }

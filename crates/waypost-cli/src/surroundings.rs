@@ -81,7 +81,8 @@ pub(crate) fn use_agents(configured: Vec<(String, AgentCommand)>) {
     AGENTS.get_or_init(|| Arc::new(Agents::with(configured)));
 }
 
-fn agents() -> Arc<Agents> {
+/// Returns the agents that are known here.
+pub(crate) fn agents() -> Arc<Agents> {
     AGENTS.get().cloned().unwrap_or_default()
 }
 

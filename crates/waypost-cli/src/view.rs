@@ -13,10 +13,12 @@ use waypost::store::Progress;
 
 use crate::among::FailedItem;
 
+mod checked;
 mod scripts;
 mod upkeep;
 mod waits;
 
+pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
     RemarkView, ReportView,
@@ -326,8 +328,8 @@ pub(crate) struct EvidenceSummary {
     pub(crate) skipped: usize,
     /// How many of all are ok, from 0 to 1; 0 if there are none.
     pub(crate) rate: f64,
-    /// Whether as many hold as must; never where there are none.
-    pub(crate) satisfied: bool,
+    /// Whether as many hold as must; none where there is nothing to hold.
+    pub(crate) satisfied: Option<bool>,
 }
 
 /// The answer of `why`.
@@ -339,36 +341,6 @@ pub(crate) struct WhyView {
     pub(crate) decision: DecisionView,
     /// Every record of the step that counts, oldest first.
     pub(crate) history: Vec<CheckpointView>,
-}
-
-/// The answer of `check`.
-#[derive(Debug, Serialize)]
-pub(crate) struct CheckView {
-    pub(crate) v: u32,
-    pub(crate) file: String,
-    pub(crate) workflow: String,
-    /// `sequence` or `graph`.
-    pub(crate) mode: &'static str,
-    pub(crate) steps: Vec<CheckedStepView>,
-    pub(crate) warnings: Vec<ProblemView>,
-}
-
-/// A step of a workflow file.
-#[derive(Debug, Serialize)]
-pub(crate) struct CheckedStepView {
-    pub(crate) id: String,
-    pub(crate) line: usize,
-    pub(crate) needs: Vec<String>,
-}
-
-/// Something in a workflow file, with its place.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct ProblemView {
-    pub(crate) line: usize,
-    pub(crate) column: usize,
-    pub(crate) message: String,
-    pub(crate) hint: Option<String>,
-    pub(crate) help: Option<String>,
 }
 
 /// The answer of `delete`.

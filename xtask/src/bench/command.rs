@@ -60,13 +60,13 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
 
 /// The command `waypost`, built when it is first needed.
 #[derive(Debug, Default)]
-struct Waypost {
+pub(super) struct Waypost {
     path: OnceCell<PathBuf>,
 }
 
 impl Waypost {
     /// A command of it in `folder`, away from the terminal and the user's settings.
-    fn command(&self, folder: &Path) -> anyhow::Result<Command> {
+    pub(super) fn command(&self, folder: &Path) -> anyhow::Result<Command> {
         let path = match self.path.get() {
             Some(path) => path,
             None => self.path.get_or_init(build()?),

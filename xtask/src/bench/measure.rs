@@ -10,7 +10,18 @@ use anyhow::{Context as _, ensure};
 #[derive(Debug)]
 pub(super) struct Bench {
     scratch: tempfile::TempDir,
-    short: bool,
+    form: Form,
+}
+
+/// How much is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Just enough to check the results.
+    Short,
+    /// What can be measured in minutes.
+    Usual,
+    /// Also what takes many of them.
+    Long,
 }
 
 impl Bench {
@@ -18,12 +29,12 @@ impl Bench {
     ///
     /// # Errors
     /// When the folder cannot be made.
-    pub(super) fn new(dir: &Path, short: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(dir: &Path, form: Form) -> anyhow::Result<Self> {
         let scratch = tempfile::Builder::new()
             .prefix("scratch-")
             .tempdir_in(dir)
             .with_context(|| format!("cannot make a folder in {}", dir.display()))?;
-        Ok(Self { scratch, short })
+        Ok(Self { scratch, form })
     }
 
     /// The folder for the files of the topic `name`.
@@ -43,7 +54,12 @@ impl Bench {
 
     /// As [`count`](Self::count), where the result needs another number to be checked.
     pub(super) fn count_or(&self, full: u32, short: u32) -> u32 {
-        if self.short { full.min(short) } else { full }
+        if self.form == Form::Short { full.min(short) } else { full }
+    }
+
+    /// Whether what takes many minutes is measured, too.
+    pub(super) fn is_long(&self) -> bool {
+        self.form == Form::Long
     }
 }
 

@@ -13,7 +13,7 @@ use waypost_workflow::program::ProgramError;
 
 use super::Context;
 use crate::cli::{AnswerArgs, SignalArgs};
-use crate::definition::Chosen;
+use crate::definition::{Chosen, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
@@ -187,7 +187,8 @@ fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
 async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -> Result<Value, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot).map(|chosen| chosen.workflow);
-    let step = workflow.as_ref().ok().and_then(|workflow| workflow.step(question.step.as_str()));
+    let asking = |workflow| step_of(workflow, &question.branch, question.step.as_str());
+    let step = workflow.as_ref().ok().and_then(asking);
     let Some(Work::Approve(approval)) = step.map(|step| &step.work) else {
         // A run of a program: it knows what it asked.
         return Ok(json_or_text(text));

@@ -6,6 +6,7 @@
 //!     checkpoints/000001.jsonl  every checkpoint, branch by branch, oldest first: digest, header, body
 //!     checkpoint.json           the newest one, as `export` writes it: what `import` goes on from
 //!     workflow.yaml             the definition in force
+//!     signals.jsonl             answers and signals that no session has taken in, if there are any
 //!     files/                    events.jsonl, report.md, logs/, blobs/
 //!     manifest.json             what the run is, size and SHA-256 of all of these, and what is missing
 //! ```
@@ -28,9 +29,9 @@ use waypost::portable::{ExportError, Portable};
 use waypost::record::Record;
 use waypost::store::{Scan, Store, StoreError};
 
-use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, Writer};
+use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, SIGNALS, Writer};
 use self::named::{Files, Named};
-use super::branched::tell_of_pending;
+use super::branched::pending;
 use super::verify::verify_run;
 use super::{Context, once};
 use crate::beside;
@@ -45,7 +46,7 @@ use crate::view::{ArchivedView, MissingView, VERSION};
 mod contents;
 mod named;
 
-pub(super) use self::contents::checkpoint_in;
+pub(super) use self::contents::{Archived, checkpoint_in};
 
 /// How many bytes of checkpoints go into a file of them, about.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -63,7 +64,6 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
         return Err(Error::Unsound { run });
     }
     beside::refuse_taken(&args.file, args.replace)?;
-    tell_of_pending(context, store.as_ref(), &run).await?;
     let folder = beside::folder_of(&args.file);
     beside::remove_left(&folder);
     let failed = |source: io::Error| not_written(&args.file, source);
@@ -149,6 +149,12 @@ async fn pack(
     };
     if let Some(text) = &snapshot.definition.text {
         writer.put("workflow.yaml", text.as_bytes(), time).map_err(failed)?;
+    }
+    let given = pending(store, run).await?;
+    if !given.is_empty() {
+        let lines: Result<Vec<String>, _> = given.iter().map(serde_json::to_string).collect();
+        let text = lines.map_err(|error| failed(error.into()))?.join("\n") + "\n";
+        writer.put(SIGNALS, text.as_bytes(), time).map_err(failed)?;
     }
     let folder = store.folder(run);
     if let Some(folder) = &folder {

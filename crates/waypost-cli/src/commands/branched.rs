@@ -4,13 +4,14 @@ use serde_json::{Map, Value};
 use waypost::RunId;
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
 use waypost::record::{Record, RunRecord};
-use waypost::store::{SignalKind, Store};
+use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::file::{GivenParams, Workflow};
 use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
 use super::Context;
 use super::run::{free_id, refuse_secrets};
 use crate::error::Error;
+use crate::output::shown;
 use crate::{params, reference, surroundings};
 
 /// The params of such a run: those of the other one, and what was given instead.
@@ -66,19 +67,30 @@ impl Params {
 /// Tells of answers and signals that were given to a run and that no session of it has taken in: they are for that run, and
 /// do not come along into another one.
 pub(super) async fn tell_of_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
-    let named = |kind: &SignalKind| match kind {
-        SignalKind::Answer { wait, .. } => Some(format!("the answer to `{wait}`")),
+    tell_of_given(context, run, &pending(store, run).await?);
+    Ok(())
+}
+
+/// Returns the answers and signals that were given to a run and that no session of it has taken in.
+pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal>, Error> {
+    let is_given = |one: &Signal| matches!(one.kind, SignalKind::Answer { .. } | SignalKind::Named { .. });
+    Ok(store.signals(run).await?.into_iter().filter(is_given).collect())
+}
+
+/// Tells that these, which were given to a run, do not come along into another one.
+pub(super) fn tell_of_given(context: &Context, run: &RunId, given: &[Signal]) {
+    let named = |one: &Signal| match &one.kind {
+        SignalKind::Answer { wait, value } => Some(format!("the answer {value} to `{wait}`")),
         SignalKind::Named { name, .. } => Some(format!("the signal `{name}`")),
         _ => None,
     };
-    let pending: Vec<String> = store.signals(run).await?.iter().filter_map(|one| named(&one.kind)).collect();
-    if !pending.is_empty() {
-        context.output.warn(&format!(
+    let named: Vec<String> = given.iter().filter_map(named).collect();
+    if !named.is_empty() {
+        context.output.warn(&shown(&format!(
             "{} came after run {run} was last at work, and does not come along: give it to the new run again",
-            pending.join(", ")
-        ));
+            named.join(", ")
+        )));
     }
-    Ok(())
 }
 
 /// Returns the name that was given, if it is free, or makes one.

@@ -1,17 +1,21 @@
 //! `waypost check`: what is wrong with a workflow file, and in which order its steps would run.
 
-use waypost_workflow::file::{Mode, Problem, Step, Workflow};
+use waypost_workflow::file::{Mode, Step, Warning, Workflow};
 
 use super::Context;
 use crate::cli::CheckArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::surroundings;
 use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
 pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Error> {
     let workflow = Workflow::read(&args.file)?;
+    let agents = surroundings::agents();
+    let known: Vec<&str> = agents.names().collect();
+    let warnings = [workflow.all_warnings(), workflow.unknown_agents(&known)].concat();
     let steps: Vec<CheckedStepView> = workflow.steps().iter().map(|step| view(&workflow, step)).collect();
     if context.output.json {
         context.output.document(&CheckView {
@@ -20,16 +24,20 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
             workflow: workflow.name().to_owned(),
             mode: mode(&workflow),
             steps,
-            warnings: workflow.warnings().iter().map(ProblemView::from).collect(),
+            warnings: warnings.iter().map(|one| ProblemView::of(one.file(), one.problem())).collect(),
         })?;
         return Ok(Exit::Done);
     }
-    let warnings = workflow.render_warnings();
     if !warnings.is_empty() {
-        context.output.aside(&warnings);
+        context.output.aside(&rendered(&warnings));
     }
     context.output.answer(&told(&args.file.display().to_string(), &workflow, &steps))?;
     Ok(Exit::Done)
+}
+
+/// Shows warnings with their snippets, one below the other.
+pub(super) fn rendered(warnings: &[Warning<'_>]) -> String {
+    warnings.iter().map(Warning::render).collect::<Vec<_>>().join("\n\n")
 }
 
 fn mode(workflow: &Workflow) -> &'static str {
@@ -71,16 +79,4 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
         text.push_str(&format!("  {}{needs}\n", step.id));
     }
     text
-}
-
-impl From<&Problem> for ProblemView {
-    fn from(problem: &Problem) -> Self {
-        Self {
-            line: problem.line,
-            column: problem.column,
-            message: problem.message.clone(),
-            hint: problem.hint.clone(),
-            help: problem.help.clone(),
-        }
-    }
 }

@@ -10,12 +10,13 @@ use waypost::RunId;
 use waypost::folder::REPORT;
 use waypost::portable::{LoadError, Portable};
 use waypost::record::{Flaw, RunRecord};
+use waypost::store::Signal;
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::archive::checkpoint_in;
-use super::branched::{Params, id_of};
+use super::archive::{Archived, checkpoint_in};
+use super::branched::{Params, id_of, tell_of_given};
 use super::travel::on_main;
 use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
@@ -25,20 +26,22 @@ use crate::place::{Access, kept};
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 
-/// Loads a checkpoint from a file of its own, or the newest one from an archive.
-fn load(file: &Path) -> Result<Portable, LoadError> {
-    let Some(text) = checkpoint_in(file) else { return Portable::load(file) };
+/// Loads a checkpoint from a file of its own, or the newest one from an archive, with what that run was given since.
+fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
+    let Some(archived) = checkpoint_in(file) else { return Ok((Portable::load(file)?, Vec::new())) };
+    let Archived { checkpoint, signals } = archived?;
     let path = file.to_owned();
     let corrupt = |flaw| LoadError::Corrupt { path: path.clone(), flaw };
-    Portable::from_text(&text?).map_err(|flaw| match flaw {
+    let portable = Portable::from_text(&checkpoint).map_err(|flaw| match flaw {
         Flaw::Newer { found, supported } => LoadError::Incompatible { path: path.clone(), found, supported },
         flaw => corrupt(flaw),
-    })
+    });
+    Ok((portable?, signals))
 }
 
 pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Result<Exit, Error> {
     let file = args.file.clone().expect("it is required where nothing else is imported");
-    let portable = load(&file)?;
+    let (portable, given) = load(&file)?;
     let workflow = workflow_of(&portable, &file)?;
     if args.show {
         return show(context, &portable, &workflow);
@@ -52,6 +55,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         return Err(Error::NotTrusted { file, steps });
     }
     let frozen = portable.run().record().clone();
+    tell_of_given(context, &frozen.run, &given);
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
     params.read_before(&workflow, portable.checkpoint()).iter().for_each(|told| context.output.warn(told));
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;

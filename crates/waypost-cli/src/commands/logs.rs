@@ -36,6 +36,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         last: None,
         torn: false,
         grows: false,
+        headed: false,
     };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
@@ -49,6 +50,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
             return documents(context, store.as_ref(), &run, &tries).await;
         }
         printer.grows = args.follow && working;
+        printer.headed |= printer.grows && !is_one_step(args.step.as_deref());
         let printed = printer.print(&tries).await?;
         if !args.follow || !working {
             let lost = tell_of_lost(context, store.as_ref(), &run, &tries).await?;
@@ -59,6 +61,11 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         }
         tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
+}
+
+/// Says whether one step of one branch is asked for.
+fn is_one_step(named: Option<&str>) -> bool {
+    named.map(StepRef::parse).is_some_and(|named| named.step.is_some())
 }
 
 /// Says that nothing was printed, by a step or by all.
@@ -238,12 +245,14 @@ struct Printer<'a> {
     torn: bool,
     /// More may come of each log.
     grows: bool,
+    /// Each log has a heading, since others may follow that are not begun yet.
+    headed: bool,
 }
 
 impl Printer<'_> {
     /// Prints what is new of these logs, and says whether anything was.
     async fn print(&mut self, tries: &[Attempt]) -> Result<bool, Error> {
-        let headed = tries.len() > 1;
+        let headed = self.headed || tries.len() > 1;
         let mut printed = false;
         for attempt in tries {
             let blob = attempt.blob();

@@ -17,6 +17,9 @@ use crate::view::{ManFilesView, ManPageView, ScriptView, VERSION};
 /// The name of the program, as it is called and as its pages are called.
 const PROGRAM: &str = "waypost";
 
+/// Has bash take `RUN@SEQ` for one word, as the other shells do.
+const WHOLE_REFERENCES: &str = "COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n";
+
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
 pub(crate) async fn completions(context: &Context, args: CompletionsArgs) -> Result<Exit, Error> {
     let shell = args.shell.name();
@@ -26,7 +29,10 @@ pub(crate) async fn completions(context: &Context, args: CompletionsArgs) -> Res
     })?;
     let mut script = Vec::new();
     completer.write_registration(VARIABLE, PROGRAM, PROGRAM, &this_program(), &mut script)?;
-    let script = String::from_utf8_lossy(&script).into_owned();
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == "bash" {
+        script.insert_str(0, WHOLE_REFERENCES);
+    }
     if context.output.json {
         context.output.document(&ScriptView { v: VERSION, shell, script })?;
     } else {
@@ -56,7 +62,10 @@ pub(crate) async fn man(context: &Context, args: ManArgs) -> Result<Exit, Error>
     };
     let Some(meant) = meant else {
         let name = args.command.unwrap_or_default();
-        return Err(Error::not_found(format!("command `{name}`"), "`waypost --help` lists the commands"));
+        return Err(Error::usage(
+            format!("there is no command `{}`", crate::output::shown(&name)),
+            "`waypost --help` lists the commands",
+        ));
     };
     let page = page(&root, meant)?;
     if context.output.json {

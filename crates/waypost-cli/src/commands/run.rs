@@ -10,11 +10,12 @@ use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
 use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord};
 use waypost::store::{RunQuery, Store, StoreError};
-use waypost_workflow::file::{GivenParams, ReadError, Workflow, read_params_file};
+use waypost_workflow::file::{Document, GivenParams, ParamsError, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
-use super::{detach, near_here, resume};
+use super::resume::Prepared;
+use super::{check, detach, near_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::definition::path_in_force;
 use crate::drive::{Session, Told};
@@ -38,7 +39,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
         text: args.params.clone(),
     };
-    let params = workflow.resolve_params(&given).map_err(Error::Params)?;
+    let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args))?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
     surroundings::refuse_missing_secrets(&workflow)?;
@@ -56,9 +57,9 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
             return Err(lost);
         }
     }
-    let warnings = workflow.render_warnings();
+    let warnings = workflow.all_warnings();
     if !warnings.is_empty() {
-        context.output.detail(&warnings);
+        context.output.detail(&check::rendered(&warnings));
     }
     begin(context, store, Beginning { workflow, params, id, base, args }).await
 }
@@ -69,6 +70,25 @@ fn params_of(file: &Path) -> Result<Map<String, Value>, Error> {
         ReadError::File(error) => Error::ParamsFile(Box::new(error)),
         error => error.into(),
     })
+}
+
+/// Shows what is wrong with params in the file that they stand in, if all of them do.
+fn wrong_params(error: ParamsError, given: &GivenParams, args: &RunArgs) -> Error {
+    let is_of_file = |name: &String| {
+        given.file.contains_key(name) && given.text.iter().all(|(on_line, _)| on_line != name)
+    };
+    let Some(file) = &args.params_file else { return Error::Params(error) };
+    if !error.problems().iter().all(|problem| is_of_file(&problem.name)) {
+        return Error::Params(error);
+    }
+    // It was read a moment ago.
+    let document = std::fs::read(file).ok().and_then(|bytes| Document::parse(&bytes, file).ok());
+    let wrong = error.problems().iter();
+    let wrong = wrong.map(|one| (one.name.as_str(), one.message.as_str(), one.hint.as_deref()));
+    match document.and_then(|document| document.wrong_values(wrong)) {
+        Some(shown) => Error::ParamsFile(Box::new(shown)),
+        None => Error::Params(error),
+    }
 }
 
 /// All that a run is made of.
@@ -104,6 +124,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let program = WorkflowProgram::new(workflow, local.of_run(run, base, Arc::clone(&store)))?;
     let state = program.initial_state(params.clone())?;
     refuse_secrets(&program, &record)?;
+    program.check_items(&params)?;
     if args.detach {
         return detach::begin(context, store.as_ref(), &told.run, &args).await;
     }
@@ -249,7 +270,14 @@ async fn beside_existing(
         return Err(StoreError::Exists { run: id.clone() }.into());
     }
     refuse_other(store.as_ref(), id, params, args).await?;
-    resume::resume_in(context, store, resume_args(id, args)).await
+    let resume = resume_args(id, args);
+    let goes_on = store.run(id).await?.summary.status.is_resumable();
+    if !args.detach || !goes_on {
+        return resume::resume_in(context, store, resume).await;
+    }
+    // What keeps it from going on is told here, with its own exit code.
+    Prepared::of(context, &store, id, &resume).await?;
+    detach::begin(context, store.as_ref(), id, args).await
 }
 
 fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {

@@ -280,19 +280,15 @@ impl Shown {
         let shape = self.shape();
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
+        let workflow = workflow_in_force(&self.snapshot);
         for branch in &self.branches {
             let known: &[_] = if branch.name.is_main() { &self.snapshot.definition.steps } else { &[] };
             steps.extend(branch.steps(known.iter().map(|print| &print.id), live, shape.as_ref()));
             let position = branch.position().unwrap_or_default();
-            let name = branch.name.to_string();
-            waiting.extend(
-                position
-                    .frontier
-                    .iter()
-                    .flat_map(|entry| WaitView::of_entry(&name, entry).collect::<Vec<_>>()),
-            );
+            for entry in &position.frontier {
+                waiting.extend(WaitView::of_entry(&branch.name, entry, workflow.as_ref()));
+            }
         }
-        let workflow = workflow_in_force(&self.snapshot);
         for step in &mut steps {
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }

@@ -8,7 +8,7 @@ use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
-use super::Context;
+use super::{Context, SCRIPT};
 use crate::cli::StopArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -39,6 +39,11 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     store.signal(&run, &message(context, "waypost stop")).await?;
     context.output.note(&format!("Asked {holder} to stop."));
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
+    if store.run(&run).await?.record.record().settings.contains_key(SCRIPT) && !context.output.json {
+        let told = format!("Run {run} has stopped ({}); to go on, call the script again", status.name());
+        context.output.answer(&told)?;
+        return Ok(Exit::Done);
+    }
     told(context, &run, status, true)
 }
 

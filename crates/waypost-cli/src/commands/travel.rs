@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::engine::{ResumeFrom, RunError, Snapshot};
 use waypost::folder::REPORT;
-use waypost::record::RunRecord;
+use waypost::record::{Reason, Record, RunRecord};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
@@ -37,6 +37,10 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     store.load(&run, &branch, seq).await?;
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let prepared = Prepared::of(context, &store, &run, &resume).await?;
+    let newest = store.newest(&run, &branch).await?;
+    if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
+        return stands_there(context, store.as_ref(), &newest, seq).await;
+    }
     let outcome = prepared.only_write(Arc::clone(&store), &resume, ResumeFrom::Checkpoint(seq)).await?;
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
@@ -48,6 +52,28 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Go on with: waypost resume {run}{}", context.store_words());
     context.output.answer(&format!("Run {run} stands where it stood at {to}: {done}.\n{next}"))?;
+    Ok(Exit::Done)
+}
+
+/// Says that a run went back to this checkpoint last, and nothing has come since.
+async fn stands_there(
+    context: &Context,
+    store: &dyn Store,
+    newest: &Record,
+    seq: u64,
+) -> Result<Exit, Error> {
+    let at = newest.header().reference();
+    let to = CheckpointRef { seq, ..at.clone() }.to_string();
+    if context.output.json {
+        let (v, run, status) = (VERSION, at.run.to_string(), store.run(&at.run).await?.summary.status);
+        context.output.document(&RolledBackView { v, run, to, at: at.to_string(), status })?;
+        return Ok(Exit::Done);
+    }
+    let run = &at.run;
+    context
+        .output
+        .answer(&format!("Nothing to do for run {run}, because it stands where it stood at {to} already."))?;
+    context.output.note(&format!("Go on with: waypost resume {run}{}", context.store_words()));
     Ok(Exit::Done)
 }
 

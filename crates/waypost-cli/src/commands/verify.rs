@@ -352,7 +352,7 @@ fn verified(at: CheckpointRef, error: Option<String>, pack: Option<&Pack>) -> Ve
             unknown: count(Verdict::Unknown),
             skipped: count(Verdict::Skipped),
             rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
-            satisfied: ok >= needed,
+            satisfied: (total > 0).then_some(ok >= needed),
         },
         evidence: ClaimView::of_pack(pack),
     }

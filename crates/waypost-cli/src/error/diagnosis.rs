@@ -1,7 +1,5 @@
 //! What is told of an error, on a screen or in JSON.
 
-use std::path::PathBuf;
-
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
@@ -25,8 +23,6 @@ pub(crate) struct Diagnosis {
 /// Problems of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rendered {
-    /// The file.
-    pub(crate) file: PathBuf,
     /// With snippets.
     pub(crate) plain: String,
     /// With snippets and colour.

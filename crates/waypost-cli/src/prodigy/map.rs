@@ -156,7 +156,17 @@ impl Import<'_> {
         let get = |key: &str| policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node);
         let action = get("on_item_failure");
         let word = action.and_then(Node::spelled).unwrap_or("dlq");
-        let goes_on = get("continue_on_failure").and_then(Node::truth).unwrap_or(true);
+        let goes_on = get("continue_on_failure");
+        if let Some(node) = goes_on.filter(|node| node.truth().is_none()) {
+            let help = "write `max_failures: 0` where the first failure is to stop the others";
+            self.note(node, "continue_on_failure", "it is left out: it is neither `true` nor `false`", help);
+        }
+        let is_contrary = word == "stop" && goes_on.and_then(Node::truth) == Some(true);
+        if let Some(node) = goes_on.filter(|_| is_contrary) {
+            let message = "it is left out: `on_item_failure: stop` counts";
+            self.note(node, "continue_on_failure", message, "write `on_item_failure: dead_letter` to go on");
+        }
+        let goes_on = goes_on.and_then(Node::truth).unwrap_or(true);
         let ours = match word {
             "dlq" => "dead_letter",
             "skip" | "stop" => word,
@@ -207,9 +217,10 @@ impl Import<'_> {
                 self.circuit_breaker(node, foreach);
             }
         }
-        if let Some(node) = get("error_collection").filter(|node| node.spelled() != Some("aggregate")) {
-            let help = "`waypost events -f` tells of each failure as it happens";
-            self.note(node, "error_collection", "it is left out", help);
+        if let Some(node) = get("error_collection") {
+            let help =
+                "`waypost dead-letters list` lists them, `waypost events -f` tells of each as it happens";
+            self.note(node, "error_collection", "it is left out: every failure is recorded at once", help);
         }
         if let Some(node) = get("retry_config") {
             let help = "give the steps of an item a `retry`";

@@ -197,6 +197,10 @@ fn reference(value: &str) -> Option<&str> {
 impl Import<'_> {
     fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
         let mut variables = Vec::new();
+        if let Some(node) = node.filter(|node| node.entries().is_none() && !node.is_null()) {
+            let message = "it is left out: it is no map of variables";
+            self.note(node, "env", message, "write `env: { NAME: VALUE }`");
+        }
         for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
             let name = key.key_text().to_owned();
             if !is_variable(&name) {
@@ -263,6 +267,9 @@ impl Import<'_> {
     fn secrets(&mut self, node: Option<&Node>, env: &[Variable<'_>]) -> Vec<String> {
         let mut names: Vec<String> =
             env.iter().filter(|variable| variable.is_secret).map(|variable| variable.name.clone()).collect();
+        if let Some(node) = node {
+            self.listed_secrets(node, &mut names);
+        }
         for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
             let name = key.key_text();
             if !is_variable(name) || self.scope.env.contains(name) || names.iter().any(|known| known == name)
@@ -293,6 +300,31 @@ impl Import<'_> {
             names.push(name.to_owned());
         }
         names
+    }
+
+    /// Takes secrets of which only the names are told, in a list or as one word.
+    fn listed_secrets(&mut self, node: &Node, names: &mut Vec<String>) {
+        let listed = match node.items() {
+            Some(items) => items.iter().collect(),
+            None if node.entries().is_some() || node.is_null() => Vec::new(),
+            None => vec![node],
+        };
+        for item in listed {
+            let name = item.spelled().and_then(|text| reference(text).or(Some(text.trim())));
+            match name.filter(|name| is_variable(name) && !self.scope.env.contains(*name)) {
+                Some(name) if names.iter().any(|known| known == name) => {}
+                Some(name) => {
+                    self.scope.secrets.insert(name.to_owned());
+                    names.push(name.to_owned());
+                }
+                // It may be the value itself, which is told nowhere.
+                None => {
+                    let message =
+                        "what stands here is left out: it is no name of a variable, or one that is taken";
+                    self.note(item, "secrets", message, "write the names of variables: `secrets: [NAME]`");
+                }
+            }
+        }
     }
 
     /// Tells where a secret must come from, if that is not the caller's variable `source` of the same name. Its value

@@ -3,6 +3,10 @@
 use serde::Serialize;
 use serde_json::Value;
 use waypost::record::{FrontierEntry, Wait, WaitKind};
+use waypost::{BranchPath, StepId};
+use waypost_workflow::file::{AnswerKind, Step, Work, Workflow};
+
+use crate::definition::step_of;
 
 /// Something that is waited for.
 #[derive(Debug, Serialize)]
@@ -12,9 +16,14 @@ pub(crate) struct WaitView {
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) question: Option<Value>,
+    /// What may be answered, where one of a few words is wanted.
+    pub(crate) choices: Option<Vec<String>>,
     /// What it is; for screens.
     #[serde(skip)]
     pub(crate) on: WaitKind,
+    /// What is taken for an answer, where the workflow says it; for screens.
+    #[serde(skip)]
+    pub(crate) wanted: Option<AnswerKind>,
 }
 
 /// The answer of `answer`.
@@ -39,21 +48,35 @@ pub(crate) struct SignalledView {
 
 impl WaitView {
     /// Shows what an entry of a frontier waits for.
-    pub(crate) fn of_entry<'a>(branch: &'a str, entry: &'a FrontierEntry) -> impl Iterator<Item = Self> + 'a {
+    pub(crate) fn of_entry<'a>(
+        branch: &'a BranchPath,
+        entry: &'a FrontierEntry,
+        workflow: Option<&'a Workflow>,
+    ) -> impl Iterator<Item = Self> + 'a {
         // Of branches of its own, each says what it waits for.
         let outside = entry.waits.iter().filter(|wait| wait.on != WaitKind::Children);
-        outside.map(move |wait| Self::of(branch, entry.step.as_str(), wait))
+        outside.map(move |wait| Self::of(branch, &entry.step, wait, workflow))
     }
 
-    /// Shows what a step waits for.
-    pub(crate) fn of(branch: &str, step: &str, wait: &Wait) -> Self {
+    /// Shows what a step waits for, and what the workflow wants of an answer.
+    pub(crate) fn of(branch: &BranchPath, step: &StepId, wait: &Wait, workflow: Option<&Workflow>) -> Self {
+        let asks = |step: &Step| match &step.work {
+            Work::Approve(approval) => Some(approval.answer.clone()),
+            _ => None,
+        };
+        let wanted = workflow.and_then(|workflow| step_of(workflow, branch, step.as_str())).and_then(asks);
         Self {
             id: wait.id.clone(),
             key: wait.key.clone(),
-            branch: branch.to_owned(),
-            step: step.to_owned(),
+            branch: branch.to_string(),
+            step: step.to_string(),
             question: wait.question.clone(),
+            choices: match &wanted {
+                Some(AnswerKind::Choice(choices)) => Some(choices.clone()),
+                _ => None,
+            },
             on: wait.on.clone(),
+            wanted,
         }
     }
 }

@@ -76,6 +76,50 @@ echo plain text"#;
     assert_eq!(events.matches("\"event\":\"usage\"").count(), 3, "{events}");
 }
 
+// What happened: an agent that printed `"is_error": true` and exited with 0 counted as done, its complaint as its answer.
+// Why: only the exit code was asked. What stops it now: what it says of itself counts, too.
+#[test]
+fn an_agent_that_says_that_it_failed_fails_its_step() {
+    let said = r#"{"type":"result","is_error":true,"result":"API Error: overloaded","total_cost_usd":0.25,"usage":{"input_tokens":3}}"#;
+    let rig = with_agent(FLOW, "agents: {stub: [STUB]}", &format!("cat > /dev/null; echo '{said}'"));
+
+    let ended = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    assert!(ended.starts_with("exit 1"), "{ended}");
+    assert!(ended.contains("the agent says that it failed\n  cause: API Error: overloaded"), "{ended}");
+    let ask = &rig.json(&["show", "r", "--json"])["steps"][0];
+    assert_eq!((&ask["status"], &ask["attempts"]), (&json!("failed"), &json!(2)), "it is tried again");
+    assert_eq!(ask["usage"]["cost"], 0.25, "it took something all the same");
+    let tolerant = FLOW
+        .replace("retry: {max: 1, delay: 10ms}", "continue_on_error: true")
+        .replace("A: \"${{ steps.ask.outputs.result }}\"", "A: x");
+    let rig = with_agent(&tolerant, "agents: {stub: [STUB]}", &format!("cat > /dev/null; echo '{said}'"));
+    assert_eq!(rig.call(&["run", "flow.yaml", "-q"]).status.code(), Some(3));
+}
+
+#[test]
+fn check_warns_of_agents_that_are_not_configured_for_the_file() {
+    let flow = "steps:\n  - { id: a, agent: stub, prompt: x }\n  - { id: b, agent: cluade, prompt: x }\n  - { id: c, workflow: below.yaml }\n";
+    let rig = with_agent(flow, "agents: {stub: [STUB]}", "true");
+    rig.write("below.yaml", "steps:\n  - { id: d, agent: mine, prompt: x }\n");
+    check("agent_check", &rig.waypost(&["check", "flow.yaml"]));
+    let below = rig.waypost(&["run", "flow.yaml"]);
+    assert!(below.starts_with("exit 2"), "{below}");
+    rig.write("flow.yaml", "steps:\n  - { id: c, workflow: below.yaml }\n");
+    let below = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    assert!(below.starts_with("exit 2") && below.contains("agent `mine`"), "{below}");
+
+    // The configuration that counts is that of the file, wherever the command is called.
+    std::fs::create_dir(rig.path("other")).unwrap();
+    rig.write("flow.yaml", flow);
+    let mut command = rig.command(&["check", "../flow.yaml", "--json"]);
+    let output = command.current_dir(rig.path("other")).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let warned: Vec<_> = told["warnings"].as_array().unwrap().iter().map(|one| &one["message"]).collect();
+    assert_eq!(warned, ["agent `cluade` is not configured here", "agent `mine` is not configured here"]);
+    assert_eq!(told["warnings"][0]["hint"], "claude");
+}
+
 #[test]
 fn agents_that_are_not_there_are_told() {
     let rig = with_agent(&FLOW.replace("agent: stub", "agent: nobody"), "agents: {stub: [STUB]}", "true");

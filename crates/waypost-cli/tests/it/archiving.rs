@@ -116,3 +116,35 @@ fn what_cannot_be_archived_as_a_whole_is_refused_and_nothing_is_written() {
     wait_until("it is written", || rig.path("x").exists());
     assert_eq!(rig.call(&["import", "x", "--trust"]).status.code(), Some(7));
 }
+
+// What happened: an answer or signal that no session had taken in was lost with the run that was archived and deleted. Why:
+// only checkpoints and files were taken. What stops it now: the archive has them, and its import tells of them.
+#[test]
+fn what_was_given_to_a_run_is_archived_and_told() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with("steps:\n  - {id: ok, approve: Sure?}\n  - {id: go, wait: go}\n").at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(75));
+        assert_eq!(rig.call(&["archive", "r", "none"]).status.code(), Some(0));
+        assert!(!entries(&rig, "none").contains_key("signals.jsonl"), "nothing was given");
+        assert_eq!(rig.call(&["answer", "r", "yes"]).status.code(), Some(0));
+        assert_eq!(rig.call(&["signal", "r", "go", "7"]).status.code(), Some(0));
+
+        let told = rig.waypost(&["archive", "r", "x"]);
+
+        assert!(told.starts_with("exit 0") && !told.contains("come along"), "{store}: {told}");
+        let lines = String::from_utf8(entries(&rig, "x")["signals.jsonl"].clone()).unwrap();
+        let given: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(given.len(), 2, "{lines}");
+        assert_eq!(given[0]["kind"]["answer"]["value"], true, "{lines}");
+        assert_eq!(given[1]["kind"]["named"]["name"], "go", "{lines}");
+        assert_eq!(given[1]["kind"]["named"]["value"], 7, "{lines}");
+        let told = rig.waypost(&["import", "x", "--trust", "--id", "s"]);
+        let said = "the signal `go` came after run r was last at work, and does not come along";
+        assert!(told.starts_with("exit 75") && told.contains(said), "{store}: {told}");
+        assert!(told.contains("warning: the answer true to"), "{told}");
+        for args in [&["fork", "r", "--id", "f"][..], &["export", "r", "e"]] {
+            let told = rig.waypost(args);
+            assert!(told.contains(said), "{args:?}: {told}");
+        }
+    }
+}

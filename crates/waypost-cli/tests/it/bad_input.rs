@@ -21,6 +21,38 @@ fn a_workflow_file_that_is_wrong() {
 }
 
 #[test]
+fn each_problem_of_files_is_told_to_programs_with_its_place_and_line() {
+    let rig =
+        Rig::with("version: 1\nsteps:\n  - { id: a, rum: echo }\n  - { id: b, workflow: below.yaml }\n");
+    rig.write("below.yaml", "version: 1\nsteps:\n  - id: c\n    timeout: 5\n    run: echo\n");
+
+    let told = rig.json(&["check", "flow.yaml", "--json"]);
+
+    let problems = told["error"]["problems"].as_array().unwrap();
+    let own = problems.iter().find(|problem| problem["hint"] == "run").unwrap();
+    assert_eq!(own["file"], "flow.yaml");
+    assert_eq!((&own["line"], &own["column"], &own["end_column"]), (&3.into(), &14.into(), &17.into()));
+    assert_eq!(own["snippet"], "  - { id: a, rum: echo }");
+    let is_below = |file: &serde_json::Value| file.as_str().unwrap().ends_with("below.yaml");
+    let below = problems.iter().find(|problem| is_below(&problem["file"])).unwrap();
+    assert_eq!(below["line"], 4);
+    assert_eq!(below["snippet"], "    timeout: 5");
+    assert_eq!(below["help"], "a duration needs a unit: `5s`, `5m`, `5h`");
+
+    rig.write("flow.yaml", "version: 1\nsteps: [{ id: b, workflow: below.yaml }]\n");
+    rig.write(
+        "below.yaml",
+        "version: 1\nparams: { x: { default: a } }\nsteps:\n  - run: echo ${{ params.x }}\n",
+    );
+    let warned = rig.json(&["check", "flow.yaml", "--json"]);
+    assert_eq!(warned["warnings"][0]["snippet"], "  - run: echo ${{ params.x }}");
+    assert!(is_below(&warned["warnings"][0]["file"]), "{warned}");
+    rig.write("outer.yaml", "version: 1\nsteps: [{ id: a, workflow: flow.yaml }]\n");
+    let warned = rig.json(&["check", "outer.yaml", "--json"]);
+    assert_eq!(warned["warnings"].as_array().unwrap().len(), 1, "once, however deep: {warned}");
+}
+
+#[test]
 fn params_that_do_not_fit() {
     let rig = Rig::with("version: 1\nparams:\n  count: { type: integer }\nsteps: [{ run: 'true' }]\n");
     check("param_missing", &rig.waypost(&["run", "flow.yaml"]));

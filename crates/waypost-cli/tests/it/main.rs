@@ -16,6 +16,7 @@ mod database;
 mod demo;
 mod displaced;
 mod dry;
+mod early;
 mod everywhere;
 mod examples;
 mod failing;

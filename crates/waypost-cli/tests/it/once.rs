@@ -341,3 +341,35 @@ fn once_as_json() {
     let finished = rig.json(&["once", "--id", "s", "--finish", "--json"]);
     assert_eq!(finished, json!({"v": 1, "run": "s", "finished": true}));
 }
+
+// What happened: `waypost stop` waited for a command of a script until its time was over, and left a message that nobody took.
+// Why: only runs of workflows looked for such. What stops it now: a command of a script does, too.
+#[test]
+fn a_command_of_a_script_is_stopped_from_afar() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::new().at(store);
+        let slow = "echo $$ > pid; test -e go || sleep 1000";
+        for _ in 0..2 {
+            let running = rig.start(&["once", "--id", "s", "a", "--", "sh", "-c", slow]);
+            rig.wait_for("pid", |text| text.ends_with('\n'));
+            let told = rig.waypost(&["stop", "s"]);
+            assert!(told.starts_with("exit 0\n"), "{store}: {told}");
+            assert!(
+                told.contains("Run s has stopped (interrupted); to go on, call the script again"),
+                "{told}"
+            );
+            let ended = running.end();
+            assert_eq!(ended.status.code(), Some(130), "{store}: {}", rig.told(&ended));
+            assert!(!lives(&rig.read("pid")), "{store}");
+            std::fs::remove_file(rig.path("pid")).unwrap();
+        }
+
+        // What stopped one is not for the next.
+        rig.write("go", "");
+        assert_eq!(
+            code(&rig, &["once", "--id", "s", "a", "--", "sh", "-c", "sleep 1; exit 0"]),
+            Some(0),
+            "{store}"
+        );
+    }
+}

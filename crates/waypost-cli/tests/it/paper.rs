@@ -62,6 +62,35 @@ fn nothing_that_is_wrong_disturbs_the_shell() {
 }
 
 #[test]
+fn params_checkpoints_and_dead_letters_are_offered() {
+    let rig = Rig::with(
+        "name: flow\nparams:\n  who: { default: you, description: Whom to greet }\n  when: { default: now }\n  loud: { type: bool, default: false }\nsteps:\n  - { id: one, run: 'true' }\n  - id: each\n    foreach: { items: [eu, us, apac], steps: [{ id: w, run: 'test \"$I\" = us', env: { I: '${{ item }}' } }] }\n",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(3));
+    assert_eq!(rig.call(&["checkpoint", "r-1", "--label", "before-lunch"]).status.code(), Some(0));
+
+    assert_eq!(completed(&rig, &["run", "flow.yaml", "-p", "w"]), ["who=", "when="]);
+    assert_eq!(completed(&rig, &["run", "-p", "who=me", "flow.yaml", "--param", "l"]), ["loud="]);
+    assert_eq!(completed(&rig, &["run", "flow.yaml", "-p", "loud="]), ["loud=false", "loud=true"]);
+    assert_eq!(completed(&rig, &["resume", "r-1", "--set", "who"]), ["who="], "of the run");
+    assert_eq!(completed(&rig, &["fork", "r-1@2", "-p", "whe"]), ["when="]);
+    let newest = completed(&rig, &["rollback", "r-1@"]);
+    assert!(
+        newest.contains(&"r-1@1".to_owned()) && newest.contains(&"r-1@before-lunch".to_owned()),
+        "{newest:?}"
+    );
+    assert!(newest.iter().position(|one| one == "r-1@1") > newest.iter().position(|one| one == "r-1@2"));
+    assert_eq!(completed(&rig, &["show", "r-1@be"]), ["r-1@before-lunch"]);
+    assert_eq!(completed(&rig, &["verify", "r-1/each:us@"]).last().unwrap(), "r-1/each:us@1");
+    assert_eq!(completed(&rig, &["diff", "r-1@1", "@@2"]), ["@@2"], "of the newest run");
+    assert_eq!(completed(&rig, &["rollback", "r"]), ["r-1"]);
+    assert_eq!(completed(&rig, &["dead-letters", "list", "r"]), ["r-1"]);
+    assert_eq!(completed(&rig, &["dead-letters", "show", "r-1", ""]), ["apac", "eu"]);
+    assert_eq!(completed(&rig, &["dead-letters", "retry", "r-1", "eu", ""]), ["apac"], "each once");
+    assert_eq!(completed(&rig, &["dead-letters", "drop", "r-1", "x"]), Vec::<String>::new());
+}
+
+#[test]
 fn a_script_for_each_shell_calls_this_program() {
     let rig = Rig::new();
     rig.write("waypost.yaml", "");

@@ -74,3 +74,26 @@ steps:
     let events = rig.waypost(&["events", "r"]);
     assert!(events.contains("what it printed is not kept: the step printed 1100000 bytes"), "{events}");
 }
+
+// What happened: an output with a NUL was taken, and the step that had it in a variable failed with an error of the system.
+// Why: nobody looked at values before a process was started. What stops it now: the expression is named, with what helps.
+#[test]
+fn a_value_with_a_nul_is_refused_where_a_process_would_be_given_it() {
+    for (key, with) in [
+        ("env: {X: '${{ steps.a.outputs.result }}'}", "env"),
+        ("dir: '${{ steps.a.outputs.result }}'", "dir"),
+    ] {
+        let flow = format!(
+            "steps:\n  - {{id: a, run: \"printf 'x\\\\0y'\", capture: text}}\n  - {{id: b, run: 'true', {key}}}\n"
+        );
+        let rig = Rig::with(&flow);
+        let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+        assert!(told.starts_with("exit 1\n"), "{with}: {told}");
+        assert!(told.contains("`steps.a.outputs.result`"), "{with}: {told}");
+        assert!(
+            told.contains("its value holds a NUL, which no variable and no command can take"),
+            "{with}: {told}"
+        );
+        assert!(told.contains("encode it, or write it to a file and give the path"), "{with}: {told}");
+    }
+}

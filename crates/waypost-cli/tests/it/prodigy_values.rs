@@ -2,6 +2,56 @@
 
 use crate::rig::{Rig, check};
 
+// What happened: `secrets` in a list, `env` that is no map, `error_collection: aggregate` and a `continue_on_failure` that is
+// no truth value, or that `on_item_failure: stop` contradicts, went without a word. Why: only the usual shape was looked at,
+// and what had no effect was passed over. What stops it now: a list of secrets is taken, and of all else there is a note.
+#[test]
+fn nothing_of_secrets_and_failures_is_lost_without_a_word() {
+    let import = |top: &str| {
+        let rig = Rig::new();
+        let text = format!(
+            "mode: mapreduce\n{top}\nmap:\n  input: items.json\n  agent_template:\n    - shell: 'echo ${{API_TOKEN}} ${{item}}'\n"
+        );
+        rig.write("p.yml", &text);
+        let told = rig.json(&["import", "workflow", "p.yml", "-o", "w.yaml", "--json"]);
+        let notes: Vec<String> = told["notes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|note| note["key"] != "map")
+            .map(|note| format!("{}: {}", note["key"].as_str().unwrap(), note["message"].as_str().unwrap()))
+            .collect();
+        (rig.read("w.yaml"), notes)
+    };
+
+    for list in ["secrets: [API_TOKEN]", "secrets: API_TOKEN", "secrets: ['${API_TOKEN}', API_TOKEN]"] {
+        let (made, notes) = import(list);
+        assert!(made.contains("\nsecrets: [API_TOKEN]\n"), "{made}");
+        assert_eq!(notes, [""; 0], "{list}");
+    }
+    let (made, notes) = import("secrets: ['hunter2 of old']");
+    assert!(notes[0].starts_with("secrets: what stands here is left out"), "{notes:?}");
+    assert!(!made.contains("hunter2") && !format!("{notes:?}").contains("hunter2"), "{made}");
+    assert!(import("env: [A=1]").1[0].starts_with("env: it is left out"));
+    for (policy, what) in [
+        ("error_policy: { error_collection: aggregate }", "error_collection: it is left out: every failure"),
+        (
+            "error_policy: { continue_on_failure: maybe }",
+            "continue_on_failure: it is left out: it is neither",
+        ),
+        (
+            "error_policy: { continue_on_failure: true, on_item_failure: stop }",
+            "continue_on_failure: it is left out: `on_item_failure: stop` counts",
+        ),
+    ] {
+        let (_, notes) = import(policy);
+        assert!(notes.iter().any(|note| note.starts_with(what)), "{policy}: {notes:?}");
+    }
+    let (made, notes) = import("error_policy: { continue_on_failure: false }");
+    assert!(made.contains("max_failures: 0"), "{made}");
+    assert_eq!(notes, [""; 0]);
+}
+
 // What happened: `${item.prio:-5}` became `${{ item.prio }}`, so that items without it failed.
 // Why: a default was only looked at for what a step gives.
 // What stops it now: a field of an item with a default is read as one that may be missing.

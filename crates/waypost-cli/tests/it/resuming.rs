@@ -121,6 +121,7 @@ fn a_person_settles_a_step_in_doubt() {
     let rig = in_doubt("-");
     check("treat_as_none", &rig.waypost(&["resume"]));
     check("treat_as_dry", &rig.waypost(&["resume", "--treat-as", "done", "--dry-run"]));
+    check("treat_as_retry_dry", &rig.waypost(&["resume", "--treat-as", "retry", "--dry-run"]));
     check("treat_as_done", &rig.waypost(&["resume", "--treat-as", "done"]));
     check("treat_as_done_checkpoints", &rig.waypost(&["checkpoints"]));
     assert_eq!(rig.read("trace"), "pay\nship -\n");

@@ -395,6 +395,15 @@ fn a_detached_run_goes_on_by_itself() {
         assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2), "no secret");
         assert_eq!(run(&["run", "flow.yaml", "--id", "r", "--detach"]).status.code(), Some(2), "it is there");
     }
+    let rig = Rig::with("steps: [{run: 'test -e go'}, {run: 'echo done > b.txt'}]");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    rig.write("go", "");
+    let again = ["run", "flow.yaml", "--id", "r", "--or-resume", "--detach"];
+    let said = rig.waypost(&again);
+    assert!(said.starts_with("exit 0") && said.contains("Run r goes on by itself, in process"), "{said}");
+    wait_until("it is completed", || rig.json(&["show", "r", "--json"])["status"] == "completed");
+    let said = rig.waypost(&again);
+    assert!(said.starts_with("exit 0") && said.contains("Nothing to do for run r"), "{said}");
     let rig = Rig::with("steps: [{run: 'true'}]").at("memory:");
     assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2));
 }

@@ -19,6 +19,29 @@ fn forty_columns_are_enough() {
 }
 
 #[test]
+fn no_table_breaks_what_is_copied_from_it() {
+    let rig = Rig::with("name: nightly-sales-report\nsteps: [{ id: fetch-the-sales, run: 'true' }]\n");
+    assert_eq!(
+        rig.call(&["run", "flow.yaml", "--id", "nightly-sales-report-1", "-q"]).status.code(),
+        Some(0)
+    );
+    for columns in ["40", "72", "80", "100", "140"] {
+        for (args, whole) in [
+            (&["list"][..], &["nightly-sales-report-1"][..]),
+            (&["checkpoints"], &["nightly-sales-report-1@1", "fetch-the-sales"]),
+        ] {
+            let output = rig.command(args).env("COLUMNS", columns).output().unwrap();
+            let told = String::from_utf8(output.stdout).unwrap();
+            for name in whole {
+                assert!(told.split_whitespace().any(|word| word == *name), "{columns}: {told}");
+            }
+            let widest = told.lines().map(|line| line.trim_end().chars().count()).max().unwrap();
+            assert!(widest <= columns.parse().unwrap(), "{columns}: {told}");
+        }
+    }
+}
+
+#[test]
 fn colour_is_used_where_it_is_wanted() {
     let rig = Rig::failed();
     let coloured = |args: &[&str], no_color: bool| {

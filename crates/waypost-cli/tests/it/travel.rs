@@ -255,3 +255,30 @@ fn a_checkpoint_of_a_branch_begins_no_run() {
     assert!(!rig.path("out.json").exists());
     assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
 }
+
+// What happened: to go back to a checkpoint twice wrote two records. Why: nobody looked where the run stands. What stops it
+// now: a run that went back there last, and nothing since, has nothing to do.
+#[test]
+fn to_go_back_where_a_run_stands_writes_nothing() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with("steps: [{id: a, run: 'true'}, {id: b, run: 'true'}]\n").at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let first = rig.json(&["rollback", "r@2", "--json"]);
+        let records = rig.waypost(&["checkpoints", "r"]);
+
+        let again = rig.waypost(&["rollback", "r@2"]);
+
+        assert!(again.starts_with("exit 0\n"), "{store}: {again}");
+        assert!(
+            again.contains("Nothing to do for run r, because it stands where it stood at r@2 already."),
+            "{again}"
+        );
+        assert_eq!(rig.json(&["rollback", "r@2", "--json"]), first, "{store}");
+        assert_eq!(rig.waypost(&["checkpoints", "r"]), records, "{store}: nothing was written");
+        assert_eq!(code(&rig, &["rollback", "r@1"]), Some(0), "another one is another matter");
+        assert_ne!(rig.waypost(&["checkpoints", "r"]), records);
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(code(&rig, &["rollback", "r@1"]), Some(0));
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted", "it was done since");
+    }
+}

@@ -47,6 +47,10 @@ fn a_run_asks_is_answered_and_goes_on() {
         assert_eq!(code(&rig, &["answer", "r", "ok", "no"]), Some(2), "it has its answer");
         // Who resumes all that is due goes on with what was answered.
         assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(75));
+        let told = rig.waypost(&["show", "r"]);
+        assert!(told.contains("    where ANSWER is one of `staging` and `production`\n"), "{told}");
+        let waiting = &rig.json(&["show", "r", "--json"])["waiting"][0];
+        assert_eq!(waiting["choices"], json!(["staging", "production"]));
         assert_eq!(code(&rig, &["answer", "r", "mars"]), Some(2), "no such choice");
         assert_eq!(code(&rig, &["answer", "r", "production"]), Some(0));
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));

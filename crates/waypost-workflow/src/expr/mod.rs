@@ -112,12 +112,15 @@ impl Expression {
         if tokens.is_empty() {
             let open = start.saturating_sub(OPEN.len());
             let range = open..(end + CLOSE.len()).min(source.len());
-            return Err(vec![SyntaxError::new(range, "the expression is empty")]);
+            let help = "write a name, a value or a comparison, such as `params.x`";
+            return Err(vec![SyntaxError::new(range, "the expression is empty").help(help)]);
         }
         let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
         if tokens.len() > machine::TOKENS_MAX {
             let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
-            return Err(vec![SyntaxError::new(whole, message)]);
+            return Err(vec![
+                SyntaxError::new(whole, message).help("work it out in a step, and read its output"),
+            ]);
         }
         let rewritten = rewrite::rewrite(&tokens, locals)?;
         let compiled = machine::compile(&rewritten, whole).map_err(|error| vec![error])?;
@@ -222,6 +225,18 @@ impl Template {
     /// # Errors
     /// A name that is missing, a value that does not fit, or null, which has no text.
     pub fn render(&self, scope: &Scope) -> Result<String, ExprError> {
+        self.filled(scope, true)
+    }
+
+    /// As [`Template::render`], for what a process is given as a variable or a word: those end at a NUL.
+    ///
+    /// # Errors
+    /// As [`Template::render`]; a value that holds a NUL.
+    pub(crate) fn render_word(&self, scope: &Scope) -> Result<String, ExprError> {
+        self.filled(scope, false)
+    }
+
+    fn filled(&self, scope: &Scope, takes_nul: bool) -> Result<String, ExprError> {
         let mut out = String::with_capacity(self.text.len());
         for part in self.parts.iter() {
             match part {
@@ -231,6 +246,13 @@ impl Template {
                         let help =
                             "write `... | default('text', true)`, or run the step only `if` there is a value";
                         return Err(expression.error(scope, "it is null".to_owned(), Some(help.to_owned())));
+                    }
+                    Value::String(text) if !takes_nul && text.contains('\0') => {
+                        let why =
+                            "its value holds a NUL, which no variable and no command can take".to_owned();
+                        let help =
+                            "have the step that gives it encode it, or write it to a file and give the path";
+                        return Err(expression.error(scope, why, Some(help.to_owned())));
                     }
                     Value::String(text) => out.push_str(&text),
                     value => out.push_str(&value.to_string()),
@@ -302,7 +324,10 @@ fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<Syn
     let mut holes = template.holes();
     match (holes.next(), holes.next()) {
         (Some((_, expression)), None) => Ok(expression.clone()),
-        _ => Err(vec![SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"))]),
+        _ => {
+            let error = SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"));
+            Err(vec![error.help("join texts with `~`, and conditions with `&&` or `||`")])
+        }
     }
 }
 

@@ -226,7 +226,8 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
         _ => return Ok(()),
     };
     if !empty && token.text != "skipped" {
-        return Err(SyntaxError::new(token.range.clone(), format!("`{}()` takes nothing", token.text)));
+        let error = SyntaxError::new(token.range.clone(), format!("`{}()` takes nothing", token.text));
+        return Err(error.help(format!("write `{}()`", token.text)));
     }
     uses.calls.extend(call);
     Ok(())
@@ -272,12 +273,13 @@ fn reference(
         let error = SyntaxError::new(token.range.clone(), message);
         return Err(match locals.iter().rev().find(|local| !OF_ITEMS.contains(&local.as_str())) {
             Some(name) => error.hint(Some(name.clone())),
-            None => error,
+            None => error.help("read it in the `steps` of a `foreach`"),
         });
     }
     if token.text == OF_PASSES && !is_local {
         let message = format!("`{OF_PASSES}` is known only in a step with `repeat`");
-        return Err(SyntaxError::new(token.range.clone(), message));
+        let help = "give the step a `repeat: { until: ..., max: N }`";
+        return Err(SyntaxError::new(token.range.clone(), message).help(help));
     }
     if !ROOTS.contains(&token.text) && !is_local {
         let locals = || locals.iter().map(String::as_str).filter(|local| *local != FAILED_STEP);
@@ -348,7 +350,8 @@ fn check_path(path: &[String], range: &Range<usize>, locals: &[String]) -> Resul
             true => Ok(()),
             false => {
                 let message = format!("`{FAILED_STEP}` is known only in the steps of `on_failure`");
-                Err(SyntaxError::new(range.clone(), message))
+                let help = "read it there, or write the id of the step that is meant";
+                Err(SyntaxError::new(range.clone(), message).help(help))
             }
         },
         ("run", what, _) if !what.is_some_and(|what| RUN_NAMES.contains(&what)) => {

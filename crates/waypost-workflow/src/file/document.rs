@@ -46,6 +46,25 @@ impl Document {
         let problem = self.source.problem(&node.span, message).help(help);
         FileError::new(&self.source, Problems::from(problem))
     }
+
+    /// Says that values of keys of the outermost map are wrong, each with what is wrong and perhaps what would be right;
+    /// none if none of these keys stands there.
+    #[must_use]
+    pub fn wrong_values<'k>(
+        &self,
+        wrong: impl IntoIterator<Item = (&'k str, &'k str, Option<&'k str>)>,
+    ) -> Option<FileError> {
+        let mut problems = Problems::default();
+        for (key, message, help) in wrong {
+            let Some(node) = self.root.get(key) else { continue };
+            let problem = self.source.problem(&node.span, message);
+            problems.push(match help {
+                Some(help) => problem.help(help),
+                None => problem,
+            });
+        }
+        (!problems.is_empty()).then(|| FileError::new(&self.source, problems))
+    }
 }
 
 impl Node {

@@ -10,7 +10,7 @@ use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::step::{self, Defaults};
-use super::workflow::Body;
+use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Scope, Template};
 use crate::output::JsonPath;
 
@@ -227,6 +227,28 @@ pub(super) fn foreach<'n>(
         distinct_node: distinct.map(|(_, node)| node),
         body: body?,
     })
+}
+
+impl Step {
+    /// Its `foreach`, if an expression gives the items, and all that is read to choose and name them is params, the file's
+    /// own variables and the items.
+    pub(crate) fn items_of_params(&self) -> Option<&Foreach> {
+        let foreach = self.work.foreach()?;
+        let ItemSource::Expression(items) = &foreach.items else { return None };
+        let distinct = match &foreach.distinct {
+            Some(Distinct::By(by)) => Some(by),
+            _ => None,
+        };
+        let read = items
+            .references()
+            .chain(foreach.filter.iter().flat_map(Condition::references))
+            .chain(foreach.sort_by.iter().chain(distinct).flat_map(Formula::references))
+            .chain(foreach.key.iter().flat_map(Template::references))
+            .chain(self.env[..2].iter().flatten().flat_map(|(_, value)| value.references()));
+        let known = ["params", "env", "run", foreach.name.as_str(), ITEM_INDEX];
+        let is_known = |root: Option<&String>| root.is_some_and(|root| known.contains(&root.as_str()));
+        read.map(|reference| reference.path.first()).all(is_known).then_some(foreach)
+    }
 }
 
 /// Reports items that stand in the file and have one key, where nothing is sure to keep them apart, or an empty one.

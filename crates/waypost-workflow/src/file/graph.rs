@@ -6,6 +6,10 @@ use super::body::BodyDraft;
 use super::checker::Checker;
 use super::step::Draft;
 use super::workflow::Mode;
+use crate::suggest::listed;
+
+/// How many steps a help names.
+const LISTED_MAX: usize = 12;
 
 /// Who comes before whom.
 #[derive(Debug)]
@@ -132,9 +136,18 @@ pub(super) fn refuse_foreign_needs(
             let Some(home) = homes.get(id.as_str()).copied() else {
                 let message =
                     format!("step `{step}` needs `{}`, which does not exist", crate::expr::shown(id));
-                let known = list.index.keys().map(String::as_str).filter(|known| known != step);
-                let hint = checker.nearest(id, known);
-                checker.problems.push(checker.source.problem(&node.span, message).hint(hint));
+                let known = || list.index.keys().map(String::as_str).filter(|known| known != step);
+                let hint = checker.nearest(id, known());
+                let mut problem = checker.source.problem(&node.span, message);
+                if hint.is_none() {
+                    let others = list.drafts.iter().map(|draft| draft.id.as_str()).filter(|id| id != step);
+                    let others: Vec<&str> = others.take(LISTED_MAX).collect();
+                    problem = problem.help(match others.as_slice() {
+                        [] => "there is no other step in its list: remove it".to_owned(),
+                        others => format!("other steps of its list are {}", listed(others.iter().copied())),
+                    });
+                }
+                checker.problems.push(problem.hint(hint));
                 continue;
             };
             let (place, help) = match (at < own) == (home < own) {

@@ -54,7 +54,7 @@ pub(crate) use self::hooks::FAILED_STEP;
 pub use self::hooks::{Hook, HookOn};
 pub use self::node::Node;
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};
-pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related};
+pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related, Warning};
 pub(crate) use self::repeat::ITERATION;
 pub use self::repeat::Repeat;
 pub use self::schema::schema;

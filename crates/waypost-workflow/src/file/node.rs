@@ -294,8 +294,8 @@ fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Problems
     let mut seen: std::collections::HashMap<&str, &Node> = std::collections::HashMap::new();
     for (key, _) in entries {
         if matches!(key.kind, Kind::List(_) | Kind::Map(_)) {
-            problems
-                .push(source.problem(&key.span, format!("a key must be a word, not {}", key.described())));
+            let problem = source.problem(&key.span, format!("a key must be a word, not {}", key.described()));
+            problems.push(problem.help("write a word; a value that begins with `{` or `[` stands in quotes"));
             continue;
         }
         if let Some(first) = seen.insert(key.key_text(), key) {

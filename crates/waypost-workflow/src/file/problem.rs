@@ -26,6 +26,8 @@ pub struct Problem {
     pub column: usize,
     /// Column after the last character; in a problem of several lines, the end of the first.
     pub end_column: usize,
+    /// The line that it stands in, without its end; of a very long one, the part around the problem.
+    pub snippet: String,
     /// What is wrong: lower case, no full stop.
     pub message: String,
     /// A known word near to an unknown one.
@@ -89,6 +91,13 @@ impl FileError {
         &self.below
     }
 
+    /// What is wrong with the file and with those that it names, each with the file that it is in.
+    #[must_use]
+    pub fn all_problems(&self) -> Vec<(&Path, &Problem)> {
+        let own = self.problems.iter().map(|problem| (self.path.as_path(), problem));
+        own.chain(self.below.iter().flat_map(Self::all_problems)).collect()
+    }
+
     /// All problems with their snippets, without colour.
     #[must_use]
     pub fn render(&self) -> String {
@@ -127,14 +136,36 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+/// What `check` says although a file can run.
+#[derive(Debug, Clone)]
+pub struct Warning<'w> {
+    pub(super) file: &'w Path,
+    pub(super) text: &'w str,
+    pub(super) problem: Cow<'w, Problem>,
+}
+
+impl Warning<'_> {
+    /// The file that it is about, as it was named.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        self.file
+    }
+
+    /// What there is to say, and where.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// It with its snippet, without colour.
+    #[must_use]
+    pub fn render(&self) -> String {
+        render(&Renderer::plain(), Level::WARNING, self.file, self.text, &self.problem)
+    }
+}
+
 /// One problem with its snippet; `warning` instead of `error` for what does not stop a run.
-pub(crate) fn render(
-    renderer: &Renderer,
-    level: Level<'_>,
-    path: &Path,
-    text: &str,
-    problem: &Problem,
-) -> String {
+fn render(renderer: &Renderer, level: Level<'_>, path: &Path, text: &str, problem: &Problem) -> String {
     let path = path.to_string_lossy();
     let renderer = renderer.clone().term_width(SNIPPET_COLUMNS);
     let message = single_line(&problem.message);
@@ -257,6 +288,7 @@ impl Source {
             line: 0,
             column: 0,
             end_column: 0,
+            snippet: String::new(),
             message: message.into(),
             hint: None,
             help: None,
@@ -268,8 +300,10 @@ impl Source {
     fn locate(&self, problem: &mut Problem) {
         let span = &problem.span;
         (problem.line, problem.column) = self.position(span.start);
-        let end = span.end.min(line_around(&self.text, span.start).end).max(span.start);
+        let line = line_around(&self.text, span.start);
+        let end = span.end.min(line.end).max(span.start);
         problem.end_column = problem.column + self.text[span.start..end].chars().count();
+        problem.snippet = self.text[window(&self.text, &line, span.start, end)].to_owned();
         if let Some(related) = &mut problem.related {
             (related.line, related.column) = self.position(related.span.start);
         }

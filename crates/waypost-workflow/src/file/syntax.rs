@@ -6,6 +6,9 @@ use serde_saphyr::budget::BudgetBreach;
 use super::node::span_of;
 use super::problem::{Problem, Source};
 
+/// What helps where values are nested too deep.
+const FLATTER: &str = "write fewer lists and maps within one another";
+
 /// Turns the parser's error into a problem with its place, and a help where the usual cause is known.
 pub(super) fn explain(source: &Source, error: &Error) -> Problem {
     let error = error.without_snippet();
@@ -33,22 +36,23 @@ pub(super) fn explain(source: &Source, error: &Error) -> Problem {
             Some("`*` begins an alias: to write a text that begins with `*`, put it in quotes"),
         ),
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            ("this alias stands inside the value that it repeats".to_owned(), None)
+            ("this alias stands inside the value that it repeats".to_owned(), Some("write the value out"))
         }
         Error::AliasReplayLimitExceeded { .. } | Error::AliasExpansionLimitExceeded { .. } => {
             ("aliases repeat too much".to_owned(), Some("write the values out"))
         }
         Error::Budget { breach: BudgetBreach::Depth { depth }, .. } => {
-            (format!("lists and maps are nested {depth} deep, which is too deep"), None)
+            (format!("lists and maps are nested {depth} deep, which is too deep"), Some(FLATTER))
         }
         Error::Budget { breach, .. } => {
-            (format!("the file is beyond a limit: {}", words(&format!("{breach:?}"))), None)
+            let help = "keep large data in files of their own, and name them here";
+            (format!("the file is beyond a limit: {}", words(&format!("{breach:?}"))), Some(help))
         }
         Error::NonFiniteFloat { value, .. } => {
             (format!("`{value}` is not a number that can be kept"), Some("put it in quotes if it is a text"))
         }
         other if other.to_string().contains("recursion limit") => {
-            ("lists and maps are nested too deep".to_owned(), None)
+            ("lists and maps are nested too deep".to_owned(), Some(FLATTER))
         }
         other => {
             let message = plain_message(other);

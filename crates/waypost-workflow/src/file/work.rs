@@ -1,5 +1,6 @@
 //! What a step does: a command, a question to a person, a pause, or a wait for a signal.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::checker::Checker;
@@ -152,6 +153,8 @@ pub struct Agent {
     pub name: String,
     /// What it is to do.
     pub prompt: Template,
+    /// Where its name stands.
+    pub(super) place: Range<usize>,
 }
 
 /// A question to a person.
@@ -309,7 +312,7 @@ fn agent<'n>(
         return None;
     };
     let prompt = filled(checker, place, "prompt", "what the agent is to do")?;
-    Some((Agent { name: name?, prompt }, place))
+    Some((Agent { name: name?, prompt, place: value.span.clone() }, place))
 }
 
 fn command(checker: &mut Checker<'_>, node: &Node, key: &str) -> Option<Template> {

@@ -1,5 +1,6 @@
 //! The checked form of a workflow file.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,12 @@ use super::child::Child;
 use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
-use super::problem::Problem;
+use super::problem::{Problem, Problems, Source, Warning};
 use super::repeat::Repeat;
-use super::work::Work;
+use super::work::{Agent, Work};
 use crate::expr::{Condition, ExprError, Formula, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
-use crate::suggest::nearest;
+use crate::suggest::{listed, nearest};
 
 /// A workflow whose file holds together: ids are unique, needs exist and make no circle, expressions read
 /// only what can be there.
@@ -74,6 +75,15 @@ impl Body {
             let below = step.work.body().into_iter().chain(after);
             let below = below.chain(step.hooks.iter().map(|hook| &hook.body));
             std::iter::once(step).chain(below.flat_map(Self::all))
+        }))
+    }
+
+    /// All of them that stand in the same file, in its order.
+    fn of_file(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
+        Box::new(self.steps.iter().flat_map(|step| {
+            let below = step.work.body().filter(|_| step.work.child().is_none());
+            let below = below.into_iter().chain(step.hooks.iter().map(|hook| &hook.body));
+            std::iter::once(step).chain(below.flat_map(Self::of_file))
         }))
     }
 }
@@ -225,24 +235,60 @@ impl Workflow {
         &self.warnings
     }
 
+    /// What `check` says of the file and of those that its steps name.
+    #[must_use]
+    pub fn all_warnings(&self) -> Vec<Warning<'_>> {
+        let own = self.warnings.iter().map(|warning| self.warning(Cow::Borrowed(warning)));
+        own.chain(self.children().flat_map(Self::all_warnings)).collect()
+    }
+
+    /// Warns of agents that are none of the `known` ones, in the file and in those that its steps name.
+    #[must_use]
+    pub fn unknown_agents(&self, known: &[&str]) -> Vec<Warning<'_>> {
+        let unknown = |agent: &&Agent| !known.contains(&agent.name.as_str());
+        let agents = self.of_file().filter_map(|step| match &step.work {
+            Work::Agent(agent) => Some(agent),
+            _ => None,
+        });
+        let agents: Vec<&Agent> = agents.filter(unknown).collect();
+        let below = self.children().flat_map(|child| child.unknown_agents(known));
+        if agents.is_empty() {
+            return below.collect();
+        }
+        let source = Source::new(self.path.clone(), Arc::clone(&self.text));
+        let mut problems = Problems::default();
+        for Agent { name, place, .. } in agents {
+            let help = format!(
+                "say in `.waypost/config.yaml` how it is called: `agents: {{ {name}: [program, -p, \"${{{{ prompt }}}}\"] }}`; known are {}",
+                listed(known.iter().copied())
+            );
+            let hint = nearest(name, known.iter().copied());
+            let problem = source.problem(place, format!("agent `{name}` is not configured here"));
+            problems.push(problem.help(help).hint(hint));
+        }
+        let (found, _) = problems.finish(&source);
+        found.into_iter().map(|problem| self.warning(Cow::Owned(problem))).chain(below).collect()
+    }
+
+    /// The files that its steps name.
+    fn children(&self) -> impl Iterator<Item = &Self> {
+        self.of_file().filter_map(|step| step.work.child()).map(Child::workflow)
+    }
+
+    /// All steps of the file itself.
+    fn of_file(&self) -> impl Iterator<Item = &Step> {
+        self.body.of_file().chain(self.on_failure.iter().flat_map(Body::of_file))
+    }
+
+    fn warning<'w>(&'w self, problem: Cow<'w, Problem>) -> Warning<'w> {
+        Warning { file: &self.path, text: &self.text, problem }
+    }
+
     /// The steps that read what a step gave: its outputs, or what it printed.
     pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
         self.all_steps().filter(move |step| step.references().any(|reference| {
             matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed"))
         }))
-    }
-
-    /// The warnings with their snippets, without colour.
-    #[must_use]
-    pub fn render_warnings(&self) -> String {
-        let plain = annotate_snippets::Renderer::plain();
-        let render = |warning| {
-            super::problem::render(&plain, annotate_snippets::Level::WARNING, &self.path, &self.text, warning)
-        };
-        let own = self.warnings.iter().map(render);
-        let children = self.body.all().filter_map(|step| step.work.child());
-        let below = children.map(|child| child.workflow().render_warnings()).filter(|text| !text.is_empty());
-        own.chain(below).collect::<Vec<_>>().join("\n\n")
     }
 }
 
@@ -369,7 +415,7 @@ impl Step {
         for layer in layers {
             let scope = scope.for_step(&self.id, &env);
             for (name, template) in layer {
-                env.insert(name.clone(), template.render(&scope)?);
+                env.insert(name.clone(), template.render_word(&scope)?);
             }
         }
         Ok(env)

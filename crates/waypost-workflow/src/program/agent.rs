@@ -10,6 +10,8 @@ use waypost::record::Usage;
 
 use crate::file::AgentCommand;
 
+/// How much is recorded of what an agent says of its failure; all of it is in the log.
+const FAILURE_CHARACTERS_MAX: usize = 1000;
 /// Where a word of a command takes the prompt.
 const HOLE: &str = "${{ prompt }}";
 
@@ -73,11 +75,13 @@ pub(super) struct Said {
     pub(super) text: String,
     /// What it took, where it says so.
     pub(super) usage: Option<Usage>,
+    /// That it has failed, in its own words, whatever its exit code was.
+    pub(super) failed: Option<String>,
 }
 
 /// Reads what an agent printed: JSON of one of the forms that are known, or else plain text, which is its answer.
 pub(super) fn said(printed: &str) -> Said {
-    let plain = || Said { text: printed.trim().to_owned(), usage: None };
+    let plain = || Said { text: printed.trim().to_owned(), usage: None, failed: None };
     if let Ok(document) = serde_json::from_str::<Value>(printed) {
         return of_document(&document).unwrap_or_else(plain);
     }
@@ -91,7 +95,11 @@ pub(super) fn said(printed: &str) -> Said {
 
 /// One document: `result`, or `response`, is the answer.
 fn of_document(document: &Value) -> Option<Said> {
-    let text = ["result", "response"].iter().find_map(|key| document.get(key)?.as_str())?.to_owned();
+    let text = ["result", "response"].iter().find_map(|key| document.get(key)?.as_str());
+    let failed = failure_of(document, text);
+    if text.is_none() && failed.is_none() {
+        return None;
+    }
     let cost = document.get("total_cost_usd").and_then(Value::as_f64);
     let usage = document.get("usage").map(tokens);
     let models = document.get("stats").and_then(|stats| stats.get("models")?.as_object());
@@ -102,7 +110,27 @@ fn of_document(document: &Value) -> Option<Said> {
         (None, Some(models)) => Some(of_models(models)),
         (None, None) => cost.map(|cost| Usage { cost, ..Usage::default() }),
     };
-    Some(Said { text, usage: usage.filter(is_sound) })
+    let text = text.unwrap_or_default().to_owned();
+    Some(Said { text, usage: usage.filter(is_sound), failed })
+}
+
+/// What a document says of a failure: its answer is then the message, or there is an `error` in place of an answer.
+fn failure_of(document: &Value, text: Option<&str>) -> Option<String> {
+    let is_error = document.get("is_error").and_then(Value::as_bool) == Some(true);
+    let error = document.get("error").filter(|error| !error.is_null());
+    if !is_error && (text.is_some() || error.is_none()) {
+        return None;
+    }
+    let message = error.and_then(|error| error.get("message").unwrap_or(error).as_str());
+    let kind = document.get("subtype").and_then(Value::as_str);
+    let told = [text, message, kind].into_iter().flatten().map(str::trim).find(|told| !told.is_empty());
+    let mut told: String =
+        told.unwrap_or("it does not say why").chars().take(FAILURE_CHARACTERS_MAX + 1).collect();
+    if told.chars().count() > FAILURE_CHARACTERS_MAX {
+        told.pop();
+        told.push_str(" ...");
+    }
+    Some(told)
 }
 
 /// The only model of a document, if it names one.
@@ -133,7 +161,12 @@ fn of_lines(lines: &[Value]) -> Option<Said> {
         let item = line.get("item").filter(|item| kind(item, "agent_message"))?;
         item.get("text")?.as_str().map(str::to_owned)
     };
-    let text = lines.iter().rev().find_map(message)?;
+    let ended = lines.iter().rev().find(|line| kind(line, "turn.completed") || kind(line, "turn.failed"));
+    let failed = ended.filter(|line| kind(line, "turn.failed")).and_then(|line| failure_of(line, None));
+    let text = lines.iter().rev().find_map(message);
+    if text.is_none() && failed.is_none() {
+        return None;
+    }
     let mut sum: Option<Usage> = None;
     for usage in lines.iter().filter(|line| kind(line, "turn.completed")).filter_map(|line| line.get("usage"))
     {
@@ -142,7 +175,7 @@ fn of_lines(lines: &[Value]) -> Option<Said> {
         sum.tokens_in = sum.tokens_in.saturating_add(turn.tokens_in);
         sum.tokens_out = sum.tokens_out.saturating_add(turn.tokens_out);
     }
-    Some(Said { text, usage: sum })
+    Some(Said { text: text.unwrap_or_default(), usage: sum, failed })
 }
 
 /// Tokens under the names that are in use. What was read from a cache was read.
@@ -195,8 +228,34 @@ mod tests {
             (r#"{"result":"x","total_cost_usd":-1}"#, "x", None),
         ];
         for (printed, text, usage) in cases {
-            assert_eq!(said(printed), Said { text: text.to_owned(), usage }, "{printed}");
+            assert_eq!(said(printed), Said { text: text.to_owned(), usage, failed: None }, "{printed}");
         }
+    }
+
+    #[test]
+    fn an_agent_that_says_that_it_failed_has_failed() {
+        let cases = [
+            (r#"{"type":"result","is_error":true,"result":"API Error: 529"}"#, Some("API Error: 529")),
+            (r#"{"type":"result","subtype":"error_max_turns","is_error":true}"#, Some("error_max_turns")),
+            (r#"{"is_error":true,"result":" "}"#, Some("it does not say why")),
+            (r#"{"is_error":false,"result":"fine"}"#, None),
+            (r#"{"error":{"type":"Error","message":"quota exceeded","code":1}}"#, Some("quota exceeded")),
+            (r#"{"error":"no key"}"#, Some("no key")),
+            (r#"{"response":"fine","error":null}"#, None),
+            (
+                "{\"type\":\"turn.started\"}\n{\"type\":\"turn.failed\",\"error\":{\"message\":\"no network\"}}\n",
+                Some("no network"),
+            ),
+            (
+                "{\"type\":\"turn.failed\",\"error\":{\"message\":\"first\"}}\n{\"item\":{\"type\":\"agent_message\",\"text\":\"ok\"}}\n{\"type\":\"turn.completed\"}\n",
+                None,
+            ),
+        ];
+        for (printed, failed) in cases {
+            assert_eq!(said(printed).failed.as_deref(), failed, "{printed}");
+        }
+        let long = said(&format!(r#"{{"is_error":true,"result":"{}"}}"#, "x".repeat(5000))).failed.unwrap();
+        assert_eq!(long.len(), 1004, "a record is no log");
     }
 
     #[test]

@@ -50,12 +50,12 @@ impl Command {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
         let is_plain = command.is_plain();
-        let command = command.render(&scope)?;
+        let command = command.render_word(&scope)?;
         let agent = match &step.work {
             Work::Agent(agent) => around.agents.get(&agent.name),
             _ => None,
         };
-        let dir = step.dir.as_ref().map(|dir| dir.render(&scope)).transpose()?;
+        let dir = step.dir.as_ref().map(|dir| dir.render_word(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
             Ok((name.clone(), base.join(source.from.render(&scope)?), source.clone()))
         };

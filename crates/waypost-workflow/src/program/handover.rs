@@ -142,10 +142,12 @@ impl Handover {
         let usage = usage
             .filter(|usage| !usage.model.as_ref().is_some_and(|model| self.mask.contains(model.as_bytes())));
         let outputs = written.map(|written| written.outputs);
-        let output = match self.wanted {
-            Wanted::All => outputs.and_then(|outputs| self.outputs(outputs, said)),
-            Wanted::Written => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
-            Wanted::Nothing => Ok(StepOutput::default()),
+        let failed = said.as_ref().and_then(|said| said.failed.as_deref()).map(agent_failed);
+        let output = match (self.wanted, failed) {
+            (Wanted::All, Some(failure)) => Err(failure),
+            (Wanted::All, None) => outputs.and_then(|outputs| self.outputs(outputs, said)),
+            (Wanted::Written, _) => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
+            (Wanted::Nothing, _) => Ok(StepOutput::default()),
         };
         let output = output.map_err(|mut failure| {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
@@ -286,6 +288,11 @@ fn sum(own: Usage, more: &Usage) -> Usage {
         cost: own.cost + more.cost,
         model: own.model.or_else(|| more.model.clone()),
     }
+}
+
+/// Says that an agent has failed, by its own word: its exit code told nothing of it.
+fn agent_failed(told: &str) -> Failure {
+    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), told.to_owned()])
 }
 
 fn secret_in(name: &str) -> Failure {

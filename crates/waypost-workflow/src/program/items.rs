@@ -84,6 +84,14 @@ impl Listing {
         };
         Ok(Self { source, select })
     }
+
+    /// Returns the items, if they need not be found by a command or in a file, and nothing is wrong with them.
+    pub(super) fn known(self, mask: &Mask) -> Option<Vec<Item>> {
+        match self.source {
+            Source::Values(values) => self.select.items(Arc::unwrap_or_clone(values), mask).ok(),
+            Source::Command(..) | Source::File(..) => None,
+        }
+    }
 }
 
 impl WorkflowProgram {

@@ -31,6 +31,7 @@ mod announced;
 mod attempt;
 mod child;
 mod command;
+mod early;
 mod faults;
 mod handover;
 mod hooks;
@@ -120,6 +121,16 @@ pub enum ProgramError {
         agent: String,
         /// Those that are known.
         known: String,
+    },
+    /// Two items of a step that are made of params have one key.
+    #[error("items {} and {} of step `{step}` have the key `{key}`", items[0], items[1])]
+    SameKey {
+        /// The step.
+        step: String,
+        /// The key.
+        key: String,
+        /// Their places among the items that are worked on, from 1.
+        items: [usize; 2],
     },
     /// A secret cannot be masked.
     #[error(transparent)]

@@ -4,14 +4,14 @@
 
 use std::path::Path;
 
-use waypost_workflow::file::{FileError, Workflow};
+use waypost_workflow::file::{FileError, Warning, Workflow};
 
 use crate::assert_text;
 
 fn problems_of(bytes: &[u8]) -> String {
     match Workflow::parse_bytes(bytes, Path::new("waypost.yaml")) {
         Ok(workflow) if workflow.warnings().is_empty() => "no problem".to_owned(),
-        Ok(workflow) => workflow.render_warnings(),
+        Ok(workflow) => workflow.all_warnings().iter().map(Warning::render).collect::<Vec<_>>().join("\n\n"),
         Err(error) => error.render(),
     }
 }

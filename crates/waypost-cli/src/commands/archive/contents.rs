@@ -9,11 +9,14 @@ use serde::{Deserialize, Serialize};
 use waypost::id::Digester;
 use waypost::portable::{LoadError, PORTABLE_BYTES_MAX};
 use waypost::record::{Flaw, RunStatus};
+use waypost::store::Signal;
 
 /// The version of the layout of an archive.
 pub(super) const ARCHIVE_FORMAT: u32 = 1;
 /// The entry that a run can begin with.
 pub(super) const CHECKPOINT: &str = "checkpoint.json";
+/// The entry with what was given to the run and no session has taken in, where there is some.
+pub(super) const SIGNALS: &str = "signals.jsonl";
 /// The last entry.
 pub(super) const MANIFEST: &str = "manifest.json";
 /// How hard is compressed: what makes logs small and costs little.
@@ -125,13 +128,24 @@ struct Contents {
     entries: Vec<Entry>,
     manifest: Vec<u8>,
     checkpoint: Option<Vec<u8>>,
+    signals: Option<Vec<u8>>,
+}
+
+/// What a new run takes from an archive, or is told of it.
+#[derive(Debug)]
+pub(in crate::commands) struct Archived {
+    /// The checkpoint that it begins with.
+    pub(in crate::commands) checkpoint: Vec<u8>,
+    /// What was given to the archived run, and no session of it has taken in.
+    pub(in crate::commands) signals: Vec<Signal>,
 }
 
 impl Contents {
     /// Reads all of an archive; the checksum of the compressed data is compared at its end.
     fn read(path: &Path) -> io::Result<Self> {
         let mut tar = tar::Archive::new(zstd::Decoder::new(File::open(path)?)?);
-        let mut contents = Self { entries: Vec::new(), manifest: Vec::new(), checkpoint: None };
+        let mut contents =
+            Self { entries: Vec::new(), manifest: Vec::new(), checkpoint: None, signals: None };
         for entry in tar.entries()? {
             contents.take(entry?)?;
         }
@@ -150,7 +164,7 @@ impl Contents {
         if name == MANIFEST {
             return entry.take(PORTABLE_BYTES_MAX).read_to_end(&mut self.manifest).map(drop);
         }
-        let mut kept = (name == CHECKPOINT).then(Vec::new);
+        let mut kept = [CHECKPOINT, SIGNALS].contains(&name.as_str()).then(Vec::new);
         let (mut digester, mut bytes, mut buffer) = (Digester::default(), 0, vec![0; READ_BYTES]);
         loop {
             let count = entry.read(&mut buffer)?;
@@ -163,7 +177,10 @@ impl Contents {
                 kept.extend_from_slice(&buffer[..count]);
             }
         }
-        self.checkpoint = kept.or(self.checkpoint.take());
+        match name == CHECKPOINT {
+            true => self.checkpoint = kept,
+            false => self.signals = kept.or(self.signals.take()),
+        }
         self.entries.push(Entry { name, bytes, sha256: digester.finish().to_string() });
         Ok(())
     }
@@ -182,13 +199,13 @@ pub(super) fn check(path: &Path, manifest: &Manifest) -> io::Result<()> {
 ///
 /// # Errors
 /// [`LoadError::Corrupt`]: the archive is not whole, or has no such checkpoint. [`LoadError::Incompatible`].
-pub(in crate::commands) fn checkpoint_in(path: &Path) -> Option<Result<Vec<u8>, LoadError>> {
+pub(in crate::commands) fn checkpoint_in(path: &Path) -> Option<Result<Archived, LoadError>> {
     let mut file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| file.is_file()))?;
     let mut begin = [0; MAGIC.len()];
-    (file.read_exact(&mut begin).is_ok() && begin == MAGIC).then(|| read_checkpoint(path))
+    (file.read_exact(&mut begin).is_ok() && begin == MAGIC).then(|| read_archived(path))
 }
 
-fn read_checkpoint(path: &Path) -> Result<Vec<u8>, LoadError> {
+fn read_archived(path: &Path) -> Result<Archived, LoadError> {
     let corrupt = |what: String| LoadError::Corrupt { path: path.to_owned(), flaw: Flaw::Malformed(what) };
     let contents = Contents::read(path).map_err(|error| corrupt(error.to_string()))?;
     let (found, supported) = (version_of(&contents.manifest).map_err(corrupt)?, ARCHIVE_FORMAT);
@@ -200,7 +217,11 @@ fn read_checkpoint(path: &Path) -> Result<Vec<u8>, LoadError> {
     if let Some(what) = difference(&manifest.files, &contents.entries) {
         return Err(corrupt(what));
     }
-    contents.checkpoint.ok_or_else(|| corrupt("it has no checkpoint that a run can begin with".to_owned()))
+    let signals = contents.signals.unwrap_or_default();
+    let signals = serde_json::Deserializer::from_slice(&signals).into_iter().collect::<Result<_, _>>();
+    let signals = signals.map_err(|error| corrupt(format!("its {SIGNALS} cannot be read: {error}")))?;
+    let none = || corrupt("it has no checkpoint that a run can begin with".to_owned());
+    Ok(Archived { checkpoint: contents.checkpoint.ok_or_else(none)?, signals })
 }
 
 /// Reads which version of the layout a manifest is of.

@@ -1,6 +1,8 @@
 //! One try of a command: its streams go on as they come, and are kept besides.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
@@ -11,10 +13,10 @@ use async_trait::async_trait;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
-use waypost::engine::StopHandle;
+use waypost::engine::{StopHandle, StopLevel};
 use waypost::record::Printed;
 use waypost::recorder::Begun;
-use waypost::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
+use waypost::store::{BLOB_CHUNK_BYTES, Lease, SignalKind, Store, StoreError};
 use waypost::{BranchPath, Digest};
 use waypost_workflow::log::{Log, LogLimits, LogSink};
 use waypost_workflow::program::{log_name, run_mark};
@@ -28,6 +30,8 @@ use super::memo::{Keeping, Kept, OUTPUT_BYTES_MAX};
 const GRACE: Duration = Duration::from_secs(10);
 /// How long what a command left in the background may still write after its end, before it is ended.
 const BACKGROUND_MAX: Duration = Duration::from_millis(250);
+/// How often is looked whether the run is to stop: as often as somebody waits for who asked.
+const HEAR_INTERVAL: Duration = Duration::from_millis(300);
 /// How much is read at once: what a pipe holds.
 const READ_BYTES: usize = 64 * 1024;
 /// How much of the end of what was printed stands in the record: that of a step.
@@ -118,7 +122,7 @@ pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
             signs.must_end.notify_one();
         }
     };
-    let (life, ()) = tokio::join!(live(&mut child, work.stop, &signs), pumped);
+    let (life, ()) = tokio::join!(live(&mut child, &work, &signs), pumped);
     let Pump { streams: [stdout, stderr], log, .. } = pump;
     let tail = log.tail(TAIL.0, TAIL.1);
     let (_, summary) = log.finish().await;
@@ -175,9 +179,27 @@ impl Signs {
     }
 }
 
+/// Looks whether somebody asks from afar that it stops, and passes that on. What was left before it began is not for it.
+async fn hear(work: &Work<'_>) -> Infallible {
+    let asked = async || {
+        let signals = work.store.signals(work.lease.run()).await.unwrap_or_default();
+        let stops = signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop);
+        stops.map(|signal| (signal.id, signal.sender)).collect::<Vec<_>>()
+    };
+    let before: HashSet<String> = asked().await.into_iter().map(|(id, _)| id).collect();
+    loop {
+        tokio::time::sleep(HEAR_INTERVAL).await;
+        if let Some((_, sender)) = asked().await.into_iter().find(|(id, _)| !before.contains(id)) {
+            work.stop.stop(StopLevel::Graceful, &sender);
+        }
+    }
+}
+
 /// Waits for the end of the command, or ends it, and then all that it left.
-async fn live(child: &mut Child, stop: &StopHandle, signs: &Signs) -> Life {
+async fn live(child: &mut Child, work: &Work<'_>, signs: &Signs) -> Life {
+    let stop = work.stop;
     let life = tokio::select! {
+        never = hear(work) => match never {},
         ended = child.wait() => match ended {
             Ok(ended) => Life::Ended(ended),
             Err(lost) => Life::NotStarted(lost.into()),

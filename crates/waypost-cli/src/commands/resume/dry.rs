@@ -65,7 +65,10 @@ pub(super) async fn dry_run(
         would.notes.push("A resume would do nothing, because every step is finished.".to_owned());
     }
     let is_asked = args.treat_as;
-    let questions: Vec<String> = would.plan.questions().map(|question| question.step.to_string()).collect();
+    let questions: Vec<String> = would.plan.questions().map(named).collect();
+    if let Some(treat_as) = is_asked {
+        settle(&mut would.plan, treat_as);
+    }
     crate::commands::plan::show(context, Some(run.as_str()), &would.plan, stops)?;
     would.notes.iter().for_each(|note| context.output.note(note));
     for step in questions {
@@ -77,6 +80,16 @@ pub(super) async fn dry_run(
     }
     context.output.note("Nothing was run, as asked.");
     Ok(Exit::Done)
+}
+
+/// Has steps in doubt run again, or count as done, as a person decides.
+fn settle(plan: &mut Plan, treat_as: TreatAs) {
+    for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Ask) {
+        decision.action = match treat_as {
+            TreatAs::Done => Action::Reuse,
+            TreatAs::Retry => Action::Run,
+        };
+    }
 }
 
 fn tell_of_params(

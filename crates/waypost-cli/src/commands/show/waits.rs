@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use waypost::record::{RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind};
+use waypost_workflow::file::AnswerKind;
 
 use super::Shown;
 use crate::output::{shown, shown_lines};
@@ -23,9 +24,10 @@ pub(crate) fn told(run: &str, wait: &WaitView, is_given: bool, words: &str) -> S
             format!("  step {step} asks, and has its answer: {}", shown_lines(question))
         }
         WaitKind::Answer => format!(
-            "  step {step} asks: {}\n    waypost answer {run} {} ANSWER{words}",
+            "  step {step} asks: {}\n    waypost answer {run} {} ANSWER{words}{}",
             shown_lines(question),
-            quoted(&step)
+            quoted(&step),
+            wait.wanted.as_ref().map(wanted).unwrap_or_default()
         ),
         WaitKind::Signal(_) if is_given => format!("  step {step} waits for a signal, which has come"),
         WaitKind::Signal(name) => format!(
@@ -36,6 +38,11 @@ pub(crate) fn told(run: &str, wait: &WaitView, is_given: bool, words: &str) -> S
         WaitKind::Resume => format!("  step {step} waits for a resume"),
         WaitKind::Children => format!("  step {step} waits for its branches"),
     }
+}
+
+/// Says on a line of its own what may be answered.
+fn wanted(answer: &AnswerKind) -> String {
+    format!("\n    where ANSWER is {}", shown(&answer.told()))
 }
 
 impl Shown {

@@ -1,0 +1,56 @@
+//! What `check` answers, and problems of files in every answer.
+
+use std::path::Path;
+
+use serde::Serialize;
+use waypost_workflow::file::Problem;
+
+/// The answer of `check`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckView {
+    pub(crate) v: u32,
+    pub(crate) file: String,
+    pub(crate) workflow: String,
+    /// `sequence` or `graph`.
+    pub(crate) mode: &'static str,
+    pub(crate) steps: Vec<CheckedStepView>,
+    pub(crate) warnings: Vec<ProblemView>,
+}
+
+/// A step of a workflow file.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedStepView {
+    pub(crate) id: String,
+    pub(crate) line: usize,
+    pub(crate) needs: Vec<String>,
+}
+
+/// Something in a file, with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ProblemView {
+    pub(crate) file: String,
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+    pub(crate) end_column: usize,
+    /// The line; of a very long one, the part around the problem.
+    pub(crate) snippet: String,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+    pub(crate) help: Option<String>,
+}
+
+impl ProblemView {
+    /// Shows what there is to say about a file.
+    pub(crate) fn of(file: &Path, problem: &Problem) -> Self {
+        Self {
+            file: file.display().to_string(),
+            line: problem.line,
+            column: problem.column,
+            end_column: problem.end_column,
+            snippet: problem.snippet.clone(),
+            message: problem.message.clone(),
+            hint: problem.hint.clone(),
+            help: problem.help.clone(),
+        }
+    }
+}
