@@ -433,7 +433,7 @@ impl<'a, P: Program> Scout<'a, P> {
     ) -> Result<Vec<Decision>, RunError> {
         let done = done_again(self.engine.store.as_ref(), run, token).await?;
         let mut questions = Vec::new();
-        for (branch, Target { seq, step, claims }) in targets {
+        for (branch, Target { seq, step, claims, .. }) in targets {
             let Some(claims) = claims else { continue };
             let made = self.engine.store.load(run, branch, *seq).await?;
             let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());

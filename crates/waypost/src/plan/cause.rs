@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 
 use crate::id::StepId;
-use crate::record::{Try, Wait, WaitKind};
+use crate::record::{Try, WAIT_AFTER, Wait, WaitKind};
 
 /// Why.
 #[derive(Debug, Clone, PartialEq)]
@@ -123,6 +123,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Answer => format!("an answer to `{}`", wait.key),
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
+        WaitKind::Children if wait.key == WAIT_AFTER => "what is done after it".to_owned(),
         WaitKind::Children => "its branches".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),
     }

@@ -139,6 +139,17 @@ impl FrontierEntry {
             fan: None,
         }
     }
+
+    /// Stands where the branches that the step opened by its work are about to be joined, or opened, if it stands amid what
+    /// comes after that: this is done once more then.
+    pub fn back_to_work(&mut self) {
+        let Some(fan) = self.fan.take_if(|fan| fan.after) else { return };
+        self.fan = fan.work.map(|work| *work);
+        if self.status != Status::Failed {
+            (self.status, self.since) = (Status::Ready, 0);
+            self.waits.clear();
+        }
+    }
 }
 
 /// How far an unfinished step is.
@@ -171,6 +182,30 @@ pub struct Fan {
     /// How many of them ended as failed, once all have ended and the position counts them as dead.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead: u64,
+    /// It is of what comes after the work of a step that has opened branches by that work:
+    /// [`Step::after`](crate::shape::Step::after).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub after: bool,
+    /// The fan-out of that work, if it came to one: what is done again begins there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Box<Fan>>,
+}
+
+impl Fan {
+    /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
+    pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
+        Self { items, total, opened: 0, since: 0, dead: 0, after: false, work: None }
+    }
+
+    /// Returns the fan-out of the step's work: itself, or the one that it comes after.
+    pub fn of_work(&self) -> Option<&Self> {
+        if self.after { self.work.as_deref() } else { Some(self) }
+    }
+
+    /// Returns it, and the one that it comes after.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        [Some(self), self.work.as_deref()].into_iter().flatten()
+    }
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.
