@@ -183,7 +183,7 @@ fn items_that_fail_and_fail_no_run_have_their_group_tell_it() {
         assert_eq!(lines, ["a", "b", "each has 1", "end", "group of b"], "{store}");
         let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
         assert_eq!(letters["items"].as_array().map(Vec::len), Some(1), "{letters}");
-        assert_eq!(letters["items"][0]["error"], "exit code 1", "{letters}");
+        assert_eq!(letters["items"][0]["error"][0], "exit code 1", "{letters}");
         std::fs::remove_file(rig.path("trace")).unwrap();
         rig.write("ok", "");
 

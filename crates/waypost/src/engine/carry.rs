@@ -17,9 +17,7 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::{PORTABLE_BYTES_MAX, Portable};
-use crate::record::{
-    End, Fan, FrontierEntry, FrozenItems, Header, Phase, Position, Reason, Record, Status, Try,
-};
+use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Status, Try};
 use crate::shape::Shape;
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
@@ -86,7 +84,6 @@ impl Along {
     ) -> Result<Self, RunError> {
         let (run, main) = (&header.run, BranchPath::main());
         let mut along = Self::default();
-        position.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
         if let Some(shape) = shape {
             along.joins = joined_before(engine, shape, header, position).await?;
         }
@@ -182,14 +179,12 @@ impl Along {
         edited: bool,
     ) -> Result<Self, RunError> {
         for entry in &mut position.frontier {
-            entry.back_to_work();
             let stays = !edited || joins(entry);
             entry.fan = entry.fan.take().filter(|_| stays);
         }
         let mut along = Self { items: from.blobs().clone(), ..Self::default() };
         for record in from.children() {
-            let mut position = position_of(record)?;
-            position.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
+            let position = position_of(record)?.back_at_work();
             let branch = record.header().branch.clone();
             let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
             let known = from.history().iter().filter(|known| known.header().branch == branch);
@@ -587,8 +582,7 @@ async fn newest_of(
     if record.state_bytes().is_none() {
         return Ok(None);
     }
-    let mut position = position_of(&record)?;
-    position.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
+    let position = position_of(&record)?.back_at_work();
     if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
         return Ok(None);
     }

@@ -51,6 +51,15 @@ pub struct Position {
     pub steps_started: u64,
 }
 
+impl Position {
+    /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
+    #[must_use]
+    pub fn back_at_work(mut self) -> Self {
+        self.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
+        self
+    }
+}
+
 /// Where a branch stood before it went back to a step whose evidence no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
