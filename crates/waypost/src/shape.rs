@@ -31,6 +31,8 @@ pub struct Step {
     pub id: StepId,
     /// Steps that must be finished before it starts.
     pub needs: Vec<StepId>,
+    /// Those of them with which it is skipped if they are.
+    pub skipped_with: Vec<StepId>,
     /// Steps that it may lead to by choice, back edges of loops included.
     pub routes: Vec<StepId>,
     /// It may also end its branch by choice.
@@ -59,6 +61,7 @@ impl Step {
         Self {
             id,
             needs,
+            skipped_with: Vec::new(),
             routes: Vec::new(),
             may_end: false,
             idempotent: true,

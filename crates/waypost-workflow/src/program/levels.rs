@@ -119,6 +119,7 @@ fn level(
         };
         let fingerprint: Digest = step.fingerprint.parse()?;
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
+        node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
         // What waits for something outside has all the time that it takes.
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());
@@ -262,6 +263,15 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
         afterwards: false,
         whole: true,
     }
+}
+
+/// Returns the needs of a step with which it is skipped: those that its condition does not think of.
+fn skipped_with(step: &Step, needs: &[StepId]) -> Vec<StepId> {
+    let considers = |need: &&StepId| {
+        step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need.as_str()))
+    };
+    let declared = |need: &&StepId| step.needs.iter().any(|id| id == need.as_str());
+    needs.iter().filter(declared).filter(|need| !considers(need)).cloned().collect()
 }
 
 fn retry(step: &Step) -> shape::Retry {

@@ -14,6 +14,8 @@ pub enum Cause {
     Finished(Option<u64>),
     /// It was skipped at this seq.
     Skipped(u64),
+    /// It needs this step, which is skipped.
+    NeedSkipped(StepId),
     /// It failed at this seq, and that was tolerated.
     Tolerated(u64),
     /// Its needs are met and it was not started.
@@ -65,6 +67,7 @@ impl fmt::Display for Cause {
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
+            Self::NeedSkipped(need) => write!(f, "it needs `{need}`, which is skipped"),
             Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
             Self::Ready => f.write_str("all it needs is finished"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
