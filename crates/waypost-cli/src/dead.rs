@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record, WaitKind};
+use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
@@ -277,8 +277,7 @@ pub(crate) async fn opened_at(
     let newest = store.newest(run, branch).await?.header().seq;
     let opens = |record: &Record| {
         let header = record.header();
-        let waits = |waits: &[waypost::record::Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
-        header.step.as_ref() == Some(each) && matches!(&header.phase, Phase::Waiting(found) if waits(found))
+        header.step.as_ref() == Some(each) && header.phase.opens_work()
     };
     let found = store.find_back(run, branch, newest, &opens).await?;
     Ok(found.map(|record| record.header().seq))

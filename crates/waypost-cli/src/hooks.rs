@@ -11,8 +11,8 @@ use waypost::{BranchPath, StepId};
 pub(crate) fn opener<'s>(shape: &'s Shape, branch: &BranchPath) -> Option<&'s Step> {
     let (name, _) = branch.opened_by()?;
     let above = shape.of_branch(&branch.parent()?)?;
-    let opener = above.opener(&name).map(|place| &above.steps()[place])?;
-    opener.children.as_ref().filter(|children| children.afterwards).map(|_| opener)
+    let (place, _) = above.children_named(&name).filter(|(_, children)| children.afterwards)?;
+    Some(&above.steps()[place])
 }
 
 /// Returns the steps of a branch: of that of a hook, the line on which its position stands.

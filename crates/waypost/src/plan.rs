@@ -13,7 +13,7 @@
 //! What is neither in the frontier nor after it is finished: that is read from one record a branch, whatever the
 //! length of the history.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use jiff::Timestamp;
@@ -261,6 +261,11 @@ pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
     matches!(entry.status, Status::Started | Status::Failed) || entry.at.attempt > 0
 }
 
+/// Says whether nobody has decided yet whether a step runs.
+fn is_new(entry: &FrontierEntry) -> bool {
+    entry.status == Status::Ready && entry.at.attempt == 0 && entry.fan.is_none()
+}
+
 /// Returns for each branch the records of the branches above with which it and they were opened.
 fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
     let own: HashMap<&BranchPath, u64> =
@@ -374,6 +379,7 @@ impl BranchView<'_> {
         let entries: HashMap<&str, &FrontierEntry> =
             position.frontier.iter().map(|e| (e.step.as_str(), e)).collect();
         let mut rerun: HashMap<usize, StepId> = self.routed_again(&unfinished);
+        let mut skipped: HashSet<&StepId> = HashSet::new();
         let in_lost = steps_in_lost(self.shape, position, self.branch.lost);
         for place in self.shape.order() {
             let step = &self.shape.steps()[place];
@@ -381,15 +387,23 @@ impl BranchView<'_> {
             let upstream = before.or_else(|| rerun.get(&place).cloned());
             // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
             let earlier = if self.shape.is_routed() { self.doubted(step) } else { None };
-            let (action, cause) = match entries.get(step.id.as_str()) {
+            let entry = entries.get(step.id.as_str()).copied();
+            // What was admitted before is not asked again.
+            let is_open = unfinished.has(place) && entry.is_none_or(is_new);
+            let need = step.skipped_with.iter().find(|need| is_open && skipped.contains(need));
+            let (action, cause) = match entry {
                 _ if in_lost.contains(&place) => (Action::Ask, Cause::InLost(self.branch.lost)),
                 _ if earlier.is_some() => earlier.expect("it was just seen"),
+                _ if need.is_some() => {
+                    (Action::Skip, Cause::NeedSkipped(need.expect("it was just seen").clone()))
+                }
                 Some(entry) => self.unfinished(place, entry),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
             };
             match action {
                 Action::Run if !unfinished.has(place) => drop(rerun.insert(place, step.id.clone())),
+                Action::Skip => drop(skipped.insert(&step.id)),
                 Action::Recheck => drop(upstream.and_then(|before| rerun.insert(place, before))),
                 _ => {}
             }

@@ -63,7 +63,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest};
-use crate::record::{Definition, Flaw, Header, Parent, Position, Record, SealedRun};
+use crate::record::{Definition, Fan, Flaw, Header, Parent, Position, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::sealed::{RecordText, begin, check, finish, json_to_the_byte, member, parse, push_record_members};
 use crate::store::{StoreError, check_blob_name};
@@ -327,7 +327,8 @@ impl Portable {
             let lacking = CheckpointRef { run, branch, seq };
             return malformed(format!("it lacks the header of {lacking}, which a position in it refers to"));
         }
-        for items in position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.as_ref()) {
+        let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        for items in fans.filter_map(|fan| fan.items.as_ref()) {
             let whole = |blob: &Vec<u8>| Digest::of(blob) == items.digest;
             if !self.blobs.get(&items.blob).is_some_and(whole) {
                 return malformed(format!(

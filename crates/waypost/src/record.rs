@@ -29,7 +29,8 @@ mod strict;
 pub use evidence::{Claim, Pack, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
-    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, Try, Usage, Wait, WaitKind,
+    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, Usage,
+    WAIT_AFTER, Wait, WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, Position, StepPrint};
+use crate::record::{Definition, Fan, Position, StepPrint};
 
 mod children;
 mod loops;
@@ -31,6 +31,8 @@ pub struct Step {
     pub id: StepId,
     /// Steps that must be finished before it starts.
     pub needs: Vec<StepId>,
+    /// Those of them with which it is skipped if they are.
+    pub skipped_with: Vec<StepId>,
     /// Steps that it may lead to by choice, back edges of loops included.
     pub routes: Vec<StepId>,
     /// It may also end its branch by choice.
@@ -47,6 +49,8 @@ pub struct Step {
     pub claims: bool,
     /// What it opens before it runs, if it fans out: it then runs as the join, when all of them have ended.
     pub children: Option<Children>,
+    /// What it opens after that, of a step whose branches are its work: those of [`Children::afterwards`].
+    pub after: Option<Children>,
     /// SHA-256 over what it does.
     pub fingerprint: Digest,
 }
@@ -57,6 +61,7 @@ impl Step {
         Self {
             id,
             needs,
+            skipped_with: Vec::new(),
             routes: Vec::new(),
             may_end: false,
             idempotent: true,
@@ -65,6 +70,7 @@ impl Step {
             subjects: Vec::new(),
             claims: false,
             children: None,
+            after: None,
             fingerprint,
         }
     }
@@ -81,6 +87,21 @@ impl Step {
     /// Says whether it has evidence.
     pub fn has_evidence(&self) -> bool {
         self.claims || !self.subjects.is_empty()
+    }
+
+    /// Returns all that it opens: by its work, and after that.
+    pub fn all_children(&self) -> impl Iterator<Item = &Children> {
+        self.children.iter().chain(&self.after)
+    }
+
+    /// Returns what it opens after its work, if there is such.
+    pub fn afterwards(&self) -> Option<&Children> {
+        self.after.as_ref().or(self.children.as_ref().filter(|children| children.afterwards))
+    }
+
+    /// Returns what the branches of one of its fan-outs are.
+    pub fn opened(&self, fan: &Fan) -> Option<&Children> {
+        if fan.after { self.after.as_ref() } else { self.children.as_ref() }
     }
 
     /// Says whether the branches that it opens have steps with evidence.
@@ -273,8 +294,8 @@ impl Shape {
         }
         let loops = find_loops(&followers, &routes);
         let (start, level, parallel_max) = (None, 0, parallel_max.max(1));
-        let below = |step: &Step| step.children.as_ref().map_or(0, |children| children.shape.depth + 1);
-        let depth = steps.iter().map(below).max().unwrap_or(0);
+        let below = |step: &Step| step.all_children().map(|children| children.shape.depth + 1).max();
+        let depth = steps.iter().filter_map(below).max().unwrap_or(0);
         let shape =
             Self { steps, places, needs, followers, routes, loops, start, level, parallel_max, depth };
         shape.refuse_cycles()?;
@@ -351,7 +372,7 @@ impl Shape {
 
     /// Says whether this shape or one below it has such a step.
     pub fn has_anywhere(&self, id: &StepId) -> bool {
-        let below = |step: &Step| step.children.as_ref().is_some_and(|c| c.shape.has_anywhere(id));
+        let below = |step: &Step| step.all_children().any(|children| children.shape.has_anywhere(id));
         self.place(id.as_str()).is_some() || self.steps.iter().any(below)
     }
 
@@ -375,19 +396,27 @@ impl Shape {
     pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
         let Some((step, _)) = branch.opened_by() else { return Some(self) };
         let parent = self.of_branch(&branch.parent()?)?;
-        parent.opener(&step).and_then(|place| parent.steps[place].children.as_ref()).map(|c| &*c.shape)
+        parent.children_named(&step).map(|(_, children)| &*children.shape)
     }
 
     /// Returns the place of the step whose children are named after `name`.
     pub fn opener(&self, name: &StepId) -> Option<usize> {
-        let named = |step: &Step| step.children.as_ref().is_some_and(|children| children.name == *name);
-        self.steps.iter().position(named)
+        self.children_named(name).map(|(place, _)| place)
+    }
+
+    /// Returns the children that are named after `name`, and the place of the step that opens them.
+    pub fn children_named(&self, name: &StepId) -> Option<(usize, &Children)> {
+        let all = self.steps.iter().enumerate();
+        let mut all =
+            all.flat_map(|(place, step)| step.all_children().map(move |children| (place, children)));
+        all.find(|(_, children)| children.name == *name)
     }
 
     /// Adds `by` to the numbers of this shape and of all below it: for one that becomes a part of another.
     pub fn raise_levels(&mut self, by: usize) {
         self.level += by;
-        for children in self.steps.iter_mut().filter_map(|step| step.children.as_mut()) {
+        for children in self.steps.iter_mut().flat_map(|step| step.children.iter_mut().chain(&mut step.after))
+        {
             children.shape.raise_levels(by);
         }
     }

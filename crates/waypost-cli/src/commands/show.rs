@@ -150,7 +150,7 @@ async fn hooks_of(
 ) -> Result<Vec<Record>, Error> {
     let with_hooks = |branch: &Branch| {
         let own = shape.of_branch(&branch.name).map(Shape::steps).unwrap_or_default();
-        own.iter().any(|step| step.children.as_ref().is_some_and(|children| children.afterwards))
+        own.iter().any(|step| step.afterwards().is_some())
     };
     if !shown.iter().any(with_hooks) {
         return Ok(Vec::new());
@@ -159,7 +159,7 @@ async fn hooks_of(
     for name in store.branches(run).await? {
         let above = name.parent().and_then(|above| shown.iter().find(|branch| branch.name == above));
         let Some((above, opener)) = above.zip(hooks::opener(shape, &name)) else { continue };
-        let opened = above.opened_after(&opener.id);
+        let opened = above.opened_after(opener);
         if opened.is_none() || shown.iter().any(|branch| branch.name == name) {
             continue;
         }

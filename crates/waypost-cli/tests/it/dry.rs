@@ -119,3 +119,28 @@ fn a_dry_run_stops_where_the_run_would() {
     assert_eq!(steps(&[]).0, ["one", "two", "three", "four"]);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--dry-run", "--until", "nonsense"]), Some(5));
 }
+
+// What happened: a plan said `run` of a step whose need was skipped, and the resume skipped it. Why: only the end of the
+// need was looked for. What stops it now: what is skipped with it is planned so.
+#[test]
+fn what_is_skipped_with_its_need_is_planned_so() {
+    let rig = Rig::with(
+        "steps:\n  - {id: gate, run: 'true'}\n  - {id: held, needs: [gate], run: '[ -e ok ]'}\n  - {id: out, needs: [gate], if: 'false', run: x}\n  - {id: with, needs: [out, held], run: x}\n  - {id: all, needs: [out, held], if: always(), run: 'true'}\n  - {id: end, needs: [with], run: x}\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(1));
+
+    let plan = rig.json(&["plan", "r-1", "--json"]);
+
+    let decisions = plan["decisions"].as_array().unwrap().iter();
+    let told: Vec<String> =
+        decisions.map(|decision| format!("{} {}", decision["step"], decision["action"])).collect();
+    let told = told.join("\n").replace('"', "");
+    assert_eq!(told, "gate reuse\nheld retry\nout skip\nwith skip\nall run\nend skip");
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r-1", "-q"]), Some(0));
+    let show = rig.json(&["show", "r-1", "--json"]);
+    let steps = show["steps"].as_array().unwrap().iter();
+    let skipped: Vec<&str> =
+        steps.filter(|step| step["status"] == "skipped").map(|step| step["id"].as_str().unwrap()).collect();
+    assert_eq!(skipped, ["out", "with", "end"], "as it was planned");
+}

@@ -165,7 +165,7 @@ fn hooks_that_cannot_be_are_refused() {
         ("list", "steps:\n  - {id: a, run: x, on_failure: ./notify.sh}\n"),
         (
             "foreach",
-            "steps:\n  - {id: a, foreach: {items: [x], steps: [{run: y}]}, on_failure: [{run: z}]}\n",
+            "steps:\n  - {id: a, foreach: {items: [x], steps: [{run: y}]}, on_exit_code: {3: [{run: z}]}}\n",
         ),
         (
             "later",

@@ -24,6 +24,7 @@ mod foreach;
 mod help;
 mod history;
 mod hooks;
+mod hooks_within;
 mod importing;
 mod invariants;
 mod killed;

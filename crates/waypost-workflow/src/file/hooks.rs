@@ -9,9 +9,6 @@ use super::workflow::{Body, Mode};
 
 /// What expressions of hooks read that follow a failure: the step that failed.
 pub(crate) const FAILED_STEP: &str = "run.failed_step";
-/// The keys of a step that have hooks.
-pub(super) const KEYS: [&str; 3] = ["on_failure", "on_success", "on_exit_code"];
-
 /// When hooks are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookOn {

@@ -7,7 +7,6 @@ use super::checker::Checker;
 use super::child::{self, Child};
 use super::fields::{Fields, KeySet};
 use super::foreach::{Foreach, ItemSource};
-use super::hooks;
 use super::node::{Kind, Node};
 use super::workflow::Body;
 use crate::expr::Template;
@@ -222,9 +221,10 @@ pub(super) fn work<'n>(
         checker.wrong(place, message, "declare those of this file beside `steps`");
     }
     if ["foreach", "steps", "workflow"].contains(&kind) {
-        for (key, place) in hooks::KEYS.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
-            let message = format!("`{key}` is for a step that does something itself, and this has `{kind}`");
-            checker.wrong(place, message, "give it to the steps within");
+        if let Some(place) = fields.get("on_exit_code") {
+            let message =
+                format!("`on_exit_code` is for a step that does something itself, and this has `{kind}`");
+            checker.wrong(place, message, "give it to the steps within, or use `on_failure` or `on_success`");
         }
     }
     if kind == "foreach" {

@@ -487,7 +487,7 @@ fn failed(life: Life, ending: Ending) -> Failure {
         Life::Told(Ended::Stop(stop)) => (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)]),
         Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };
-    Failure { kind, error, retried: false, tolerated: false, ending }
+    Failure { ending, error, ..Failure::new(kind, Vec::new()) }
 }
 
 fn clipped(text: &str, bytes_max: usize) -> String {

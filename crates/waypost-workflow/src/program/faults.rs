@@ -1,7 +1,7 @@
 //! Failures of steps that come from here and not from what they run.
 
 use waypost::engine::Spot;
-use waypost::record::{Ending, Failure, FailureKind};
+use waypost::record::{Failure, FailureKind};
 
 use crate::expr::ExprError;
 
@@ -13,7 +13,7 @@ pub(super) fn failure(kind: FailureKind, error: impl std::error::Error) -> Failu
         chain.push(cause.to_string());
         source = cause.source();
     }
-    Failure { kind, error: chain, retried: false, tolerated: false, ending: Ending::default() }
+    Failure { error: chain, ..Failure::new(kind, Vec::new()) }
 }
 
 /// The failure of a step that is asked for branches: those that have some find them by their own work.

@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use waypost::engine::Ended;
-use waypost::record::{Ending, Failure, FailureKind, Note, Usage};
+use waypost::record::{Failure, FailureKind, Note, Usage};
 
 use crate::expr::exact_number;
 use crate::file::OutputSource;
@@ -310,7 +310,7 @@ fn text_of(captured: &Captured) -> String {
 }
 
 fn outputs_failure(error: Vec<String>) -> Failure {
-    Failure { kind: FailureKind::Outputs, error, retried: false, tolerated: false, ending: Ending::default() }
+    Failure { error, ..Failure::new(FailureKind::Outputs, Vec::new()) }
 }
 
 fn not_read(what: &str, error: io::Error) -> Failure {

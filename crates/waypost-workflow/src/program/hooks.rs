@@ -5,19 +5,19 @@
 //!                                                                                 and comes to just that
 //! ```
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::StepId;
 use waypost::engine::{Item, Joined, Performed, Told};
 use waypost::record::{End, Ending, Failure, FailureKind, Note};
 
-use crate::file::HookOn;
+use crate::file::{HookOn, Step};
 
 use super::failure;
-use super::state::StepOutput;
+use super::state::{StepOutput, StepState, WorkflowState};
 
-/// How the key of the hook of the run begins.
-const OF_RUN: &str = "run";
 /// How the key of the hook of a file ends.
 const OF_FILE: &str = ".on_failure";
 
@@ -46,27 +46,9 @@ enum CameTo {
     },
 }
 
-/// Names the hook of a file: that of the run is 0, one that it runs is 1, one which that runs is 2.
-pub(super) fn key_of_file(depth: usize) -> String {
-    match depth {
-        0 => format!("{OF_RUN}{OF_FILE}"),
-        1 => format!("workflow{OF_FILE}"),
-        _ => format!("workflow-{depth}{OF_FILE}"),
-    }
-}
-
-/// Returns what stands before the ids of the steps of a hook: those of another file may have the same as those of the
-/// run.
-pub(super) fn prefix(key: &str) -> Option<&str> {
-    key.strip_suffix(OF_FILE).filter(|file| *file != OF_RUN)
-}
-
-/// Returns which file a hook is of, as for [`key_of_file`]; `None` for that of a step.
-pub(super) fn file_of(key: &str) -> Option<usize> {
-    match key.strip_suffix(OF_FILE)?.split_once('-') {
-        Some((_, depth)) => depth.parse().ok(),
-        None => Some(usize::from(prefix(key).is_some())),
-    }
+/// Names the hook of a file: that of the run, or of one that is run by a step of another.
+pub(super) fn key_of_file(is_run: bool) -> String {
+    format!("{}{OF_FILE}", if is_run { "run" } else { "workflow" })
 }
 
 /// Plans a hook whose first step is known.
@@ -116,8 +98,29 @@ fn items<'p>(plans: impl Iterator<Item = &'p Plan>, came_to: &CameTo) -> Vec<Ite
     plans.enumerate().map(item).collect()
 }
 
-/// Returns what a step came to, for the state of the branch of one of its hooks.
-pub(super) fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Failure>> {
+/// Returns the state with which the branch of a hook of `step` begins: with what that came to.
+pub(super) fn state_of(step: &Step, item: &Item, folder: Option<&Path>) -> WorkflowState {
+    let mut state = WorkflowState::of_group();
+    match came_to(&item.value) {
+        Some(Ok((mut output, ending))) => {
+            let steps = std::mem::take(&mut output.steps);
+            state.settle(&step.id, StepState::completed(output, ending.exit_code), folder);
+            steps.into_iter().for_each(|(id, step)| state.settle(&id, step, folder));
+            state.set_hook(None);
+        }
+        Some(Err(Failure { ending, below, .. })) => {
+            state.settle(&step.id, StepState::failed(ending, step.keeps_stdout), folder);
+            state.set_hook(Some(below.map_or(step.id.clone(), |below| below.step.to_string())));
+        }
+        None => {
+            state.settle(&step.id, StepState::skipped(), folder);
+            state.set_hook(None);
+        }
+    }
+    state
+}
+
+fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Failure>> {
     match serde_json::from_value(value.clone()).ok()? {
         CameTo::Completed { output, ending } => Some(Ok((output, ending))),
         CameTo::Failed(failure) => Some(Err(failure)),

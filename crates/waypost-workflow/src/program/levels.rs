@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use waypost::id::STEP_ID_BYTES_MAX;
 use waypost::shape::{self, Children, FailureLimits, Growth, OnChildFailure, Shape};
 use waypost::{Digest, InvalidName, StepId};
 
@@ -14,6 +15,8 @@ use super::hooks::Plan;
 
 /// Names the branch of a group.
 const GROUP_KEY: &str = "steps";
+/// Ends the name of the branches of the hooks of a step that opens others by its work.
+const HOOKS: &str = "-hooks";
 /// Names the branch of another file.
 const FILE_KEY: &str = "workflow";
 
@@ -34,8 +37,8 @@ pub(super) struct Level {
 struct Around<'w> {
     file: &'w File<'w>,
     cores: NonZeroUsize,
-    /// How many of the files around fail with one of them, from the inmost on.
-    fails: usize,
+    /// They are those of the file itself, and not within one of them or after it.
+    is_top: bool,
 }
 
 /// A file with those that it is run by.
@@ -53,29 +56,22 @@ impl<'w> File<'w> {
     }
 }
 
-/// Steps that are done after another one, and what is around them.
+/// Steps that are done after another one.
 struct After<'w> {
     key: String,
     on: HookOn,
     body: &'w Body,
-    file: &'w File<'w>,
 }
 
 impl<'w> Around<'w> {
-    /// What is done after a step: its own hooks, and those of the files that fail with it.
+    /// What is done after a step: its own hooks, and that of the file, which fails with it.
     fn after(&self, step: &'w Step) -> Vec<After<'w>> {
-        let depth = self.file.outward().count();
-        let hook = |(number, file): (usize, &'w File<'w>)| {
-            let key = super::hooks::key_of_file(depth - 1 - number);
-            Some(After { key, on: HookOn::Failure, body: file.workflow.on_failure()?, file })
-        };
-        let of_files = self.file.outward().enumerate().take(self.fails).filter_map(hook);
-        let own =
-            |hook: &'w Hook| After { key: hook.on.key(), on: hook.on, body: &hook.body, file: self.file };
-        let mut hooks: Vec<_> = match step.work.body() {
-            Some(_) => Vec::new(),
-            None => step.hooks.iter().map(own).chain(of_files).collect(),
-        };
+        let own = |hook: &'w Hook| After { key: hook.on.key(), on: hook.on, body: &hook.body };
+        let of_file = self.file.workflow.on_failure().filter(|_| self.is_top).map(|body| {
+            let key = super::hooks::key_of_file(self.file.outer.is_none());
+            After { key, on: HookOn::Failure, body }
+        });
+        let mut hooks: Vec<_> = step.hooks.iter().map(own).chain(of_file).collect();
         // What is meant for one exit code knows best what to do.
         hooks.sort_by_key(|hook| !matches!(hook.on, HookOn::ExitCode(_)));
         hooks
@@ -98,7 +94,7 @@ pub(super) fn of(
 ) -> Result<(Shape, Vec<Level>), ProgramError> {
     let mut levels = Vec::new();
     let file = File { workflow, base: base.into(), outer: None };
-    let around = Around { file: &file, cores, fails: 1 };
+    let around = Around { file: &file, cores, is_top: true };
     let shape = level(workflow.body(), workflow.max_parallel(cores), around, &mut levels)?;
     let levels = levels.into_iter().map(|level| level.expect("each is filled in once its steps are known"));
     Ok((shape, levels.collect()))
@@ -123,6 +119,7 @@ fn level(
         };
         let fingerprint: Digest = step.fingerprint.parse()?;
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
+        node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
         // What waits for something outside has all the time that it takes.
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());
@@ -132,7 +129,7 @@ fn level(
             let first = around.file.outward().last().unwrap_or(around.file);
             let base = first.base.join(child.folder()).into();
             let file = File { workflow: child.workflow(), base, outer: Some(around.file) };
-            let inner = Around { file: &file, fails: around.fails + 1, ..around };
+            let inner = Around { file: &file, is_top: true, ..around };
             let shape = level(file.workflow.body(), file.workflow.max_parallel(cores), inner, levels)?;
             node.children = Some(one_child(node.id.clone(), FILE_KEY, shape));
         } else if let Some(body) = step.work.body() {
@@ -140,9 +137,7 @@ fn level(
                 Mode::Sequence => NonZeroUsize::MIN,
                 Mode::Graph => cores,
             };
-            let stops = each.is_none_or(|each| each.on_failure == OnItemFailure::Stop);
-            let around = Around { fails: if stops { around.fails } else { 0 }, ..around };
-            let shape = level(body, inner, around, levels)?;
+            let shape = level(body, inner, Around { is_top: false, ..around }, levels)?;
             node.children = Some(match each {
                 Some(each) => children(node.id.clone(), each, shape, cores),
                 None => one_child(node.id.clone(), GROUP_KEY, shape),
@@ -152,7 +147,10 @@ fn level(
         let mut plans = Vec::with_capacity(own.len());
         if !own.is_empty() {
             let (shape, starts) = after(&own, around, levels)?;
-            node.children = Some(afterwards(node.id.clone(), shape));
+            match &node.children {
+                None => node.children = Some(afterwards(node.id.clone(), shape)),
+                Some(_) => node.after = Some(afterwards(hooks_name(&node.id, body)?, shape)),
+            }
             let planned = own.into_iter().zip(starts);
             plans.extend(planned.map(|(hook, start)| super::hooks::plan(hook.key, hook.on, start)));
         }
@@ -178,24 +176,18 @@ fn after(
     levels.push(None);
     let (mut nodes, mut steps, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut foreach, mut own, mut bases) = (Vec::new(), Vec::new(), Vec::new());
-    for After { key, body, file, .. } in hooks {
+    for After { body, .. } in hooks {
         // Each as a list of its own, of which the numbers do not matter: those below it keep theirs.
         let mut inner = Vec::new();
-        let around = Around { file, fails: 0, ..around };
-        let shape = level(body, NonZeroUsize::MIN, around, &mut inner)?;
+        let shape = level(body, NonZeroUsize::MIN, Around { is_top: false, ..around }, &mut inner)?;
         let mut inner = inner.into_iter().flatten();
         let Some(list) = inner.next() else { continue };
         let offset = levels.len();
         levels.extend(inner.map(Some));
-        let own_steps: Vec<shape::Step> = match super::hooks::prefix(key) {
-            Some(prefix) => {
-                shape.steps().iter().map(|step| renamed(step, prefix)).collect::<Result<_, _>>()?
-            }
-            None => shape.steps().to_vec(),
-        };
+        let own_steps = shape.steps().to_vec();
         starts.extend(own_steps.first().map(|step| step.id.clone()));
         for mut step in own_steps {
-            if let Some(children) = &mut step.children {
+            for children in step.children.iter_mut().chain(&mut step.after) {
                 // The first of the list was that of the list itself, which has no number any more.
                 children.shape.raise_levels(offset - 1);
             }
@@ -210,16 +202,16 @@ fn after(
     Ok((Shape::new(nodes, 1)?.at_level(number), starts))
 }
 
-/// The same step under another id, among others that are called likewise.
-fn renamed(step: &shape::Step, prefix: &str) -> Result<shape::Step, InvalidName> {
-    let longer = |id: &StepId| StepId::new(&format!("{prefix}-{id}"));
-    let all = |ids: &[StepId]| ids.iter().map(longer).collect::<Result<Vec<_>, _>>();
-    let mut step = step.clone();
-    (step.id, step.needs, step.routes) = (longer(&step.id)?, all(&step.needs)?, all(&step.routes)?);
-    if let Some(children) = &mut step.children {
-        children.name = step.id.clone();
-    }
-    Ok(step)
+/// Names the branches of the hooks of a step which opens others by its work: those are called after the step itself.
+fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
+    let is_taken = |name: &str| among.steps().iter().any(|step| step.id == name);
+    let name = |number: u32| {
+        let suffix = if number == 1 { HOOKS.to_owned() } else { format!("{HOOKS}-{number}") };
+        let stem = &id.as_str()[..id.as_str().len().min(STEP_ID_BYTES_MAX - suffix.len())];
+        format!("{stem}{suffix}")
+    };
+    let free = (1..).map(name).find(|name| !is_taken(name));
+    StepId::new(&free.unwrap_or_default())
 }
 
 /// The branches of the hooks of a step.
@@ -271,6 +263,15 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
         afterwards: false,
         whole: true,
     }
+}
+
+/// Returns the needs of a step with which it is skipped: those that its condition does not think of.
+fn skipped_with(step: &Step, needs: &[StepId]) -> Vec<StepId> {
+    let considers = |need: &&StepId| {
+        step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need.as_str()))
+    };
+    let declared = |need: &&StepId| step.needs.iter().any(|id| id == need.as_str());
+    needs.iter().filter(declared).filter(|need| !considers(need)).cloned().collect()
 }
 
 fn retry(step: &Step) -> shape::Retry {

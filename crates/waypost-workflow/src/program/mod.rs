@@ -51,6 +51,7 @@ use command::Command;
 use faults::{expression, failure, no_children};
 use items::{Joining, Listing};
 use levels::Level;
+use repeat::Passing;
 use service::{Service, Services};
 use spent::Purse;
 use state::Outer;
@@ -149,6 +150,8 @@ pub struct Job {
     doing: Doing,
     /// What is done after it.
     hooks: Arc<[hooks::Plan]>,
+    /// The pass that it is, of a step that is repeated before they are done.
+    passing: Option<Passing>,
     /// What must run beside it.
     services: Arc<[Service]>,
 }
@@ -170,7 +173,7 @@ enum Doing {
 impl Job {
     /// A job after which nothing else is done.
     fn of(doing: Doing) -> Self {
-        Self { doing, hooks: Arc::from([]), services: Arc::from([]) }
+        Self { doing, hooks: Arc::from([]), passing: None, services: Arc::from([]) }
     }
 }
 
@@ -380,20 +383,12 @@ impl Program for WorkflowProgram {
 
     fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
         let mut child = match (self.foreach(spot), self.step(spot).work.child()) {
+            // Of all branches, only those of hooks begin with a step that is named for each.
+            _ if item.start.is_some() => hooks::state_of(self.step(spot), item, self.folder().as_deref()),
             (Some(_), _) => WorkflowState::of_item(item.value.clone(), item.index),
             (None, Some(file)) => self.state_of_file(spot, state, file)?,
             (None, None) => WorkflowState::of_group(),
         };
-        if spot.step.children.as_ref().is_some_and(|children| children.afterwards) {
-            let settled = match hooks::came_to(&item.value) {
-                Some(Ok((output, ending))) => StepState::completed(output, ending.exit_code),
-                Some(Err(Failure { ending, .. })) => StepState::failed(ending, self.step(spot).keeps_stdout),
-                None => StepState::skipped(),
-            };
-            // Of the file itself nothing need be known: it is what is attached anyway.
-            child.set_hook_of(hooks::file_of(&item.key).filter(|depth| *depth < state.files().len()));
-            child.settle(&self.step(spot).id, settled, self.folder().as_deref());
-        }
         self.attach(spot, state, &mut child);
         Ok(child)
     }
@@ -417,22 +412,20 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
         let services = self.services_of(state).unwrap_or_default();
-        let around = |scope, name| Outer { scope, name, services, files: state.files() };
-        child.attach(match self.foreach(spot) {
-            Some(foreach) => around(self.scope_of(step, state), Some(foreach.name.clone())),
-            None if child.is_failed(&step.id) => {
-                let failed = Value::from(step.id.as_str());
-                let scope = child.scope_of_file(state).unwrap_or_else(|| self.scope_of(step, state));
-                around(scope.with_local(FAILED_STEP, &failed), None)
+        let around = |scope, name| Outer { scope, name, services };
+        let outer = match (child.hook(), self.foreach(spot)) {
+            (Some(failed), _) => {
+                let scope = self.scope_of_group(step, state);
+                let failed = failed.map(Value::from);
+                around(failed.map_or(scope.clone(), |failed| scope.with_local(FAILED_STEP, &failed)), None)
             }
-            None if step.work.child().is_some() => {
-                let own = Scope::new(self.surroundings.run.as_str(), child.params());
-                let mut outer = around(own, None);
-                outer.files.push(self.scope_of(step, state));
-                outer
+            (None, Some(foreach)) => around(self.scope_of(step, state), Some(foreach.name.clone())),
+            (None, None) if step.work.child().is_some() => {
+                around(Scope::new(self.surroundings.run.as_str(), child.params()), None)
             }
-            None => around(self.scope_of_group(step, state), None),
-        });
+            (None, None) => around(self.scope_of_group(step, state), None),
+        };
+        child.attach(outer);
     }
 
     fn admit(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Admission, Failure> {
@@ -460,37 +453,37 @@ impl Program for WorkflowProgram {
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
         let step = self.step(spot);
         let scope = self.scope_of(step, state);
-        if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {
-            return Ok(Job::of(Doing::Gathering(joined)));
-        }
-        if let Some(joined) = joined.clone().filter(|_| step.work.child().is_some()) {
-            return Ok(Job::of(Doing::Returning(joined)));
+        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
+        let passing = step.repeat.as_ref().filter(|_| !hooks.is_empty());
+        let passing = passing.map(|_| Passing::new(spot, state.passes(&step.id) + 1, self.scope(state)));
+        let job = |doing| Job { hooks: Arc::clone(&hooks), passing: passing.clone(), ..Job::of(doing) };
+        if let Some(joined) = joined {
+            return Ok(match (&step.work, self.foreach(spot)) {
+                _ if joined.is_after() => Job::of(Doing::Hooked(joined)),
+                (_, Some(foreach)) => {
+                    job(Doing::Joining(Joining::new(joined, foreach, self.outcomes_file(spot))))
+                }
+                (Work::Group(_), _) => job(Doing::Gathering(joined)),
+                _ => job(Doing::Returning(joined)),
+            });
         }
         if let Some(foreach) = self.foreach(spot) {
-            if let Some(joined) = joined {
-                let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
-                return Ok(Job::of(Doing::Joining(joining)));
-            }
             let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
             return Ok(Job::of(Doing::Listing(Box::new(listing))));
         }
-        if let Some(joined) = joined {
-            return Ok(Job::of(Doing::Hooked(joined)));
-        }
         self.check_passes(step, state)?;
-        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
-            return Ok(Job { hooks, ..Job::of(Doing::Waiting(waiting)) });
+            return Ok(job(Doing::Waiting(waiting)));
         }
         let services = self.services_of(state)?;
         if matches!(step.work, Work::Service(_)) {
             let service = Box::new(self.service(step, state)?);
-            return Ok(Job { doing: Doing::Service(service), hooks, services });
+            return Ok(Job { services, ..job(Doing::Service(service)) });
         }
         let command = step.work.command().expect("what does not wait is a command");
         let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
         let command = Box::new(command.after(state.bytes()));
-        Ok(Job { doing: Doing::Command(command), hooks, services })
+        Ok(Job { services, ..job(Doing::Command(command)) })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
@@ -508,7 +501,11 @@ impl Program for WorkflowProgram {
             Doing::Hooked(joined) => hooks::join(joined).await,
             Doing::Service(service) => self.serve(*service, &attempt).await,
         };
-        hooks::after(&job.hooks, with_notes(performed, notes))
+        let performed = with_notes(performed, notes);
+        match &job.passing {
+            Some(passing) if !self.is_last_pass(passing, &performed) => performed,
+            _ => hooks::after(&job.hooks, performed),
+        }
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {

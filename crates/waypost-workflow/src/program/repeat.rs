@@ -1,5 +1,7 @@
 //! `repeat`: passes of a step, and of the steps of a group.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use waypost::engine::{Follow, Joined, Performed, Spot, Told};
 use waypost::record::{End, Ending, Failure, FailureKind};
@@ -39,17 +41,13 @@ impl WorkflowProgram {
         spot: Spot<'_>,
         state: &WorkflowState,
         settled: &StepState,
-        steps: &std::collections::BTreeMap<String, StepState>,
+        steps: &BTreeMap<String, StepState>,
     ) -> Result<Follow, Failure> {
         let step = self.step(spot);
         let Some(repeat) = &step.repeat else { return Ok(Follow::Needs) };
         let passes = state.passes(&step.id) + 1;
-        let folder = self.folder();
-        let mut scope = in_pass(&self.scope(state), passes);
-        let own = [(&step.id, settled)].into_iter().chain(steps);
-        own.for_each(|(id, step)| scope.insert_step(id, &step.view(folder.as_deref())));
-        let env = step.resolve_shared_env(&scope).map_err(expression)?;
-        if repeat.until.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
+        let passing = Passing::new(spot, passes, self.scope(state));
+        if self.is_until(&passing, settled, steps)? {
             return Ok(Follow::Needs);
         }
         if passes < repeat.max || fails_in_next(step) {
@@ -72,21 +70,56 @@ impl WorkflowProgram {
         let text = format!("`{until}` did not come true in {passes} passes, and no more are allowed");
         Failure::new(FailureKind::Limit, vec![text])
     }
+
+    /// Says whether a pass that has ended so is the last: what comes after a success is done then.
+    pub(super) fn is_last_pass(&self, passing: &Passing, performed: &Performed<StepOutput>) -> bool {
+        let Performed::Completed { output, ending, .. } = performed else { return true };
+        let settled = StepState::completed(output.clone(), ending.exit_code);
+        // What cannot be evaluated fails the step when its end is taken in.
+        self.is_until(passing, &settled, &output.steps).unwrap_or(false)
+    }
+
+    /// Says whether what a step is repeated for has come true with a pass.
+    fn is_until(
+        &self,
+        passing: &Passing,
+        settled: &StepState,
+        steps: &BTreeMap<String, StepState>,
+    ) -> Result<bool, Failure> {
+        let step = &self.levels[passing.level].steps[passing.place];
+        let Some(repeat) = &step.repeat else { return Ok(true) };
+        let folder = self.folder();
+        let mut scope = passing.scope.clone();
+        let own = [(&step.id, settled)].into_iter().chain(steps);
+        own.for_each(|(id, step)| scope.insert_step(id, &step.view(folder.as_deref())));
+        let env = step.resolve_shared_env(&scope).map_err(expression)?;
+        repeat.until.holds(&scope.for_step(&step.id, &env)).map_err(expression)
+    }
+}
+
+/// A pass of a step.
+#[derive(Debug, Clone)]
+pub(super) struct Passing {
+    level: usize,
+    place: usize,
+    /// What is known in it.
+    scope: Scope,
+}
+
+impl Passing {
+    pub(super) fn new(spot: Spot<'_>, pass: u32, scope: Scope) -> Self {
+        Self { level: spot.level, place: spot.place, scope: in_pass(&scope, pass) }
+    }
 }
 
 /// Says whether a step that was done as often as it may fails as it is to begin once more, and not by its last pass. Who
 /// resumes has that pass once more, which finds out whether it holds by now; but not of one that must not be repeated.
 fn fails_in_next(step: &Step) -> bool {
-    !is_group(step) && !step.idempotent
+    !matches!(step.work, Work::Group(_)) && !step.idempotent
 }
 
 fn in_pass(scope: &Scope, pass: u32) -> Scope {
     scope.with_local(ITERATION, &Value::from(pass))
-}
-
-/// Says whether a step is a group.
-pub(super) fn is_group(step: &Step) -> bool {
-    matches!(step.work, Work::Group(_))
 }
 
 /// Takes out of a state what became of a step in all its passes, and of the steps of the group that it is.

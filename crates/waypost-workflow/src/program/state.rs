@@ -25,9 +25,8 @@ pub struct WorkflowState {
     params: Option<Map<String, Value>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     item: Option<OfItem>,
-    /// Of the branch of a hook that is of another file than the step before it: how deep that file is, from that of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    hook_of: Option<usize>,
+    hook: Option<OfHook>,
     steps: BTreeMap<String, StepState>,
     /// What it reads of the branch that opened it, which keeps that.
     #[serde(skip)]
@@ -48,6 +47,15 @@ struct OfItem {
     value: Value,
 }
 
+/// What the branch of a hook is done after.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfHook {
+    /// The step that failed: the one that it comes after, or one on the branches of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failed_step: Option<String>,
+}
+
 /// What expressions read of the branches around this one.
 #[derive(Debug, Clone)]
 pub(super) struct Outer {
@@ -56,8 +64,6 @@ pub(super) struct Outer {
     pub(super) name: Option<String>,
     /// The services that have been started there.
     pub(super) services: Arc<[Service]>,
-    /// What the files around the one whose steps these are read where they run the next, from that of the run on.
-    pub(super) files: Vec<Scope>,
 }
 
 /// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
@@ -201,15 +207,7 @@ impl WorkflowState {
         item: Option<OfItem>,
         steps: BTreeMap<String, StepState>,
     ) -> Self {
-        Self {
-            params,
-            item,
-            hook_of: None,
-            steps,
-            outer: None,
-            scope: OnceLock::new(),
-            bytes: OnceLock::new(),
-        }
+        Self { params, item, hook: None, steps, outer: None, scope: OnceLock::new(), bytes: OnceLock::new() }
     }
 
     /// The state of a branch for a group of steps.
@@ -223,19 +221,14 @@ impl WorkflowState {
         self.scope = OnceLock::new();
     }
 
-    /// Makes it that of a hook of a file.
-    pub(super) fn set_hook_of(&mut self, file: Option<usize>) {
-        self.hook_of = file;
+    /// Makes it that of the branch of a hook, which is done as `failed_step` failed, or after a success.
+    pub(super) fn set_hook(&mut self, failed_step: Option<String>) {
+        self.hook = Some(OfHook { failed_step });
     }
 
-    /// Returns what the files around read where they run the next, from that of the run on.
-    pub(super) fn files(&self) -> Vec<Scope> {
-        self.outer.as_ref().map(|outer| outer.files.clone()).unwrap_or_default()
-    }
-
-    /// Returns what the file reads whose hook this is, if that is one around the steps of `state`.
-    pub(super) fn scope_of_file(&self, state: &Self) -> Option<Scope> {
-        state.outer.as_ref()?.files.get(self.hook_of?).cloned()
+    /// Returns the step for whose failure its branch is a hook; of the branch of a hook after a success none.
+    pub(super) fn hook(&self) -> Option<Option<&str>> {
+        self.hook.as_ref().map(|hook| hook.failed_step.as_deref())
     }
 
     /// Returns the params; a branch over an item has none.
@@ -297,11 +290,6 @@ impl WorkflowState {
     /// Says whether a step completed.
     pub(super) fn is_completed(&self, id: &str) -> bool {
         self.steps.get(id).is_some_and(|step| step.status.is_none())
-    }
-
-    /// Says whether a step failed.
-    pub(super) fn is_failed(&self, id: &str) -> bool {
-        self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Failed))
     }
 
     /// Returns how often a step was done that is done until something holds.

@@ -1,18 +1,20 @@
 //! What happens between two commits, in memory: how steps ended is taken in.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    Ending, Failure, FailureKind, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
+    Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
     WaitKind,
 };
 
-use super::line::{Line, LineId, MAIN};
+use super::line::{Caught, Found, Line, LineId, MAIN};
 use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
-use super::{Follow, Performed, Program, Settlement, Spot, Told};
+use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, Told};
 
 impl<P: Program> Session<'_, P> {
     /// Takes in how a step ended: state, position and draft change together.
@@ -30,7 +32,12 @@ impl<P: Program> Session<'_, P> {
                 self.complete(id, place, (output, ending, told), root);
             }
             Performed::Failed { failure, told } => self.fail(id, place, failure, told),
-            Performed::Opened { items, told } => self.lines.get_mut(id).found.push((place, items, told)),
+            Performed::Opened { items, told } => {
+                let line = self.lines.get_mut(id);
+                // What its work opened, it has joined.
+                let after = line.entry(place).fan.is_some();
+                line.found.push(Found { place, items, told, after, failure: None, root });
+            }
             Performed::Cut { why } => {
                 // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
                 self.options.stop.stop(StopLevel::Graceful, &why);
@@ -55,12 +62,17 @@ impl<P: Program> Session<'_, P> {
         let joins = line.shape.steps()[place].opens_evidence();
         let matters =
             told.evidence.is_some() || joins || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
-        let about = line.entry(place).fan.as_ref().filter(|_| joins).map(|fan| fan.since);
+        let fan = line.entry(place).fan.as_ref().and_then(Fan::of_work);
+        let about = fan.filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, line, place, Settlement::Completed(output, &ending));
         let follow = match follow {
             Ok(follow) => follow,
             Err(mut failure) => {
                 failure.ending = ending;
+                if line.comes_after(place) {
+                    // That it completed is over, and so is what came after that.
+                    line.end_afterwards(place);
+                }
                 return self.fail(id, place, failure, told);
             }
         };
@@ -158,30 +170,58 @@ impl<P: Program> Session<'_, P> {
         self.asks_anew = true;
     }
 
-    /// Takes in a failure: the step is tried again, tolerated, or ends its branch or the run.
-    pub(super) fn fail(&mut self, id: LineId, place: usize, mut failure: Failure, told: Told) {
+    /// Takes in a failure: the step is tried again, what comes after it is opened, it is tolerated, or it ends its branch or
+    /// the run.
+    pub(super) fn fail(&mut self, id: LineId, place: usize, failure: Failure, told: Told) {
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let step = &line.shape.steps()[place];
+        // The join of what came afterwards says again what became of the step before.
+        if step.afterwards().is_none() || line.comes_after(place) {
+            return self.fail_now(id, place, failure, told);
+        }
+        let verdict = program.on_failure(line.spot(place), &failure);
+        if verdict.opens.is_empty() || self.pause_before_retry(id, place, (&verdict, &failure)).is_some() {
+            return self.fail_now(id, place, failure, told);
+        }
+        self.touched.insert(id);
+        self.mark_dirty(id);
+        let line = self.lines.get_mut(id);
+        let told = before_what_comes_after(told, &failure);
+        let (items, after) = (verdict.opens, line.shape.steps()[place].after.is_some());
+        if line.fans.iter().any(|fan| fan.place == place) && line.entry(place).status == Status::Waiting {
+            line.caught.push(Caught { place, failure, items, told });
+        } else {
+            line.found.push(Found { place, items, told, after, failure: Some(failure), root: None });
+        }
+    }
+
+    /// Says whether and after which pause a step is tried again.
+    fn pause_before_retry(
+        &self,
+        id: LineId,
+        place: usize,
+        (verdict, failure): (&OnFailure, &Failure),
+    ) -> Option<Duration> {
+        let line = self.lines.get(id);
+        let (step, entry) = (&line.shape.steps()[place], line.entry(place));
+        let retries = verdict.retry && failure.kind != FailureKind::Limit && !line.comes_after(place);
+        let random = chance(&line.chain.run, line.branch().as_str(), &step.id, entry.at.attempt);
+        step.retry.pause(entry.failures + 1, random).filter(|_| retries)
+    }
+
+    /// Takes in a failure after which nothing is opened.
+    pub(super) fn fail_now(&mut self, id: LineId, place: usize, mut failure: Failure, told: Told) {
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.engine.clock.now();
         let program = self.program;
+        let verdict = program.on_failure(self.lines.get(id).spot(place), &failure);
+        let pause = self.pause_before_retry(id, place, (&verdict, &failure));
         let line = self.lines.get_mut(id);
         let step = &line.shape.steps()[place];
-        let verdict = program.on_failure(line.spot(place), &failure);
         let entry = line.entry(place);
         let (at, failures) = (entry.at.clone(), entry.failures + 1);
-        let random = chance(&line.chain.run, line.branch().as_str(), &step.id, at.attempt);
-        // The join of what came afterwards says again what became of the step before.
-        let comes_after = step.children.as_ref().is_some_and(|children| children.afterwards);
-        let was_joined = comes_after && entry.fan.is_some();
-        let retries = verdict.retry && failure.kind != FailureKind::Limit && !was_joined;
-        let pause = step.retry.pause(failures, random).filter(|_| retries);
-        if pause.is_none() && comes_after && !was_joined && !verdict.opens.is_empty() {
-            let mut told = told;
-            let text = failure.error.first().cloned().unwrap_or_default();
-            told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
-            line.found.push((place, verdict.opens, told));
-            return;
-        }
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
         let mut ends_all = false;
         if let Some(pause) = pause {
@@ -198,6 +238,9 @@ impl<P: Program> Session<'_, P> {
             let settled = Some(Settled::Tolerated(line.seq_of_next_draft()));
             line.settle(place, settled, follow);
         } else {
+            if line.comes_after(place) {
+                line.end_afterwards(place);
+            }
             let entry = line.entry_mut(place);
             entry.status = Status::Failed;
             entry.failures = failures;
@@ -217,6 +260,13 @@ impl<P: Program> Session<'_, P> {
             self.end_by_failure(id, place, failure);
         }
     }
+}
+
+/// Adds to what a step said that it failed: its record says so only once what comes after it is done.
+pub(super) fn before_what_comes_after(mut told: Told, failure: &Failure) -> Told {
+    let text = failure.error.first().cloned().unwrap_or_default();
+    told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
+    told
 }
 
 /// Changes the state by what became of a step.

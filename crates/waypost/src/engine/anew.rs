@@ -133,8 +133,8 @@ pub(super) async fn joined_by(
         let start = load_with_state(engine, run, branch, start.header().seq).await?;
         let position = position_of(&start)?;
         let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
-        if let Some(fan) = entry.and_then(|entry| entry.fan) {
-            return Ok(fan);
+        if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()?.of_work()) {
+            return Ok(fan.clone());
         }
     }
     let why = format!("which branches step `{step}` joined is not kept any more");

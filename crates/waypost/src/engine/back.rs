@@ -1,7 +1,9 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{
+    Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
+};
 use crate::shape::Shape;
 use crate::store::{Scan, StoreError, StoreExt as _};
 
@@ -41,6 +43,7 @@ pub(super) async fn go_back(
     // Whoever goes back to a checkpoint has seen what comes next there.
     let cut = if step.is_some() { cut_in(&base.position, shape) } else { Vec::new() };
     for entry in &mut position.frontier {
+        entry.back_to_work();
         let is_named = step == Some(&entry.step);
         let now = base.position.frontier.iter().find(|now| now.step == entry.step && cut.contains(&now.step));
         if let Some(now) = now.filter(|now| !is_named && now.at.iteration == entry.at.iteration) {
@@ -94,7 +97,7 @@ pub(super) async fn is_left_behind(
     let Some(fan) = &entry.fan else { return Ok(false) };
     // Beside the step that is named, or the one that joins them.
     if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
-        return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan.since).await;
+        return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan).await;
     }
     Ok(true)
 }
@@ -159,7 +162,7 @@ pub(super) fn joins(entry: &FrontierEntry) -> bool {
 
 /// Says whether a position waits for the very branches that an entry of another one waits for.
 fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
-    let since = |entry: &FrontierEntry| entry.fan.as_ref().map(|fan| fan.since);
+    let since = |entry: &FrontierEntry| entry.fan.as_ref().and_then(Fan::of_work).map(|fan| fan.since);
     let same = |found: &FrontierEntry| found.step == entry.step && since(found) == since(entry);
     newest.frontier.iter().any(|found| same(found) && !joins(found))
 }
@@ -205,23 +208,25 @@ pub(super) async fn epoch_in_pass(
     }
 }
 
-/// Says whether a step of a branch has opened branches again since that record: then those of the earlier
-/// fan-out have gone on as others.
+/// Says whether a step of a branch has opened branches of the same kind again since a fan-out: then those of the earlier
+/// one have gone on as others.
 pub(super) async fn fanned_out_since(
     engine: &Engine,
     (run, branch): (&RunId, &BranchPath),
     step: &StepId,
-    since: u64,
+    fan: &Fan,
 ) -> Result<bool, RunError> {
     let scan = Scan {
         branch: Some(branch.clone()),
-        seq_min: Some(since + 1),
+        seq_min: Some(fan.since + 1),
         step: Some(step.to_string()),
         phase: Some("waiting"),
         ..Scan::of(run)
     };
     let page = engine.store.scan(&scan).await?;
-    Ok(page.records.iter().any(|record| record.header().reason == Reason::Fork))
+    let opens = |phase: &Phase| if fan.after { phase.opens_after() } else { phase.opens_work() };
+    let is_it = |header: &Header| header.reason == Reason::Fork && opens(&header.phase);
+    Ok(page.records.iter().any(|record| is_it(record.header())))
 }
 
 /// Loads a record, or the one of the same batch that carries its state.

@@ -159,7 +159,7 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &line.position.frontier {
         let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
-        let children = line.shape.steps()[place].children.as_ref();
+        let children = line.shape.steps()[place].opened(fan);
         let source = match (&fan.items, children) {
             (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
             (None, Some(children)) if children.named.len() as u64 == fan.total => {
@@ -193,7 +193,7 @@ async fn take_up_one<P: Program>(
         return Ok(());
     };
     let above = session.lines.get(parent);
-    let Some(place) = above.shape.opener(&name) else { return Ok(()) };
+    let Some((place, children)) = above.shape.children_named(&name) else { return Ok(()) };
     let step = above.step_id(place);
     let position = position_of(&head.record)?;
     let Some(fan) = above.position.frontier.iter().find(|e| e.step == *step).and_then(|e| e.fan.as_ref())
@@ -203,11 +203,13 @@ async fn take_up_one<P: Program>(
     let index = found.indexes.get(&(parent, place)).and_then(|indexes| indexes.get(&key)).copied();
     // What was opened after the record that is gone on with is found when it would be opened again, and what damage
     // left only of an earlier fan-out when all seem to have ended.
-    let counts = |index: &u64| position.origin == Some(fan.since) && *index < fan.opened;
+    let current = above.shape.steps()[place].opened(fan);
+    let is_current = current.is_some_and(|current| current.name == children.name);
+    let counts = |index: &u64| is_current && position.origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
     // What the session before this one did not ask about, it was told.
     let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };
-    let mut questions = questions_of_lost(&children_of(above, place).shape, &branch, &position, lost);
+    let mut questions = questions_of_lost(&children.shape, &branch, &position, lost);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
     let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
@@ -269,7 +271,10 @@ async fn reopen_ended<P: Program>(
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
         let end = record.header().end;
         let is_moved = found.stand.moves.contains_key(&branch);
-        if found.raised.contains(&branch) && !is_moved && !matches!(end, Some(End::Failed | End::Cancelled)) {
+        if found.raised.contains(&branch)
+            && !is_moved
+            && !matches!(end, None | Some(End::Failed | End::Cancelled))
+        {
             // What is below it was joined, or it goes on anyway.
             found.raised.remove(&branch);
             continue;
@@ -303,14 +308,14 @@ impl Fallen {
         Self { run, branch, collects: line.fans.iter().map(named).collect() }
     }
 
-    /// Finds those that were cancelled, and, where the first failure ends all, those that failed.
+    /// Finds those that were cancelled or are still open, and, where the first failure ends all, those that failed.
     async fn find(&self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
         let mut fallen = Vec::new();
         for child in store.branches(&self.run).await? {
             let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&self.branch));
             let Some(collects) = opener.and_then(|(name, _)| self.collects.get(&name)) else { continue };
             match store.newest(&self.run, &child).await?.header().end {
-                Some(End::Cancelled) => fallen.push(child),
+                Some(End::Cancelled) | None => fallen.push(child),
                 Some(End::Failed) if !collects => fallen.push(child),
                 _ => {}
             }

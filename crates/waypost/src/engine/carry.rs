@@ -184,7 +184,7 @@ impl Along {
         }
         let mut along = Self { items: from.blobs().clone(), ..Self::default() };
         for record in from.children() {
-            let position = position_of(record)?;
+            let position = position_of(record)?.back_at_work();
             let branch = record.header().branch.clone();
             let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
             let known = from.history().iter().filter(|known| known.header().branch == branch);
@@ -582,7 +582,7 @@ async fn newest_of(
     if record.state_bytes().is_none() {
         return Ok(None);
     }
-    let position = position_of(&record)?;
+    let position = position_of(&record)?.back_at_work();
     if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
         return Ok(None);
     }

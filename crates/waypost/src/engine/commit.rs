@@ -240,7 +240,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Lets a branch go that has ended or has not begun: nothing of it is in flight, and nothing below it is left.
-    fn forget(&mut self, id: LineId) {
+    pub(super) fn forget(&mut self, id: LineId) {
         let Some(line) = self.lines.remove(id) else { return };
         self.doubtful -= usize::from(line.is_doubtful);
         if let Some(due) = line.timer {

@@ -11,13 +11,15 @@
 
 use std::collections::HashSet;
 
-use crate::record::{End, Failure, Phase, Reason, Status, Try};
+use crate::id::{BranchPath, StepId};
+use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
 
+use super::advance::before_what_comes_after;
 use super::chain::Draft;
-use super::line::LineId;
+use super::line::{Caught, Found, Line, LineId, Opener};
 use super::schedule::collects;
 use super::session::Session;
-use super::{Program, StopLevel};
+use super::{Program, StopLevel, Told};
 
 /// A branch that is to end as failed.
 #[derive(Debug)]
@@ -28,7 +30,8 @@ pub(super) struct Dying {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Decides what ends with a step that failed for good: its branch, or the run with all siblings.
+    /// Decides what ends with a step that failed for good: its branch, or the run with all siblings. A step that fails with
+    /// one of its branches, and after which something comes, does that first.
     pub(super) fn end_by_failure(&mut self, id: LineId, place: usize, failure: Failure) {
         let origin = self.lines.get(id);
         let (step, below) = (origin.step_id(place).clone(), origin.branch().clone());
@@ -49,11 +52,99 @@ impl<P: Program> Session<'_, P> {
             }
             let by = format!("branch `{}` failed", self.lines.get(failed).branch());
             self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
+            if self.is_caught(opener, (&below, &step, &failure)) {
+                return self.cancel_below(opener.line, None, &by);
+            }
             self.cancel_below(opener.line, Some(failed), &by);
             failed = opener.line;
         }
         self.halted = true;
-        self.failed.get_or_insert((below, step, failure));
+        let (branch, step) = match &failure.below {
+            Some(at) => (at.branch.clone(), at.step.clone()),
+            None => (below, step),
+        };
+        self.failed.get_or_insert((branch, step, failure));
+    }
+
+    /// Says whether a step whose branches fail with one of them has something come after that; if so, it is noted.
+    fn is_caught(
+        &mut self,
+        opener: Opener,
+        (branch, step, failure): (&BranchPath, &StepId, &Failure),
+    ) -> bool {
+        let (program, line) = (self.program, self.lines.get(opener.line));
+        if line.caught.iter().any(|caught| caught.place == opener.place) {
+            return true;
+        }
+        if line.shape.steps()[opener.place].after.is_none() || line.comes_after(opener.place) {
+            return false;
+        }
+        let below = failure.below.clone();
+        let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
+        let mut error = failure.error.clone();
+        error.insert(0, format!("branch `{branch}` failed"));
+        let failure = Failure { below: Some(below), ..Failure::new(failure.kind, error) };
+        let items = program.on_failure(line.spot(opener.place), &failure).opens;
+        if items.is_empty() {
+            return false;
+        }
+        let (place, told) = (opener.place, before_what_comes_after(Told::default(), &failure));
+        self.lines.get_mut(opener.line).caught.push(Caught { place, failure, items, told });
+        true
+    }
+
+    /// Lets go of the branches of steps that failed amid them, once nothing below is in flight and all is written; says
+    /// whether there were any. What comes after those steps is opened next.
+    ///
+    /// They stay as they are, to be taken up by who resumes the run. But where only a branch above ends, they end with that.
+    pub(super) fn leave_the_quiet(&mut self) -> bool {
+        let caught = |(id, line): (LineId, &Line<'_, P::State>)| {
+            line.caught.iter().map(move |caught| (id, caught.place)).collect::<Vec<_>>()
+        };
+        let all: Vec<(LineId, usize)> = self.lines.iter().flat_map(caught).collect();
+        let mut any = false;
+        for (id, place) in all {
+            let below = self.below_step(id, place);
+            if below.iter().any(|id| self.lines.get(*id).is_active()) {
+                continue;
+            }
+            let is_open = |id: &LineId| self.lines.get(*id).end.is_none();
+            if self.ends_by_itself(id) && below.iter().any(is_open) {
+                self.end_all(&below);
+                any = true;
+            } else if below.iter().all(|id| self.lines.get(*id).drafts.is_empty()) {
+                below.into_iter().for_each(|id| self.forget(id));
+                let line = self.lines.get_mut(id);
+                let at = line.caught.iter().position(|caught| caught.place == place);
+                let Caught { failure, items, told, .. } = line.caught.remove(at.expect("it was just seen"));
+                let failure = Some(failure);
+                line.found.push(Found { place, items, told, after: true, failure, root: None });
+                self.touched.insert(id);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Says whether branches are to be let go, and only lack that all of them is written.
+    pub(super) fn is_leaving(&self) -> bool {
+        let is_quiet = |(id, line): (LineId, &Line<'_, P::State>)| {
+            let quiet = |place| !self.below_step(id, place).iter().any(|id| self.lines.get(*id).is_active());
+            line.caught.iter().any(|caught| quiet(caught.place))
+        };
+        self.lines.iter().any(is_quiet)
+    }
+
+    /// Says whether the failure of a branch ends it, or one above it, and not the run.
+    fn ends_by_itself(&self, id: LineId) -> bool {
+        let mut line = self.lines.get(id);
+        while let Some(opener) = line.opener {
+            line = self.lines.get(opener.line);
+            if collects(line, opener.place) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Ends the branches that are to end as failed and below which nothing is in flight; says whether there were any.
@@ -72,7 +163,21 @@ impl<P: Program> Session<'_, P> {
     }
 
     fn bury(&mut self, id: LineId, below: &[LineId]) {
-        for child in below {
+        self.end_all(below);
+        let line = self.lines.get_mut(id);
+        let Dying { place, failure } = line.dying.take().expect("it was noted as dying");
+        let said = line.drafts.last().is_some_and(|draft| matches!(draft.phase, Phase::Failed(_)));
+        if !said {
+            line.draft_of(place, Phase::Failed(failure), Reason::Step);
+        }
+        line.end = Some(End::Failed);
+        self.mark_dirty(id);
+        self.touched.insert(id);
+    }
+
+    /// Ends branches as they stand.
+    fn end_all(&mut self, branches: &[LineId]) {
+        for child in branches {
             self.dying.remove(child);
             let line = self.lines.get_mut(*child);
             if line.end.is_some() {
@@ -88,15 +193,18 @@ impl<P: Program> Session<'_, P> {
             line.drafts.last_mut().expect("there is one by now").end = Some(end);
             self.mark_dirty(*child);
         }
-        let line = self.lines.get_mut(id);
-        let Dying { place, failure } = line.dying.take().expect("it was noted as dying");
-        let said = line.drafts.last().is_some_and(|draft| matches!(draft.phase, Phase::Failed(_)));
-        if !said {
-            line.draft_of(place, Phase::Failed(failure), Reason::Step);
-        }
-        line.end = Some(End::Failed);
-        self.mark_dirty(id);
-        self.touched.insert(id);
+    }
+
+    /// Returns the branches in memory that a step opened, and those that they opened.
+    fn below_step(&self, id: LineId, place: usize) -> Vec<LineId> {
+        let is_own = |line: &Line<'_, P::State>| {
+            line.opener.is_some_and(|opener| opener.line == id && opener.place == place)
+        };
+        let mut found: Vec<LineId> =
+            self.lines.iter().filter(|(_, line)| is_own(line)).map(|(child, _)| child).collect();
+        let below: Vec<LineId> = found.iter().flat_map(|child| self.below(*child)).collect();
+        found.extend(below);
+        found
     }
 
     /// Returns the branches in memory that a branch opened, and those that they opened.
@@ -106,9 +214,8 @@ impl<P: Program> Session<'_, P> {
         while let Some(above) = found.get(next).copied() {
             next += 1;
             if !self.lines.get(above).fans.is_empty() {
-                let opened = |line: &super::line::Line<'_, P::State>| {
-                    line.opener.is_some_and(|opener| opener.line == above)
-                };
+                let opened =
+                    |line: &Line<'_, P::State>| line.opener.is_some_and(|opener| opener.line == above);
                 found.extend(self.lines.iter().filter(|(_, line)| opened(line)).map(|(child, _)| child));
             }
         }

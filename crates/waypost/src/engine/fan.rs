@@ -368,9 +368,15 @@ pub struct Joined {
     pub(super) source: Items,
     pub(super) total: u64,
     pub(super) ends: Arc<Ends>,
+    pub(super) is_after: bool,
 }
 
 impl Joined {
+    /// Says whether they came after the work of the step.
+    pub fn is_after(&self) -> bool {
+        self.is_after
+    }
+
     /// Returns how many children there were.
     pub fn total(&self) -> u64 {
         self.total

@@ -167,6 +167,7 @@ async fn as_here(
     position.ledger = kept;
     position.origin = known.position.origin;
     for entry in &mut position.frontier {
+        entry.back_to_work();
         let Some(fan) = entry.fan.take() else { continue };
         let Some(since) = copy.about.filter(|_| Some(&entry.step) == copy.step.as_ref()) else { continue };
         let items = fan.items.map(|items| FrozenItems { blob: carried_name(&items), ..items });

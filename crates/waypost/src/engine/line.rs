@@ -4,10 +4,10 @@ use futures_util::future::AbortHandle;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, Ending, FrontierEntry, Note, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN, Settled, Start,
-    Status, Try, Wait, WaitKind,
+    End, Ending, Failure, FrontierEntry, Note, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN, Settled,
+    Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -44,6 +44,29 @@ pub(super) struct Opener {
     pub(super) index: u64,
 }
 
+/// What a step opens, until it is opened.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) place: usize,
+    pub(super) items: Vec<Item>,
+    pub(super) told: Told,
+    /// They come after the branches that its work opened.
+    pub(super) after: bool,
+    /// What the step came to if they cannot be opened: that it failed before.
+    pub(super) failure: Option<Failure>,
+    /// Of a step that has joined branches: the Merkle root of those.
+    pub(super) root: Option<Digest>,
+}
+
+/// A step that has failed amid its branches, until they have come to rest, and what comes after it is opened.
+#[derive(Debug)]
+pub(super) struct Caught {
+    pub(super) place: usize,
+    pub(super) failure: Failure,
+    pub(super) items: Vec<Item>,
+    pub(super) told: Told,
+}
+
 /// A branch under way.
 pub(super) struct Line<'a, S> {
     pub(super) chain: Chain,
@@ -63,7 +86,9 @@ pub(super) struct Line<'a, S> {
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
     /// What steps have found out that they open, until it is opened.
-    pub(super) found: Vec<(usize, Vec<Item>, Told)>,
+    pub(super) found: Vec<Found>,
+    /// Steps that have failed amid their branches, and of which something comes after that.
+    pub(super) caught: Vec<Caught>,
     /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
     pub(super) reopens: bool,
     /// Steps that were under way when the session before this one ended.
@@ -113,6 +138,7 @@ impl<'a, S> Line<'a, S> {
             flights: Vec::new(),
             fans: Vec::new(),
             found: Vec::new(),
+            caught: Vec::new(),
             reopens: false,
             cut: Vec::new(),
             uncounted: Vec::new(),
@@ -331,9 +357,22 @@ impl<'a, S> Line<'a, S> {
 
     /// How many tries a start is: the join of what came after a step belongs to the try before it.
     fn tries_at(&self, place: usize) -> u32 {
-        let children = self.shape.steps()[place].children.as_ref();
-        let joins = children.is_some_and(|children| children.afterwards) && self.entry(place).fan.is_some();
-        u32::from(!joins)
+        u32::from(!self.comes_after(place))
+    }
+
+    /// Says whether a step is amid what comes after its work, or about to join that.
+    pub(super) fn comes_after(&self, place: usize) -> bool {
+        let fan = self.entry(place).fan.as_ref();
+        fan.and_then(|fan| self.shape.steps()[place].opened(fan)).is_some_and(|children| children.afterwards)
+    }
+
+    /// Ends what comes after the work of a step: what is done again begins with that work, and what comes after it may have
+    /// been there before.
+    pub(super) fn end_afterwards(&mut self, place: usize) {
+        self.position.revisited = true;
+        self.fans.retain(|fan| fan.place != place);
+        let entry = self.entry_mut(place);
+        entry.fan = entry.fan.take().and_then(|fan| fan.work).map(|work| *work);
     }
 
     /// Takes a start back: as if it had not been.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, Digest};
 use crate::record::{
-    Failure, FailureKind, Fan, FrontierEntry, Phase, Position, Reason, Record, Status, Wait,
+    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, Status, Wait,
 };
 use crate::shape::Shape;
 use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
@@ -16,9 +16,9 @@ use super::branches;
 use super::chain::Chain;
 use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
-use super::line::{Line, LineId, Opener};
+use super::line::{Found, Line, LineId, Opener};
 use super::newest::{Newest, NewestOf};
-use super::schedule::{children_of, for_children};
+use super::schedule::{children_of, for_children, for_what_comes_after};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::{Performed, Program, RunError, Told};
@@ -29,88 +29,99 @@ impl<'a, P: Program> Session<'a, P> {
         let line = self.lines.get(id);
         let children = children_of(line, place);
         let opened = if children.named.is_empty() {
-            self.program.open(line.spot(place), &line.state).map(Found::Items)
+            self.program.open(line.spot(place), &line.state).map(Source::Items)
         } else {
-            Ok(Found::Named(Items::named_by(&children.named)))
+            Ok(Source::Named(Items::named_by(&children.named)))
         };
         match opened {
-            Ok(found) => self.open_as(id, place, found, Told::default()).await,
-            Err(failure) => {
-                self.refuse_to_open(id, place, failure);
-                Ok(())
+            Ok(items) => {
+                self.open_as(id, Opening { place, items, told: Told::default(), after: false, root: None })
+                    .await
             }
+            Err(failure) => Ok(Err(failure)),
         }
+        .map(|opened| opened.unwrap_or_else(|failure| self.refuse_to_open(id, place, failure)))
     }
 
-    /// Begins a fan-out over what the step has found out by its own work.
-    pub(super) async fn open_found(
-        &mut self,
-        id: LineId,
-        place: usize,
-        items: Vec<Item>,
-        told: Told,
-    ) -> Result<(), RunError> {
+    /// Begins a fan-out over what the step has found out by its own work, or what comes after it.
+    pub(super) async fn open_found(&mut self, id: LineId, found: Found) -> Result<(), RunError> {
+        let Found { place, items, told, after, failure, root } = found;
         let line = self.lines.get(id);
         if line.cancel.is_asked() || line.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
-        self.open_as(id, place, Found::Items(items), told).await
+        let comes_after = after || failure.is_some();
+        let opening = Opening { place, items: Source::Items(items), told, after, root };
+        match self.open_as(id, opening).await? {
+            Ok(()) => {}
+            Err(refused) if comes_after => {
+                // What the step came to before is what counts.
+                let text = format!("what comes after it cannot be done: {}", refused.error.join(": "));
+                let told = Told { notes: vec![Note::Warning(text)], ..Told::default() };
+                self.fail_now(id, place, failure.unwrap_or(refused), told);
+            }
+            Err(refused) => self.refuse_to_open(id, place, refused),
+        }
+        Ok(())
     }
 
-    async fn open_as(&mut self, id: LineId, place: usize, found: Found, told: Told) -> Result<(), RunError> {
-        let found = match found {
-            Found::Items(list) => check_items(list).map(Found::Items),
-            named @ Found::Named(_) => Ok(named),
+    /// Begins a fan-out; says why not, if it cannot be: nothing has changed then.
+    async fn open_as(&mut self, id: LineId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
+        let Opening { place, items, told, after, root } = opening;
+        let items = match items {
+            Source::Items(list) => check_items(list).map(Source::Items),
+            named @ Source::Named(_) => Ok(named),
         };
-        let room = match &found {
-            Ok(Found::Items(list)) => self.take_room(id, place, list).await?,
-            Ok(Found::Named(list)) => self.take_room(id, place, list).await?,
+        let step = &self.lines.get(id).shape.steps()[place];
+        let children = if after { step.after.as_ref() } else { step.children.as_ref() };
+        let children = children.expect("only a step with children fans out");
+        let room = match &items {
+            Ok(Source::Items(list)) => self.take_room(id, &children.name, list).await?,
+            Ok(Source::Named(list)) => self.take_room(id, &children.name, list).await?,
             Err(_) => Ok(()),
         };
-        let found = match found.and_then(|found| room.map(|()| found)) {
-            Ok(found) => found,
-            Err(failure) => {
-                self.refuse_to_open(id, place, failure);
-                return Ok(());
-            }
+        let items = match items.and_then(|items| room.map(|()| items)) {
+            Ok(items) => items,
+            Err(failure) => return Ok(Err(failure)),
         };
-        let (source, total, items) = match found {
-            Found::Items(list) => {
+        let (source, total, items) = match items {
+            Source::Items(list) => {
                 let (name, lease) = (self.blob_name(id, place), self.lease().clone());
                 let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
                 let run = self.lines.get(id).chain.run.clone();
                 let source = Items::Frozen { run, at: Arc::new(frozen.clone()) };
                 (source, list.len() as u64, Some(frozen))
             }
-            Found::Named(list) => {
+            Source::Named(list) => {
                 let total = list.len() as u64;
                 (Items::Named(list), total, None)
             }
         };
         let line = self.lines.get_mut(id);
-        let afterwards = children_of(line, place).afterwards;
         let entry = line.entry_mut(place);
         let at = entry.at.clone();
-        if !afterwards {
+        if !children.afterwards {
             // Its tries to find out what to open are over; those to join begin with the first.
             (entry.at.attempt, entry.failures) = (0, 0);
         }
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
-        let wait = Wait {
-            question: items.as_ref().filter(|_| !afterwards).map(|_| serde_json::json!({ "items": total })),
-            ..for_children()
-        };
+        let question = items.as_ref().filter(|_| !children.afterwards);
+        let question = question.map(|_| serde_json::json!({ "items": total }));
+        let wait = if after { for_what_comes_after() } else { Wait { question, ..for_children() } };
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
-        entry.fan = Some(Fan { items, total, opened: 0, since: 0, dead: 0, dead_before: 0 });
+        let work = entry.fan.take().filter(|_| after).map(Box::new);
+        entry.fan = Some(Fan { after, work, ..Fan::new(items, total) });
         let step = entry.step.clone();
-        line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at).told = told;
+        let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
+        (draft.told, draft.children) = (told, root);
         let revisited = is_again || line.position.revisited;
+        line.fans.retain(|fan| fan.place != place);
         line.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Fails a step that cannot open its branches: none of them is there yet.
@@ -233,6 +244,9 @@ impl<'a, P: Program> Session<'a, P> {
     /// Fails a step whose children cannot be opened.
     fn not_opened(&mut self, id: LineId, place: usize, failure: Failure) {
         let line = self.lines.get_mut(id);
+        if line.comes_after(place) {
+            return self.fail_now(id, place, failure, Told::default());
+        }
         if line.fan_mut(place).opened == 0 {
             line.entry_mut(place).fan = None;
             line.fans.retain(|fan| fan.place != place);
@@ -448,8 +462,19 @@ impl<'a, P: Program> Session<'a, P> {
     }
 }
 
+/// A fan-out that is to begin.
+struct Opening {
+    place: usize,
+    items: Source,
+    told: Told,
+    /// It comes after the branches that the work of the step opened.
+    after: bool,
+    /// The Merkle root of those.
+    root: Option<Digest>,
+}
+
 /// What is to be opened.
-enum Found {
+enum Source {
     /// A branch for each of these, which are kept.
     Items(Vec<Item>),
     /// What the shape names.

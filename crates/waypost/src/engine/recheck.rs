@@ -14,9 +14,7 @@ use crate::plan::{
     Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, is_under_way, left_out,
     plan,
 };
-use crate::record::{
-    Claim, Ending, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict, Wait, WaitKind,
-};
+use crate::record::{Claim, Ending, Fan, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
 use crate::shape::{Shape, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -89,7 +87,10 @@ pub(super) fn wanted(
         return None;
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
-    match waited.and_then(|entry| entry.fan.as_ref()) {
+    // Of what comes after the work of a step, nobody asks once that is joined.
+    let (_, children) = parent.children_named(&name.opened_by()?.0)?;
+    let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
+    match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
         Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
         None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
     }
@@ -135,9 +136,7 @@ pub(super) async fn joined_on(
         }
         let Some(ended) = ended_on(store, shape, (header, position), step).await? else { continue };
         let opens = |record: &Record| {
-            let waits = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
-            record.header().step.as_ref() == Some(*step)
-                && matches!(&record.header().phase, Phase::Waiting(found) if waits(found))
+            record.header().step.as_ref() == Some(*step) && record.header().phase.opens_work()
         };
         let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
         let since = match opened {
@@ -159,7 +158,7 @@ async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result
     let start = store.load(&joined.run, &joined.branch, start.header().seq).await?;
     let position = start.position().unwrap_or_default();
     let entry = position.frontier.iter().find(|entry| entry.step == *step);
-    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
+    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.of_work()?.since)))
 }
 
 /// Finds the record with which a step of a branch ended that is not under way there, whether or not the ledger has it: of

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
-use crate::record::{Ahead, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
@@ -213,6 +213,8 @@ pub(super) struct Target {
     pub(super) step: StepId,
     /// Its own evidence; none for a join whose branches do something again.
     pub(super) claims: Option<Vec<String>>,
+    /// It is such a join, of branches that came after the work of the step.
+    pub(super) joins_after: bool,
 }
 
 impl Target {
@@ -225,6 +227,13 @@ impl Target {
         children.is_some_and(|children| {
             !children.is_fork() && (is_named || (children.afterwards && self.claims.is_some()))
         })
+    }
+
+    /// Stands where the step is to begin: one that joins what its work opened does again what came after that.
+    fn begin(&self, entry: &mut FrontierEntry) {
+        if entry.step == self.step && !self.joins_after {
+            entry.back_to_work();
+        }
     }
 }
 
@@ -299,7 +308,7 @@ impl Chooser<'_> {
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
-            (Target { seq: broken.seq, step: broken.step.clone(), claims }, None)
+            (Target { seq: broken.seq, step: broken.step.clone(), claims, joins_after: false }, None)
         });
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
@@ -308,7 +317,8 @@ impl Chooser<'_> {
             match known.position.ledger.get(&step) {
                 _ if waits => waiting.push(child.clone()),
                 Some(settled) => {
-                    let target = Target { seq: settled.seq(), step, claims: None };
+                    let joins_after = opened_after(self.shape, child);
+                    let target = Target { seq: settled.seq(), step, claims: None, joins_after };
                     joined.push((target, Some(child.clone())));
                 }
                 None => {}
@@ -349,6 +359,13 @@ pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
     let parent = shape.of_branch(&branch.parent()?)?;
     let place = parent.opener(&branch.opened_by()?.0)?;
     Some(parent.steps()[place].id.clone())
+}
+
+/// Says whether a branch was opened after the work of its step.
+fn opened_after(shape: &Shape, branch: &BranchPath) -> bool {
+    let found = branch.parent().zip(branch.opened_by());
+    let found = found.and_then(|(parent, (name, _))| shape.of_branch(&parent)?.children_named(&name));
+    found.is_some_and(|(_, children)| children.afterwards)
 }
 
 /// Takes a branch back to where a step was about to run, in a new epoch.
@@ -401,9 +418,10 @@ pub(super) async fn back_to(
     }
     let epoch = epochs(engine, run, branch).await? + 1;
     for entry in &mut position.frontier {
+        target.begin(entry);
         let is_left = match &entry.fan {
             Some(_) if entry.step == target.step && target.is_opened_anew(shape, branch) => true,
-            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan.since).await?,
+            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
             None => false,
         };
         if let Some(fan) = entry.fan.take_if(|_| is_left) {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
 use crate::record::{Failure, FailureKind};
 use crate::store::{StoreError, StoreExt as _};
 
@@ -19,7 +19,7 @@ impl<P: Program> Session<'_, P> {
     pub(super) async fn take_room(
         &mut self,
         id: LineId,
-        place: usize,
+        name: &StepId,
         items: &[Item],
     ) -> Result<Result<(), Failure>, RunError> {
         let Some(max) = self.engine.store.branches_max() else { return Ok(Ok(())) };
@@ -29,7 +29,7 @@ impl<P: Program> Session<'_, P> {
         };
         let mut new = Vec::new();
         for item in items {
-            new.extend(Some(self.child_of(id, place, item)?).filter(|child| !known.contains(child)));
+            new.extend(Some(self.child_of(id, name, item)?).filter(|child| !known.contains(child)));
         }
         let count = (known.len() + new.len()) as u64;
         let fits = count <= max;
@@ -60,15 +60,15 @@ impl<P: Program> Session<'_, P> {
         for (id, place, source) in open {
             let mut reader = source.reader(Arc::clone(&store), 0).await?;
             while let Some(item) = reader.next().await? {
-                known.insert(self.child_of(id, place, &item)?);
+                let name = &children_of(self.lines.get(id), place).name;
+                known.insert(self.child_of(id, name, &item)?);
             }
         }
         Ok(known)
     }
 
-    fn child_of(&self, id: LineId, place: usize, item: &Item) -> Result<BranchPath, StoreError> {
-        let line = self.lines.get(id);
-        let child = line.branch().child(&children_of(line, place).name, &item.key);
+    fn child_of(&self, id: LineId, name: &StepId, item: &Item) -> Result<BranchPath, StoreError> {
+        let child = self.lines.get(id).branch().child(name, &item.key);
         child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 }

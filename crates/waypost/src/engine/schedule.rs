@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try, Wait,
-    WaitKind,
+    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try,
+    WAIT_AFTER, Wait, WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
@@ -28,14 +28,14 @@ impl<'a, P: Program> Session<'a, P> {
         let now = self.engine.clock.now();
         loop {
             let Some(id) = self.touched.pop_first() else {
-                if self.bury_the_quiet() { continue } else { break }
+                if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
             };
             if self.lines.find(id).is_none() {
                 continue;
             }
             // What was found is written down also when nothing is started any more.
-            for (place, items, told) in std::mem::take(&mut self.lines.get_mut(id).found) {
-                self.open_found(id, place, items, told).await?;
+            for found in std::mem::take(&mut self.lines.get_mut(id).found) {
+                self.open_found(id, found).await?;
             }
             if !self.is_stopping() {
                 for place in self.start_ready(id, now) {
@@ -209,7 +209,9 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
         for place in places {
-            if !self.lines.get(id).entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children) {
+            let line = self.lines.get(id);
+            let waits = line.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
+            if !waits || line.caught.iter().any(|caught| caught.place == place) {
                 continue;
             }
             loop {
@@ -433,7 +435,7 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         let main = self.main();
-        if self.is_to_look() {
+        if self.is_to_look() || self.lines.iter().any(|(_, line)| !line.caught.is_empty()) {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
@@ -496,12 +498,20 @@ impl Wanted {
 }
 
 pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Children {
-    line.shape.steps()[place].children.as_ref().expect("only a step with children fans out")
+    let step = &line.shape.steps()[place];
+    let fan = line.position.frontier.iter().find(|entry| entry.step == step.id).and_then(|e| e.fan.as_ref());
+    let children = fan.map_or(step.children.as_ref(), |fan| step.opened(fan));
+    children.expect("only a step with children fans out")
 }
 
 /// The wait of a step for the branches that it opened.
 pub(super) fn for_children() -> Wait {
     Wait { id: String::new(), key: "children".to_owned(), on: WaitKind::Children, question: None }
+}
+
+/// The wait of a step for the branches that come after its work.
+pub(super) fn for_what_comes_after() -> Wait {
+    Wait { key: WAIT_AFTER.to_owned(), ..for_children() }
 }
 
 /// A wait for a resume.

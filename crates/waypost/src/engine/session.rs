@@ -299,8 +299,7 @@ impl<'a, P: Program> Session<'a, P> {
         let mut stopped = pin!(stop.stopped());
         let mut stopping = false;
         // What needs the lease, the first batch could not do.
-        self.schedule().await?;
-        if let Some(status) = self.commit_turn().await? {
+        if let Some(status) = self.turn().await? {
             return Ok(Some(status));
         }
         loop {
@@ -323,13 +322,29 @@ impl<'a, P: Program> Session<'a, P> {
             if std::mem::take(&mut self.asks_anew) {
                 self.deliver_all().await?;
             }
-            self.schedule().await?;
-            if let Some(status) = self.commit_turn().await? {
+            if let Some(status) = self.turn().await? {
                 return Ok(Some(status));
             }
             let looks_again = self.is_pausing || self.is_to_look();
             if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
                 return Ok(None);
+            }
+        }
+    }
+
+    /// Decides what comes of what happened, and commits both; returns how the run stands if nothing goes on by itself after it.
+    async fn turn(&mut self) -> Result<Option<RunStatus>, RunError> {
+        loop {
+            self.schedule().await?;
+            if let Some(status) = self.commit_turn().await? {
+                return Ok(Some(status));
+            }
+            if !self.is_leaving() {
+                return Ok(None);
+            }
+            if !self.dirty.is_empty() {
+                // Only what is written is let go.
+                self.commit_surely().await?;
             }
         }
     }
@@ -464,7 +479,7 @@ impl<'a, P: Program> Session<'a, P> {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
             let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
-            Joined { store, run, branch, name, source, total, ends }
+            Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place) }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());

@@ -465,7 +465,7 @@ impl<'a, P: Program> Scout<'a, P> {
         for (branch, targets) in targets {
             all.extend(targets.iter().map(|target| (branch, target)));
         }
-        for (branch, Target { seq, step, claims }) in all {
+        for (branch, Target { seq, step, claims, .. }) in all {
             let Some(claims) = claims else { continue };
             let made = self.engine.store.load(run, branch, *seq).await?;
             let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());

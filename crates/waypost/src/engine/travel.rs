@@ -167,7 +167,7 @@ impl Engine {
     ) -> Result<Outcome<P::State>, RunError> {
         check_forkable(from)?;
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
-        let mut position = position_of(&checkpoint)?;
+        let mut position = position_of(&checkpoint)?.back_at_work();
         let definition = self.definition_at(&from.run, &position).await?;
         let mut settled = settled_on(self.store.as_ref(), checkpoint.header(), &position).await?;
         let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
@@ -225,7 +225,7 @@ impl Engine {
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         check_forkable(&from.reference())?;
-        let mut position = from.position().clone();
+        let mut position = from.position().clone().back_at_work();
         let along = Along::of_portable(from, &mut position, start.edit.is_some())?;
         let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
         let known = from.history().iter().chain([from.checkpoint()]);

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 
 use crate::id::StepId;
-use crate::record::{FrontierEntry, Position, Try, Wait, WaitKind};
+use crate::record::{FrontierEntry, Position, Try, WAIT_AFTER, Wait, WaitKind};
 
 /// Why.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,6 +14,8 @@ pub enum Cause {
     Finished(Option<u64>),
     /// It was skipped at this seq.
     Skipped(u64),
+    /// It needs this step, which is skipped.
+    NeedSkipped(StepId),
     /// It failed at this seq, and that was tolerated.
     Tolerated(u64),
     /// Its needs are met and it was not started.
@@ -77,6 +79,7 @@ impl fmt::Display for Cause {
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
+            Self::NeedSkipped(need) => write!(f, "it needs `{need}`, which is skipped"),
             Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
             Self::Ready => f.write_str("all it needs is finished"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
@@ -138,6 +141,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Answer => format!("an answer to `{}`", wait.key),
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
+        WaitKind::Children if wait.key == WAIT_AFTER => "what is done after it".to_owned(),
         WaitKind::Children => "its branches".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),
     }

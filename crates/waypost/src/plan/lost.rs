@@ -43,6 +43,6 @@ pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BT
 
 /// Says whether a step, or one on the branches that it opens, must not be repeated blindly.
 fn must_not_repeat(step: &Step) -> bool {
-    let below = step.children.iter().flat_map(|children| children.shape.steps());
+    let below = step.all_children().flat_map(|children| children.shape.steps());
     !step.idempotent || below.into_iter().any(must_not_repeat)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::record::{Fan, Position, Record};
 use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -34,7 +34,7 @@ impl Portable {
             blobs: BTreeMap::new(),
         };
         export.grow(size_of(&checkpoint) + entry.record.bytes().len())?;
-        match fan_outs(&position).next() {
+        match position.frontier.iter().find(|entry| entry.fan.is_some()) {
             None => export.history(&checkpoint, &position).await?,
             Some(_) if newest_of(store, run, branch).await? == *seq => {
                 export.collect(&checkpoint).await?;
@@ -42,8 +42,8 @@ impl Portable {
                     return Err(ExportError::Overtaken { reference: reference.clone() });
                 }
             }
-            Some((step, _)) => {
-                let step = step.to_string();
+            Some(entry) => {
+                let step = entry.step.to_string();
                 return Err(ExportError::Amid { reference: reference.clone(), step });
             }
         }
@@ -125,7 +125,7 @@ impl Export<'_> {
             self.history(&parent, &position).await?;
             self.items(&position).await?;
             // Not by name: the branches of a fork are named after the step before it, and a join waits for them.
-            let origins: BTreeSet<u64> = fan_outs(&position).map(|(_, fan)| fan.since).collect();
+            let origins: BTreeSet<u64> = fan_outs(&position).map(|fan| fan.since).collect();
             if origins.is_empty() {
                 continue;
             }
@@ -163,7 +163,7 @@ impl Export<'_> {
 
     /// Reads the frozen items of each fan-out.
     async fn items(&mut self, position: &Position) -> Result<(), ExportError> {
-        for items in fan_outs(position).filter_map(|(_, fan)| fan.items.as_ref()) {
+        for items in fan_outs(position).filter_map(|fan| fan.items.as_ref()) {
             let mut bytes = Vec::new();
             while (bytes.len() as u64) < items.bytes {
                 let offset = bytes.len() as u64;
@@ -184,9 +184,9 @@ impl Export<'_> {
     }
 }
 
-/// The steps that have child branches open in a position.
-fn fan_outs(position: &Position) -> impl Iterator<Item = (&StepId, &Fan)> {
-    position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)))
+/// The fan-outs that a position is in the middle of, with those that they come after.
+fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
+    position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each))
 }
 
 /// Says whether a record is one of a branch of these fan-outs.

@@ -273,6 +273,9 @@ pub enum Phase {
     Restored,
 }
 
+/// The key of the wait of a step for the branches that come after its work.
+pub const WAIT_AFTER: &str = "after";
+
 impl Phase {
     /// Returns the failure, if it is one.
     pub fn failure(&self) -> Option<&Failure> {
@@ -288,6 +291,22 @@ impl Phase {
             Self::Completed(ending) => Some(ending),
             phase => phase.failure().map(|failure| &failure.ending),
         }
+    }
+
+    /// Says whether it is that of a record with which a step opens branches by its work.
+    pub fn opens_work(&self) -> bool {
+        self.opens(false)
+    }
+
+    /// Says whether it is that of a record with which a step opens the branches that come
+    /// [after](crate::shape::Step::after) such work.
+    pub fn opens_after(&self) -> bool {
+        self.opens(true)
+    }
+
+    fn opens(&self, after: bool) -> bool {
+        let is_it = |wait: &Wait| wait.on == WaitKind::Children && (wait.key == WAIT_AFTER) == after;
+        matches!(self, Self::Waiting(waits) if waits.iter().any(is_it))
     }
 
     /// Returns the word for the phase used in JSON and on screens.
@@ -346,6 +365,19 @@ pub struct Failure {
     /// Exit code, outputs and log, as far as there are any.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ending: Ending,
+    /// Of a step that failed as one of its branches did: the step that failed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<StepBelow>,
+}
+
+/// A step on a branch below.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepBelow {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
 }
 
 /// Longest text of one error in a chain of causes: more than a person reads, and little enough for all of them to fit a
@@ -370,7 +402,7 @@ impl Failure {
     pub fn new(kind: FailureKind, mut error: Vec<String>) -> Self {
         error.truncate(FAILURE_CAUSES_MAX);
         error.iter_mut().for_each(cut);
-        Self { kind, error, retried: false, tolerated: false, ending: Ending::default() }
+        Self { kind, error, retried: false, tolerated: false, ending: Ending::default(), below: None }
     }
 }
 

@@ -59,6 +59,15 @@ pub struct Position {
     pub steps_started: u64,
 }
 
+impl Position {
+    /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
+    #[must_use]
+    pub fn back_at_work(mut self) -> Self {
+        self.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
+        self
+    }
+}
+
 /// Where a branch stood before it went back to a step whose evidence no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -147,6 +156,17 @@ impl FrontierEntry {
             fan: None,
         }
     }
+
+    /// Stands where the branches that the step opened by its work are about to be joined, or opened, if it stands amid what
+    /// comes after that: this is done once more then.
+    pub fn back_to_work(&mut self) {
+        let Some(fan) = self.fan.take_if(|fan| fan.after) else { return };
+        self.fan = fan.work.map(|work| *work);
+        if self.status != Status::Failed {
+            (self.status, self.since) = (Status::Ready, 0);
+            self.waits.clear();
+        }
+    }
 }
 
 /// How far an unfinished step is.
@@ -182,12 +202,34 @@ pub struct Fan {
     /// How many the position counts of earlier passes of a loop over the step.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead_before: u64,
+    /// It is of what comes after the work of a step that has opened branches by that work:
+    /// [`Step::after`](crate::shape::Step::after).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub after: bool,
+    /// The fan-out of that work, if it came to one: what is done again begins there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Box<Fan>>,
 }
 
 impl Fan {
+    /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
+    pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
+        Self { items, total, opened: 0, since: 0, dead: 0, dead_before: 0, after: false, work: None }
+    }
+
     /// Returns how many the position counts as dead in all passes.
     pub fn dead_in_all(&self) -> u64 {
         self.dead + self.dead_before
+    }
+
+    /// Returns the fan-out of the step's work: itself, or the one that it comes after.
+    pub fn of_work(&self) -> Option<&Self> {
+        if self.after { self.work.as_deref() } else { Some(self) }
+    }
+
+    /// Returns it, and the one that it comes after.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        [Some(self), self.work.as_deref()].into_iter().flatten()
     }
 }
 

@@ -121,13 +121,7 @@ impl Recorder {
             let error =
                 vec![format!("the evidence of step `{}` is {}: {unmet}", begun.step, verdict_word(verdict))];
             let ending = commit.ending();
-            Phase::Failed(Failure {
-                kind: FailureKind::Evidence,
-                error,
-                retried: false,
-                tolerated: false,
-                ending,
-            })
+            Phase::Failed(Failure { ending, error, ..Failure::new(FailureKind::Evidence, Vec::new()) })
         };
         let mut draft = Draft::new(phase, Reason::Step, Some(begun.step.clone()), begun.at.clone());
         draft.labels = commit.all_labels(begun, content);
@@ -150,13 +144,8 @@ impl Recorder {
         error: impl IntoIterator<Item = String>,
         notes: Vec<Note>,
     ) -> Result<Checkpoint, Error> {
-        let failure = Failure {
-            kind: FailureKind::Error,
-            error: error.into_iter().collect(),
-            retried: false,
-            tolerated: false,
-            ending: crate::record::Ending::default(),
-        };
+        let error = error.into_iter().collect();
+        let failure = Failure { error, ..Failure::new(FailureKind::Error, Vec::new()) };
         self.fail_step_with(begun, failure, notes).await
     }
 

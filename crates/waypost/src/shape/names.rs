@@ -9,20 +9,21 @@ use crate::id::{BRANCH_DEPTH_MAX, BranchPath};
 pub(super) fn check(steps: &[Step]) -> Result<(), ShapeError> {
     steps.iter().try_for_each(check_step)?;
     let mut found = HashSet::new();
-    let mut names = steps.iter().filter_map(|step| Some(&step.children.as_ref()?.name));
+    let mut names = steps.iter().flat_map(Step::all_children).map(|children| &children.name);
     names
         .find(|name| !found.insert(*name))
         .map_or(Ok(()), |twice| Err(ShapeError::SameBranches(twice.clone())))
 }
 
 fn check_step(step: &Step) -> Result<(), ShapeError> {
-    let Some(children) = &step.children else { return Ok(()) };
-    if children.shape.depth == BRANCH_DEPTH_MAX {
-        return Err(ShapeError::TooDeep(step.id.clone()));
-    }
-    for (key, _) in &children.named {
-        let path = BranchPath::main().child(&children.name, key);
-        path.map_err(|why| ShapeError::BranchName { step: step.id.clone(), why })?;
+    for children in step.all_children() {
+        if children.shape.depth == BRANCH_DEPTH_MAX {
+            return Err(ShapeError::TooDeep(step.id.clone()));
+        }
+        for (key, _) in &children.named {
+            let path = BranchPath::main().child(&children.name, key);
+            path.map_err(|why| ShapeError::BranchName { step: step.id.clone(), why })?;
+        }
     }
     Ok(())
 }

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{FailureKind, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
+use crate::record::{FailureKind, Fan, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
 
 /// What retention looks at of one sound checkpoint that has its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,8 @@ impl Mark {
         if let Ok(position) = record.position() {
             // The one that may be used again, and the one that says that it was not undone for good.
             mark.needs.extend(position.ahead.iter().flat_map(|ahead| [ahead.seq, ahead.since]));
-            mark.needs.extend(position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)));
+            let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+            mark.needs.extend(fans.map(|fan| fan.since));
         }
         mark
     }

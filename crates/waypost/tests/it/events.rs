@@ -63,6 +63,7 @@ fn failure(retried: bool) -> Failure {
         retried,
         tolerated: false,
         ending: Ending { exit_code: Some(2), log: Some(log), ..Ending::default() },
+        below: None,
     }
 }
 

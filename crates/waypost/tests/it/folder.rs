@@ -84,7 +84,11 @@ impl Chain {
         let ending = Ending { exit_code: Some(7), ..Ending::default() };
         let error = vec!["exit code 7".to_owned()];
         let (kind, retried, tolerated) = (FailureKind::Exit, true, false);
-        self.record(step, attempt, Phase::Failed(Failure { kind, error, retried, tolerated, ending }))
+        self.record(
+            step,
+            attempt,
+            Phase::Failed(Failure { kind, error, retried, tolerated, ending, below: None }),
+        )
     }
 
     fn ended(&mut self, step: &str, status: RunStatus) -> Record {

@@ -30,6 +30,7 @@ mod graph;
 mod graph_errors;
 mod guide;
 mod history;
+mod hooks;
 mod interval;
 mod keeping;
 mod lock;

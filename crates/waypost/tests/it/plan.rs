@@ -53,9 +53,11 @@ fn shape_of(text: &str) -> Shape {
         };
         let id = StepId::new(head.trim_end_matches('!')).unwrap();
         let marked = |mark: char| rest.split_whitespace().filter_map(move |word| word.strip_prefix(mark));
-        let needs = rest.split_whitespace().filter(|word| !word.starts_with(['>', '~']));
+        let needs = rest.split_whitespace().filter(|word| !word.starts_with(['>', '~', '?']));
         let needs = needs.map(|need| StepId::new(need).unwrap()).collect();
         let mut step = Step::new(id, needs, Digest::of(line.as_bytes()));
+        step.skipped_with = marked('?').map(|need| StepId::new(need).unwrap()).collect();
+        step.needs.extend(step.skipped_with.iter().cloned());
         step.idempotent = !head.ends_with('!');
         step.routes = marked('>').map(|target| StepId::new(target).unwrap()).collect();
         step.subjects = marked('~').map(str::to_owned).collect();
@@ -211,6 +213,28 @@ fn a_graph_with_two_steps_in_flight_is_planned_from_one_record() {
          run b: attempt 1 was cut: it started and its end is not recorded
          run c: attempt 1 was cut: it started and its end is not recorded
          run d: after `b`"
+    );
+}
+
+#[test]
+fn what_needs_a_skipped_step_will_be_skipped() {
+    let shape = "a\nb: ?a\nc: ?b\nd: b\ne: ?c";
+
+    expect!(
+        plan_of(shape, "main@2 | b ready, d waiting asks ok | a=skipped:2", ""),
+        "skip a: skipped at @2
+         skip b: it needs `a`, which is skipped
+         skip c: it needs `b`, which is skipped
+         wait d: waits for an answer to `ok`
+         skip e: it needs `c`, which is skipped"
+    );
+    expect!(
+        plan_of(shape, "main@2 | b ready 1 | a=skipped:2", ""),
+        "skip a: skipped at @2
+         run b: all it needs is finished
+         run c: after `b`
+         run d: after `b`
+         run e: after `c`"
     );
 }
 

@@ -117,7 +117,7 @@ fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
         bytes: bytes.len() as u64,
         digest: Digest::of(bytes),
     });
-    let fan = Some(Fan { items, total: 3, opened: 3, since, dead: 0, dead_before: 0 });
+    let fan = Some(Fan { items, total: 3, opened: 3, since, dead: 0, ..Fan::new(None, 0) });
     frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, since) }])
 }
 

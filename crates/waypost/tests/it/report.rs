@@ -109,6 +109,7 @@ fn a_failed_step_shows_its_error_and_the_end_of_its_log() {
             retried: false,
             tolerated: false,
             ending: Ending { exit_code: Some(2), log: Some(log), ..Ending::default() },
+        below: None,
         });
     }), @r#"
     <!-- section main work -->

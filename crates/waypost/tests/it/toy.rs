@@ -139,7 +139,7 @@ impl Toy {
 
 pub(crate) fn failure(kind: FailureKind, error: &str) -> Failure {
     let ending = Ending { exit_code: Some(1), ..Ending::default() };
-    Failure { kind, error: vec![error.to_owned()], retried: false, tolerated: false, ending }
+    Failure { kind, error: vec![error.to_owned()], retried: false, tolerated: false, ending, below: None }
 }
 
 #[async_trait]

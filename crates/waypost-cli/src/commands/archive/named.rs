@@ -7,7 +7,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use waypost::id::Digester;
-use waypost::record::Record;
+use waypost::record::{Fan, Record};
 use waypost::store::{Store, StoreError};
 use waypost::{Digest, RunId};
 use waypost_workflow::log::{LOG_HEAD_BYTES_MAX, LOG_TAIL_BYTES_MAX};
@@ -46,7 +46,8 @@ impl Named {
         }
         // Where retention dropped the position, what it named is not needed any more.
         let position = record.position().unwrap_or_default();
-        for items in position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.as_ref()) {
+        let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        for items in fans.filter_map(|fan| fan.items.as_ref()) {
             self.take_blob(&items.blob, items.bytes, items.digest);
         }
     }

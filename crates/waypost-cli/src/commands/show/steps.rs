@@ -8,10 +8,9 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Usage, Wait,
-    WaitKind,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Usage,
 };
-use waypost::shape::{Shape, Unfinished};
+use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 
@@ -44,17 +43,20 @@ impl Branch {
     }
 
     /// Returns the seq of the record with which hooks were opened after the last try of a step; none if it has none.
-    pub(super) fn opened_after(&self, step: &StepId) -> Option<u64> {
+    pub(super) fn opened_after(&self, step: &Step) -> Option<u64> {
         for header in self.history.records.iter().map(Record::header) {
-            let is_tried = header.started.iter().any(|start| start.step == *step);
+            let is_tried = header.started.iter().any(|start| start.step == step.id);
             if is_tried && header.reason != Reason::Join {
                 return None;
             }
-            let opens = |waits: &[Wait]| waits.iter().any(|wait| wait.on == WaitKind::Children);
-            if header.step.as_ref() == Some(step)
-                && matches!(&header.phase, Phase::Waiting(waits) if opens(waits))
-            {
+            if header.step.as_ref() != Some(&step.id) {
+                continue;
+            }
+            if header.phase.opens_after() || (step.after.is_none() && header.phase.opens_work()) {
                 return Some(header.seq);
+            }
+            if header.phase.opens_work() {
+                return None;
             }
         }
         None
@@ -188,8 +190,12 @@ impl<'a> Told<'a> {
                 let model = || Usage { model: usage.model.clone(), ..Usage::default() };
                 *told.usage.entry(step.as_str()).or_insert_with(model) += usage;
             }
-            if let Phase::Waiting(waits) = &header.phase
-                && waits.iter().any(|wait| wait.on == WaitKind::Children)
+            if header.phase.opens_after() {
+                // What it did stands before.
+                told.starts.remove(step.as_str());
+                told.joins.remove(step.as_str());
+            }
+            if header.phase.opens_work()
                 && let Some((_, since)) = told.starts.get_mut(step.as_str())
                 && told.joins.remove(step.as_str())
             {
@@ -316,7 +322,7 @@ impl StepFacts<'_> {
             let (succeeded, failed) = (count(items, "succeeded"), count(items, "failed"));
             return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
         }
-        let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref())?;
+        let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref()?.of_work())?;
         Some(ItemsView { total: fan.total, succeeded: None, failed: None })
     }
 

@@ -1,0 +1,241 @@
+//! Hooks of steps that open branches: over items, groups, and other files.
+
+use crate::rig::Rig;
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+const OF_RUN: &str = r#"on_failure: [{run: 'echo "run: $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+"#;
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+fn run(rig: &Rig) -> Option<i32> {
+    code(rig, &["run", "flow.yaml", "--id", "r", "-q"])
+}
+
+fn resume(rig: &Rig) -> Option<i32> {
+    code(rig, &["resume", "r", "-q"])
+}
+
+fn flow(steps: &str) -> String {
+    format!("{OF_RUN}steps:\n{steps}")
+}
+
+// What happened: where several items failed together, `on_failure` of the run was done for each of them. Why: it came
+// after the steps within. What stops it now: it comes after the step that fails the run, once its branches are at rest.
+#[test]
+fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
+    let steps = r#"  - id: each
+    foreach:
+      items: [a, b, c]
+      max_parallel: 3
+      on_item_failure: stop
+      steps: [{id: work, run: 'touch $I; while [ ! -e a ] || [ ! -e b ]; do sleep 0.02; done; [ $I = c ] || [ -e ok ] || exit 3; echo "$I done" >> trace', env: {I: "${{ item }}"}}]
+    on_failure: [{run: 'echo "each: $S $T" >> trace', env: {S: "${{ run.failed_step }}", T: "${{ steps.each.status }}"}}]
+  - {id: end, run: 'echo end >> trace'}
+"#;
+    for store in STORES {
+        let rig = Rig::with(&flow(steps)).at(store);
+
+        assert_eq!(run(&rig), Some(1), "{store}");
+
+        let failed: Vec<String> =
+            rig.read("trace").lines().filter(|line| !line.ends_with("done")).map(str::to_owned).collect();
+        assert_eq!(failed, ["each: work failed", "run: work"], "{store}");
+        let show = rig.json(&["show", "r", "--json"]);
+        assert_eq!((&show["failed_step"], &show["status"]), (&"work".into(), &"failed".into()), "{show}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        // Its branches go on, and if they fail again, so are its hooks.
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        assert_eq!(resume(&rig), Some(1), "{store}");
+        let again = rig.read("trace").lines().filter(|line| !line.ends_with("done")).count();
+        assert_eq!(again, 2, "{store}: {}", rig.read("trace"));
+        rig.write("ok", "");
+        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert!(rig.read("trace").ends_with("end\n"));
+        assert_eq!(rig.read("trace").matches("a done").count(), 1, "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn a_step_over_items_that_fails_itself_has_hooks() {
+    let limited = r#"  - id: each
+    foreach: {items: [a, b, c, d], max_parallel: 1, max_failures: 1, steps: [{id: work, run: 'echo $I >> trace; [ -e ok ]', env: {I: "${{ item }}"}}]}
+    on_failure: [{run: 'echo "each" >> trace'}]
+"#;
+    let unlisted = r#"  - id: each
+    foreach: {items: {run: 'echo list >> trace; cat list'}, steps: [{id: work, run: 'true'}]}
+"#;
+    for store in STORES {
+        let rig = Rig::with(&flow(limited)).at(store);
+        assert_eq!(run(&rig), Some(1), "{store}");
+        assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\n", "{store}");
+        rig.write("ok", "");
+        assert_eq!(resume(&rig), Some(3), "{store}");
+        assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\nc\nd\n", "{store}");
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+
+        let rig = Rig::with(&flow(unlisted)).at(store);
+        assert_eq!(run(&rig), Some(1), "{store}");
+        assert_eq!(rig.read("trace"), "list\nrun: each\n", "{store}");
+        rig.write("list", "a\n");
+        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "list\nrun: each\nlist\n", "{store}");
+    }
+}
+
+#[test]
+fn a_group_whose_passes_run_out_has_hooks_and_one_that_ends_too() {
+    let steps = r#"  - id: again
+    repeat: {until: 'steps.try.outputs.done == "yes"', max: 2}
+    steps: [{id: try, run: 'echo try >> trace; [ -e ok ] && D=yes; echo "done=${D:-no}" >> "$WAYPOST_OUTPUT"'}]
+    on_success: [{run: 'echo "good $D" >> trace', env: {D: "${{ steps.try.outputs.done }}"}}]
+    on_failure: [{run: 'echo "bad $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+  - id: alone
+    repeat: {until: iteration == 2, max: 3}
+    run: 'echo alone >> trace'
+    on_success: [{run: 'echo "alone is done" >> trace'}]
+"#;
+    for store in STORES {
+        let rig = Rig::with(&flow(steps)).at(store);
+        assert_eq!(run(&rig), Some(1), "{store}");
+        assert_eq!(rig.read("trace"), "try\ntry\nbad again\nrun: again\n", "{store}");
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        rig.write("ok", "");
+        assert_eq!(code(&rig, &["resume", "r", "--restart", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "try\ngood yes\nalone\nalone\nalone is done\n", "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn a_crash_amid_the_hooks_of_items_costs_the_hook_that_was_cut() {
+    let steps = r#"  - id: each
+    foreach: {items: [a, b, c], max_parallel: 1, on_item_failure: stop, steps: [{id: work, run: 'echo $I >> trace; [ $I = a ] || [ -e ok ]', env: {I: "${{ item }}"}}]}
+    on_failure:
+      - {run: 'echo first >> trace'}
+      - {run: 'echo second >> trace; while [ -e hold ]; do sleep 0.02; done'}
+"#;
+    for store in STORES {
+        let rig = Rig::with(&flow(steps)).at(store);
+        rig.write("hold", "");
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("second"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        std::fs::remove_file(rig.path("hold")).unwrap();
+
+        assert_eq!(resume(&rig), Some(1), "{store}");
+
+        let once = "a\nb\nfirst\nsecond\nsecond\nrun: work\n";
+        assert_eq!(rig.read("trace"), once, "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["failed_step"], "work", "{store}");
+        rig.write("ok", "");
+        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), format!("{once}b\nc\n"), "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn hooks_come_from_the_inside_out() {
+    let rig = Rig::with(&flow(
+        r#"  - id: outer
+    repeat: {until: iteration == 1, max: 1}
+    steps:
+      - id: inner
+        repeat: {until: iteration == 1, max: 1}
+        steps: [{id: deep, run: exit 4, on_failure: [{run: 'echo deep >> trace'}]}]
+        on_failure: [{run: 'echo "inner $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+    on_failure: [{run: 'echo "outer $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+"#,
+    ));
+    assert_eq!(run(&rig), Some(1));
+    assert_eq!(rig.read("trace"), "deep\ninner deep\nouter deep\nrun: deep\n");
+    assert_eq!(resume(&rig), Some(1));
+    assert_eq!(rig.read("trace").matches("run: deep").count(), 2);
+}
+
+#[test]
+fn items_that_fail_and_fail_no_run_have_their_group_tell_it() {
+    for store in STORES {
+        let rig = Rig::with(&flow(
+            r#"  - id: each
+    foreach:
+      items: [a, b]
+      steps:
+        - id: group
+          repeat: {until: iteration == 1, max: 1}
+          steps: [{id: work, run: 'echo $I >> trace; [ $I = a ] || [ -e ok ]', env: {I: "${{ item }}"}}]
+          on_failure: [{run: 'echo "group of $I" >> trace', env: {I: "${{ item }}"}}]
+    on_success: [{run: 'echo "each has $F" >> trace', env: {F: "${{ steps.each.failed }}"}}]
+  - {id: end, run: 'echo end >> trace'}
+"#,
+        ))
+        .at(store);
+        assert_eq!(run(&rig), Some(3), "{store}");
+        let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+        lines.sort();
+        assert_eq!(lines, ["a", "b", "each has 1", "end", "group of b"], "{store}");
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+        assert_eq!(letters["items"].as_array().map(Vec::len), Some(1), "{letters}");
+        assert_eq!(letters["items"][0]["error"][0], "exit code 1", "{letters}");
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        rig.write("ok", "");
+
+        // What comes after the step is done anew with what it comes to now.
+        let retried = rig.call(&["dead-letters", "retry", "r"]);
+        assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
+        assert_eq!(rig.read("trace"), "b\neach has 0\nend\n", "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn what_begins_amid_hooks_of_items_does_them_anew() {
+    let steps = r#"  - id: each
+    foreach: {items: [a, b], max_parallel: 1, steps: [{id: work, run: 'echo $I >> trace', env: {I: "${{ item }}"}}]}
+    on_success: [{run: 'echo hook >> trace; while [ -e hold ]; do sleep 0.02; done'}]
+  - {id: end, run: 'echo end >> trace'}
+"#;
+    for store in STORES {
+        let rig = Rig::with(&flow(steps)).at(store);
+        rig.write("hold", "");
+        let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.wait_for("trace", |text| text.contains("hook"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        std::fs::remove_file(rig.path("hold")).unwrap();
+        let newest = rig.json(&["export", "r", "r.json", "--json"])["checkpoint"].clone();
+        for begin in [["fork", newest.as_str().unwrap()], ["import", "r.json"]] {
+            std::fs::remove_file(rig.path("trace")).unwrap();
+            let mut args = begin.to_vec();
+            args.extend(["--id", begin[0]]);
+            args.extend(Some("--trust").filter(|_| begin[0] == "import"));
+            let begun = rig.call(&args);
+            assert_eq!(begun.status.code(), Some(0), "{store}: {begin:?}: {}", rig.told(&begun));
+            assert_eq!(rig.read("trace"), "hook\nend\n", "{store}: {begin:?}");
+            assert_eq!(code(&rig, &["verify", begin[0]]), Some(0));
+        }
+        std::fs::remove_file(rig.path("trace")).unwrap();
+        assert_eq!(code(&rig, &["resume", "r", "--from", "each", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "a\nb\nhook\nend\n", "{store}");
+    }
+}
+
+#[test]
+fn another_file_has_hooks_and_those_of_the_run_come_last() {
+    let rig = Rig::with(&flow(
+        "  - id: load\n    workflow: load.yaml\n    on_failure: [{run: 'echo \"load: $S\" >> trace', env: {S: \"${{ run.failed_step }}\"}}]\n",
+    ));
+    rig.write(
+        "load.yaml",
+        "on_failure: [{run: 'echo \"file: $S\" >> trace', env: {S: \"${{ run.failed_step }}\"}}]\nsteps:\n  - {id: part, repeat: {until: iteration == 1, max: 1}, steps: [{id: bad, run: exit 2}]}\n",
+    );
+    assert_eq!(run(&rig), Some(1));
+    assert_eq!(rig.read("trace"), "file: bad\nload: bad\nrun: bad\n");
+}

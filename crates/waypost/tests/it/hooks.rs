@@ -1,0 +1,277 @@
+//! What comes after a step whose work is branches: in one piece, and with a crash at every commit.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use waypost::engine::{
+    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
+    ResumeOptions, RunError, SessionOptions, Settlement, Spot, StateError, Told,
+};
+use waypost::record::{Ending, Failure, FailureKind, Flaw, RunStatus};
+use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
+use waypost::store::{Lease, StoreExt as _};
+use waypost::{BranchPath, Digest, StepId};
+
+use crate::faulty::{Fault, World, run_id};
+use crate::toy::{Toy, failure};
+
+const FAULTS: [Fault; 2] = [Fault::DieBefore, Fault::DieAfter];
+const ITEMS: [&str; 3] = ["a", "b", "c"];
+
+/// `each` works on items and has hooks; `end` comes after it.
+struct Hooked {
+    shape: Shape,
+    /// Items whose work fails.
+    fails: Mutex<Vec<&'static str>>,
+    said: Mutex<Vec<String>>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Work(String),
+    List,
+    Join(Joined),
+    Hook,
+}
+
+fn children(name: &str, step: &str, on_failure: OnChildFailure, afterwards: bool) -> Children {
+    let step = Step::new(StepId::new(step).unwrap(), Vec::new(), Digest::of(step.as_bytes()));
+    Children {
+        name: StepId::new(name).unwrap(),
+        shape: Box::new(Shape::new(vec![step], 1).unwrap()),
+        named: Vec::new(),
+        parallel_max: 2,
+        on_failure,
+        by_work: true,
+        limits: FailureLimits::default(),
+        afterwards,
+        whole: true,
+    }
+}
+
+fn items(keys: &[&str]) -> Vec<Item> {
+    let item = |(index, key): (usize, &&str)| Item {
+        key: (*key).to_owned(),
+        value: json!(key),
+        index: index as u64,
+        start: None,
+    };
+    keys.iter().enumerate().map(item).collect()
+}
+
+impl Hooked {
+    fn new(on_failure: OnChildFailure, fails: &[&'static str]) -> Self {
+        let step = |id: &str, needs| Step::new(StepId::new(id).unwrap(), needs, Digest::of(id.as_bytes()));
+        let mut each = step("each", Vec::new());
+        each.children = Some(children("each", "work", on_failure, false));
+        each.after = Some(children("each-hooks", "hook", OnChildFailure::Collect, true));
+        let end = step("end", vec![StepId::new("each").unwrap()]);
+        let shape = Shape::new(vec![each, end], 2).unwrap();
+        Self { shape, fails: Mutex::new(fails.to_vec()), said: Mutex::default() }
+    }
+
+    fn heal(&self) {
+        self.fails.lock().unwrap().clear();
+    }
+
+    fn take_said(&self) -> Vec<String> {
+        std::mem::take(&mut self.said.lock().unwrap())
+    }
+
+    fn say(&self, what: &str) {
+        self.said.lock().unwrap().push(what.to_owned());
+    }
+}
+
+fn completed(output: Value) -> Performed<Value> {
+    Performed::Completed { output, ending: Ending::default(), told: Told::default() }
+}
+
+#[async_trait]
+impl Program for Hooked {
+    type State = BTreeMap<String, Value>;
+    type Job = Job;
+    type Output = Value;
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn schema(&self, _: usize) -> u32 {
+        1
+    }
+
+    fn encode(&self, _: usize, state: &Self::State, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<Self::State, StateError> {
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn open(&self, _: Spot<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
+        unreachable!("its branches are found by work")
+    }
+
+    fn child(&self, _: Spot<'_>, _: &Self::State, item: &Item) -> Result<Self::State, Failure> {
+        Ok(BTreeMap::from([("item".to_owned(), item.value.clone())]))
+    }
+
+    fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
+
+    fn admit(&self, _: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
+        Ok(Admission::Run)
+    }
+
+    fn prepare(&self, spot: Spot<'_>, state: &Self::State, joined: Option<Joined>) -> Result<Job, Failure> {
+        Ok(match (spot.step.id.as_str(), joined) {
+            ("each", Some(joined)) => Job::Join(joined),
+            ("each", None) => Job::List,
+            ("work", _) => Job::Work(state["item"].as_str().unwrap().to_owned()),
+            ("hook", _) => Job::Hook,
+            (step, _) => Job::Work(step.to_owned()),
+        })
+    }
+
+    async fn perform(&self, job: Job, _: Attempt) -> Performed<Value> {
+        match job {
+            Job::List => Performed::Opened { items: items(&ITEMS), told: Told::default() },
+            Job::Work(name) => {
+                self.say(&name);
+                if self.fails.lock().unwrap().iter().any(|fails| *fails == name) {
+                    let failure = failure(FailureKind::Exit, &format!("{name} failed"));
+                    return Performed::Failed { failure, told: Told::default() };
+                }
+                completed(json!(name))
+            }
+            Job::Hook => {
+                self.say("hook");
+                completed(Value::Null)
+            }
+            Job::Join(joined) if joined.is_after() => {
+                let end = joined.outcomes().await.unwrap().next().await.unwrap().unwrap();
+                match serde_json::from_value::<Failure>(end.item.value) {
+                    Ok(failure) => Performed::Failed { failure, told: Told::default() },
+                    Err(_) => completed(json!("each")),
+                }
+            }
+            Job::Join(_) => Performed::Opened { items: items(&["on_success"]), told: Told::default() },
+        }
+    }
+
+    fn subjects(&self, _: Spot<'_>, _: &Self::State) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+        let value = serde_json::to_value(failure).unwrap();
+        let opens = items(&["on_failure"]).into_iter().map(|item| Item { value: value.clone(), ..item });
+        let opens = opens.filter(|_| spot.step.after.is_some()).collect();
+        OnFailure { retry: false, tolerate: false, opens }
+    }
+
+    fn apply(
+        &self,
+        state: &mut Self::State,
+        spot: Spot<'_>,
+        settled: Settlement<'_, Value>,
+    ) -> Result<Follow, Failure> {
+        if let Settlement::Completed(value, _) = settled {
+            state.insert(spot.step.id.to_string(), value);
+        }
+        Ok(Follow::Needs)
+    }
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}
+
+type Ended = Result<Outcome<BTreeMap<String, Value>>, RunError>;
+
+async fn run(world: &World, program: &Hooked) -> Ended {
+    let mut record = Toy::new("a", 1).record("r");
+    record.definition = program.shape.definition(None);
+    world.engine.run_program(program, record, BTreeMap::new(), SessionOptions::default()).await
+}
+
+async fn resume(world: &World, program: &Hooked) -> Ended {
+    world.engine.resume_program(program, &run_id(), ResumeOptions::default()).await
+}
+
+fn count(said: &[String], what: &str) -> usize {
+    said.iter().filter(|name| *name == what).count()
+}
+
+#[tokio::test]
+async fn what_fails_together_is_followed_by_one_hook_and_goes_on_after_it() {
+    for world in World::each() {
+        let program = Hooked::new(OnChildFailure::Stop, &["a", "b"]);
+        for _ in 0..2 {
+            let outcome = match world.store.run(&run_id()).await {
+                Err(_) => run(&world, &program).await.unwrap(),
+                Ok(_) => resume(&world, &program).await.unwrap(),
+            };
+
+            assert_eq!(outcome.status, RunStatus::Failed);
+            let (step, _) = outcome.failed.as_ref().unwrap();
+            assert_eq!((step.as_str(), outcome.failed_on.as_ref().unwrap().as_str()), ("work", "each:a"));
+            assert_eq!(count(&program.take_said(), "hook"), 1);
+        }
+        program.heal();
+        let outcome = resume(&world, &program).await.unwrap();
+
+        assert_eq!(outcome.status, RunStatus::Completed);
+        assert_eq!(program.take_said(), ["a", "b", "c", "hook", "end"]);
+    }
+}
+
+/// A session that dies at its nth commit, before or behind it, and those after it.
+async fn survives(fails: &[&'static str], nth: u64, fault: Fault) -> bool {
+    let mut world = World::memory();
+    let program = Hooked::new(OnChildFailure::Stop, fails);
+    world.store.plan(nth, 1, fault);
+    let ended = world.until_death(run(&world, &program)).await;
+    let died = ended.as_ref().is_none_or(|ended| ended.is_err());
+    let mut said = program.take_said();
+    if died {
+        world.reopen();
+        let again = match world.store.run(&run_id()).await {
+            Err(_) => run(&world, &program).await,
+            Ok(_) => resume(&world, &program).await,
+        };
+        let status = again.unwrap().status;
+        let expect = if fails.is_empty() { RunStatus::Completed } else { RunStatus::Failed };
+        assert_eq!(status, expect, "{nth} {fault:?}");
+        said.extend(program.take_said());
+    }
+    let hooks = count(&said, "hook");
+    assert!((1..=2).contains(&hooks), "{nth} {fault:?}: {said:?}");
+    program.heal();
+    let outcome = resume(&world, &program).await.unwrap();
+    assert_eq!(outcome.status, RunStatus::Completed, "{nth} {fault:?}");
+    assert_eq!(outcome.state.keys().map(String::as_str).collect::<Vec<_>>(), ["each", "end"]);
+    for item in ITEMS {
+        let branch: BranchPath = format!("each:{item}").parse().unwrap();
+        let newest = world.store.newest(&run_id(), &branch).await.unwrap();
+        assert_eq!(newest.header().end, Some(waypost::record::End::Completed), "{nth} {fault:?}: {item}");
+    }
+    died
+}
+
+#[tokio::test]
+async fn a_crash_at_any_commit_costs_no_more_than_the_hook_that_was_cut() {
+    for fails in [&[][..], &["a"], &["a", "b", "c"]] {
+        for fault in FAULTS {
+            let mut nth = 1;
+            while survives(fails, nth, fault).await {
+                nth += 1;
+            }
+            assert!(nth > 5, "it died {nth} times");
+        }
+    }
+}
