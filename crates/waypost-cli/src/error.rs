@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use waypost::engine::RunError;
+use waypost::plan::{Cause, Decision};
 use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::record::Flaw;
@@ -245,6 +246,13 @@ fn first_problem(error: &FileError) -> String {
     format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
 
+/// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step
+/// took effect.
+fn are_of_evidence(questions: &[Decision]) -> bool {
+    let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
+    questions.iter().all(|question| is_it(&question.cause))
+}
+
 impl Error {
     /// Says that the command line is wrong.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -447,6 +455,11 @@ impl Error {
             }
             Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
             Self::Run(RunError::NoState { .. }) => ("no_state", Exit::NotFound, None),
+            Self::Run(RunError::InDoubt { run, questions }) if are_of_evidence(questions) => (
+                "evidence",
+                Exit::Evidence,
+                Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
+            ),
             Self::Run(RunError::InDoubt { run, .. }) => (
                 "in_doubt",
                 Exit::InDoubt,

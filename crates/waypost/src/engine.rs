@@ -40,6 +40,7 @@ mod given;
 mod leave;
 mod line;
 mod lines;
+mod look;
 mod newest;
 mod open;
 mod options;
@@ -47,6 +48,7 @@ mod outcome;
 mod program;
 mod recheck;
 mod redo;
+mod reopen;
 mod request;
 mod restart;
 mod room;
@@ -64,6 +66,7 @@ mod wish;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use by_hand::{MARK, labelled};
 pub use cancel::Cancel;
+pub use look::Look;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,

@@ -17,6 +17,7 @@ mod demo;
 mod displaced;
 mod dry;
 mod everywhere;
+mod evidence;
 mod examples;
 mod failing;
 mod foreach;

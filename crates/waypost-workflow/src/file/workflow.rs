@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::budget::Budget;
 use super::child::Child;
+use super::evidence::Evidence;
 use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
@@ -299,6 +300,8 @@ pub struct Step {
     pub grace: Duration,
     /// Markdown that it adds to the report.
     pub report: Option<Template>,
+    /// By what it is believed.
+    pub evidence: Option<Arc<Evidence>>,
     /// Whether an expression reads its standard output, so that it must be kept.
     pub keeps_stdout: bool,
     /// SHA-256 over what the step means, in hex; the same after changes that touch nothing.
@@ -326,7 +329,8 @@ impl Step {
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
         let given = self.work.child().into_iter().flat_map(Child::templates);
-        let templates = templates.chain(given);
+        let claimed = self.evidence.iter().flat_map(|evidence| evidence.templates());
+        let templates = templates.chain(given).chain(claimed);
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
     }
 
@@ -455,6 +459,8 @@ pub enum RetryCause {
     Timeout,
     /// It ended with this exit code.
     Exit(u8),
+    /// Its evidence did not hold, or could not be checked.
+    Evidence,
 }
 
 /// Which failures of a step the run goes on after.

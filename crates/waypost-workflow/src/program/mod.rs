@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
     StateError,
 };
-use waypost::record::{Failure, FailureKind, Flaw, Note, SkipCause, Try};
+use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -31,10 +31,12 @@ mod announced;
 mod attempt;
 mod child;
 mod command;
+mod evidence;
 mod faults;
 mod handover;
 mod hooks;
 mod items;
+mod job;
 mod leftovers;
 mod levels;
 mod repeat;
@@ -46,15 +48,14 @@ mod waiting;
 
 use scratch::ScratchFolder;
 
-use command::Command;
 use faults::{expression, failure, no_children};
-use items::{Joining, Listing};
+use job::Doing;
 use levels::Level;
-use service::{Service, Services};
+use service::Services;
 use spent::Purse;
 use state::Outer;
-use waiting::Waiting;
 
+pub use job::Job;
 pub use levels::shape_of;
 
 pub use agent::Agents;
@@ -132,37 +133,6 @@ pub enum ProgramError {
     },
 }
 
-/// A step with everything filled in, ready to be done without the state.
-#[derive(Debug)]
-pub struct Job {
-    doing: Doing,
-    /// What is done after it.
-    hooks: Arc<[hooks::Plan]>,
-    /// What must run beside it.
-    services: Arc<[Service]>,
-}
-
-#[derive(Debug)]
-enum Doing {
-    Command(Box<Command>),
-    Waiting(Waiting),
-    Listing(Box<Listing>),
-    Joining(Joining),
-    Gathering(Joined),
-    /// Another file has ended.
-    Returning(Joined),
-    /// Its hooks have ended.
-    Hooked(Joined),
-    Service(Box<Service>),
-}
-
-impl Job {
-    /// A job after which nothing else is done.
-    fn of(doing: Doing) -> Self {
-        Self { doing, hooks: Arc::from([]), services: Arc::from([]) }
-    }
-}
-
 /// A workflow, ready for the engine.
 #[derive(Debug)]
 pub struct WorkflowProgram {
@@ -208,8 +178,20 @@ impl WorkflowProgram {
                 return Err(ProgramError::UnknownAgent { step, agent, known });
             }
         }
-        let secret =
-            |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
+        Self::to_look(workflow, surroundings)
+    }
+
+    /// Makes one that is only looked at: nothing is run, so that a secret may be missing, and an agent not known.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub fn to_look(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+        let value =
+            |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        let secret = |name: &String| {
+            let value = value(name).filter(|value| !value.is_empty())?;
+            Some((name.clone(), value.as_encoded_bytes().to_vec()))
+        };
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
         let (shape, levels) = levels::of(&workflow, surroundings.cores, &surroundings.base)?;
@@ -391,6 +373,16 @@ impl Program for WorkflowProgram {
         repeat::forget(self.step(spot), state);
     }
 
+    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
+        let step = self.step(spot);
+        let gives_more = step.keeps_stdout || step.work.body().is_some() || step.repeat.is_some();
+        !gives_more && ending.outputs_bytes.is_none()
+    }
+
+    fn gave(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Value> {
+        repeat::gave(self.step(spot), state)
+    }
+
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
@@ -436,38 +428,8 @@ impl Program for WorkflowProgram {
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
-        let step = self.step(spot);
-        let scope = self.scope_of(step, state);
-        if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {
-            return Ok(Job::of(Doing::Gathering(joined)));
-        }
-        if let Some(joined) = joined.clone().filter(|_| step.work.child().is_some()) {
-            return Ok(Job::of(Doing::Returning(joined)));
-        }
-        if let Some(foreach) = self.foreach(spot) {
-            if let Some(joined) = joined {
-                let joining = Joining::new(joined, foreach, self.outcomes_file(spot));
-                return Ok(Job::of(Doing::Joining(joining)));
-            }
-            let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
-            return Ok(Job::of(Doing::Listing(Box::new(listing))));
-        }
-        if let Some(joined) = joined {
-            return Ok(Job::of(Doing::Hooked(joined)));
-        }
-        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
-        if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
-            return Ok(Job { hooks, ..Job::of(Doing::Waiting(waiting)) });
-        }
-        let services = self.services_of(state)?;
-        if matches!(step.work, Work::Service(_)) {
-            let service = Box::new(self.service(step, state)?);
-            return Ok(Job { doing: Doing::Service(service), hooks, services });
-        }
-        let command = step.work.command().expect("what does not wait is a command");
-        let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
-        let command = Box::new(command.after(state.bytes()));
-        Ok(Job { doing: Doing::Command(command), hooks, services })
+        let vouching = self.vouching(spot, state).map_err(expression)?.map(Box::new);
+        Ok(Job { vouching, ..self.job(spot, state, joined)? })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
@@ -475,21 +437,29 @@ impl Program for WorkflowProgram {
             Ok(notes) => notes,
             Err(performed) => return *performed,
         };
+        let serves = matches!(job.doing, Doing::Service(_));
         let performed = match job.doing {
-            Doing::Command(command) => self.run(*command, attempt).await,
+            Doing::Command(command) => self.run(*command, attempt.clone()).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
-            Doing::Listing(listing) => self.list(*listing, attempt).await,
+            Doing::Listing(listing) => self.list(*listing, attempt.clone()).await,
             Doing::Joining(joining) => joining.run().await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
             Doing::Returning(joined) => child::gather(joined).await,
             Doing::Hooked(joined) => hooks::join(joined).await,
             Doing::Service(service) => self.serve(*service, &attempt).await,
         };
+        let performed = match job.vouching {
+            Some(vouching) => vouching.vouched(performed, &attempt, &self.mask).await,
+            None => performed,
+        };
+        if serves && !matches!(performed, Performed::Completed { .. }) {
+            self.end_service(&attempt.step).await;
+        }
         hooks::after(&job.hooks, with_notes(performed, notes))
     }
 
-    fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
-        spot.step.subjects.clone()
+    fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
+        self.subjects_of(spot, state)
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
@@ -500,6 +470,7 @@ impl Program for WorkflowProgram {
             (FailureKind::Expression, _) => false,
             _ if step.work.command().is_none() => false,
             (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
+            (FailureKind::Evidence, _) => step.retry.covers(RetryCause::Evidence),
             (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
             _ => step.retry.when.is_empty(),
         };

@@ -19,7 +19,7 @@ use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed};
 use super::edit;
-use super::fit::{adopt_change, check_fit, check_stand, forget};
+use super::fit::{adopt_change, check_fit, check_stand, forget, is_loop_by_needs};
 use super::line::{Line, MAIN};
 use super::recheck::Trust;
 use super::redo::Move;
@@ -343,6 +343,10 @@ async fn find_begin<P: Program>(
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
     if let Some(moved) = moved {
+        // In a graph by needs a step that loops begins with its first pass again, over the state of now.
+        let again = moved.draft.as_ref().and_then(|draft| draft.step.clone());
+        let again = again.filter(|step| is_loop_by_needs(program.shape(), &moved.position, step));
+        base.redone.extend(again.map(|step| (step.clone(), step)));
         move_on(base, moved, &mut drafts)?;
     }
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))

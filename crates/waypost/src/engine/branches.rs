@@ -19,7 +19,8 @@ use super::schedule::{children_of, collects, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
-use super::{OnDoubt, Program, RunError};
+use super::fit::is_loop_by_needs;
+use super::{OnDoubt, Program, RunError, Spot};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
 /// alone; one that has not begun is only noted; the others go on.
@@ -354,6 +355,12 @@ pub(super) async fn go_on<P: Program>(
         return Ok(None);
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
+    let again = draft.as_ref().and_then(|draft| draft.step.as_ref());
+    let again = again.filter(|step| is_loop_by_needs(shape, &position, step));
+    if let Some(place) = again.and_then(|step| shape.place(step.as_str())) {
+        let spot = Spot { branch: &branch, level: shape.level(), place, step: &shape.steps()[place] };
+        session.program.forget(spot, &mut state);
+    }
     session.program.attach(above.spot(opener.place), &above.state, &mut state);
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;

@@ -39,6 +39,13 @@ pub(super) fn forget<P: Program>(program: &P, redone: &[(StepId, StepId)], state
     }
 }
 
+/// Says whether a step that comes next is a loop of its own, in a graph by needs.
+pub(super) fn is_loop_by_needs(shape: &Shape, position: &Position, step: &StepId) -> bool {
+    let comes_next = position.frontier.iter().any(|entry| entry.step == *step && entry.at.attempt == 0);
+    let loops = |place: usize| shape.share_loop(place, place);
+    !shape.is_routed() && comes_next && shape.place(step.as_str()).is_some_and(loops)
+}
+
 /// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and
 /// the shape has the steps that the position stands at.
 pub(super) fn check_fit(

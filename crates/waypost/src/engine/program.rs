@@ -1,6 +1,7 @@
 //! What the engine runs: a program, as the engine sees it.
 
 use async_trait::async_trait;
+use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
 use crate::id::BranchPath;
@@ -81,6 +82,20 @@ pub trait Program: Send + Sync {
     /// is from after it. What is not taken out, the step finds when it runs.
     fn forget(&self, spot: Spot<'_>, state: &mut Self::State) {
         let _ = (spot, state);
+    }
+
+    /// Says whether what is recorded of the end of a step tells all that it has given: outputs and exit code, and nothing
+    /// beside them. Then no state need be kept to compare it with what the step gives when it is done again.
+    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
+        let _ = (spot, ending);
+        false
+    }
+
+    /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
+    /// step was done again, and steps after it are used again where it is the same. Asked only of graphs by needs.
+    fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value> {
+        let _ = (spot, state);
+        None
     }
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.

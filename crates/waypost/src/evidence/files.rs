@@ -317,7 +317,7 @@ fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Dige
 
 fn finding_of(lost: Lost) -> Finding {
     match lost {
-        Lost::Missing => Finding::failed("it is not there"),
+        Lost::Missing => Finding::absent("it is not there"),
         Lost::Refused(why) => Finding::failed(why),
         Lost::Unclear(why) => Finding::unknown(why),
         Lost::Changing(why) => Finding::unknown_yet(why),
