@@ -6,8 +6,8 @@ use std::io;
 use std::path::PathBuf;
 
 use waypost::engine::RunError;
-use waypost::plan::{Cause, Decision};
 use waypost::lock::Holder;
+use waypost::plan::{Cause, Decision};
 use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::engine::{Engine, Look, Snapshot};
+use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::Occasion;
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowProgram;
@@ -30,4 +31,15 @@ pub(crate) async fn look(
     let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
     Ok(Engine::new(Arc::clone(store)).look(&program, snapshot, occasion).await?)
+}
+
+/// Puts into a plan what was found beside the verdicts.
+pub(crate) fn tell_in(plan: &mut Plan, look: Look) {
+    for (branch, step) in look.settled {
+        let is_it = |decision: &&mut Decision| decision.branch == branch && decision.step == step;
+        if let Some(decision) = plan.decisions.iter_mut().find(is_it) {
+            (decision.action, decision.cause) = (Action::Reuse, Cause::EvidenceSettles);
+        }
+    }
+    plan.decisions.extend(look.ended);
 }

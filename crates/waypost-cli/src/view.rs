@@ -339,7 +339,8 @@ impl VerifiedView {
             }
         }
         let counting = checked.iter().filter(|claim| claim.counts()).count();
-        let pack = Pack { at_least: self.at_least.filter(|least| *least as usize <= counting), claims: checked };
+        let pack =
+            Pack { at_least: self.at_least.filter(|least| *least as usize <= counting), claims: checked };
         self.verdict = Some(if counting == 0 { Verdict::Skipped } else { pack.verdict() });
         let count = |verdict: Verdict| self.evidence.iter().filter(|claim| claim.verdict == verdict).count();
         let (total, ok) = (self.evidence.len(), count(Verdict::Ok));

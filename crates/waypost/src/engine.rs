@@ -66,8 +66,8 @@ mod wish;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use by_hand::{MARK, labelled};
 pub use cancel::Cancel;
-pub use look::Look;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
+pub use look::Look;
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
     OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
@@ -75,7 +75,7 @@ pub use options::{
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{
-    Admission, BeginError, Follow, OnFailure, Performed, Program, Settlement, Spot, StateError, Told,
+    Admission, BeginError, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot, StateError, Told,
 };
 pub use snapshot::Snapshot;
 use snapshot::changed_at;

@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, Occasion, FrontierEntry, Pack, Position, Settled, Status, Verdict};
+use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
 
 mod cause;
@@ -554,7 +554,8 @@ impl BranchView<'_> {
         };
         // What was to be checked neither when the step ended nor now says nothing, and what only warns, nothing that counts.
         let counts = |(index, claim): &(usize, &Claim)| {
-            let is_left = seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;
+            let is_left =
+                seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;
             claim.counts() && !is_left
         };
         let weighed: Vec<(&Claim, Verdict)> = pack

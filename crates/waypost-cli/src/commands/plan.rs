@@ -196,7 +196,7 @@ async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot
     }
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
-    plan.decisions.extend(look.ended);
+    looking::tell_in(&mut plan, look);
     Ok(plan)
 }
 

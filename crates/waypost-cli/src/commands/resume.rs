@@ -274,8 +274,7 @@ impl Prepared {
                     refuse_without_doubt(context, store, &snapshot, &chosen).await?;
                 }
                 if !args.set.is_empty() && !args.restart {
-                    let plan =
-                        chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
+                    let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
                     params = setting.apply(&chosen.workflow, &snapshot, &plan)?;
                 }
                 chosen

@@ -549,10 +549,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
             );
         }
         for claim in &step.evidence {
-            fact(
-                "evidence",
-                Some(claim_told(claim)),
-            );
+            fact("evidence", Some(claim_told(claim)));
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
         text.push_str(&failure(context, &view.run, step));

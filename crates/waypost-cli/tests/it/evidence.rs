@@ -185,3 +185,174 @@ steps:
         assert_eq!(rig.read("loop.txt"), "2\n");
     }
 }
+
+#[test]
+fn looking_tells_what_a_resume_would_go_by() {
+    let flow = "steps:\n  - id: a\n    run: mkdir -p box; echo x > box/a.txt\n    evidence: [ { sha256: box/a.txt, name: the box } ]\n  - run: test -e go\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+
+        rig.write("box/a.txt", "y");
+
+        let plan = rig.json(&["plan", "r", "--json"]);
+        assert_eq!(plan["decisions"][0]["action"], "run", "{plan}");
+        assert_eq!(plan["decisions"][0]["cause"], "evidence no longer holds: the box");
+        let told = rig.waypost(&["why", "r", "a"]);
+        assert!(told.contains("evidence no longer holds: the box"), "{told}");
+        let told = rig.waypost(&["verify", "r"]);
+        assert!(told.starts_with("exit 4\n"), "{told}");
+        assert!(told.contains("EVIDENCE FAILED: the box: expected"), "{told}");
+        let verified = rig.json(&["verify", "r", "--json"]);
+        let checkpoint = verified["checkpoints"].as_array().unwrap();
+        let checkpoint = checkpoint.iter().find(|found| found["verdict"] == "failed").unwrap();
+        assert_eq!(checkpoint["summary"]["failed"], 1, "{checkpoint}");
+        assert_eq!(checkpoint["summary"]["satisfied"], false);
+        assert_eq!(checkpoint["evidence"][0]["verdict"], "failed");
+        assert_eq!(verified["sound"], true);
+        let told = rig.waypost(&["show", "r", "--step", "a"]);
+        assert!(told.contains("ok the box"), "what was found when it ended: {told}");
+    }
+}
+
+#[test]
+fn what_cannot_be_checked_stops_a_resume_before_anything_is_done() {
+    let flow = "steps:\n  - {id: a, run: echo x > a.txt, evidence: [ { sha256: a.txt, timeout: 200ms } ]}\n  - {id: b, run: echo b >> trace; test -e go}\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        // A file that no check gets through in its time.
+        fs::remove_file(rig.path("a.txt")).unwrap();
+        let sparse = fs::File::create(rig.path("a.txt")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+
+        let told = rig.waypost(&["resume", "r", "-q"]);
+
+        assert!(told.starts_with("exit 4\n"), "{told}");
+        assert!(told.contains("evidence could not be checked"), "{told}");
+        assert_eq!(trace(&rig), ["b"], "{store}");
+    }
+}
+
+#[test]
+fn a_failure_of_evidence_is_tried_again_where_that_is_said() {
+    let flow = r#"
+steps:
+  - id: a
+    run: echo x >> trace; test "$(wc -l < trace)" -lt 3 || echo done > out.txt
+    retry: { max: 5, delay: 10ms, when: [evidence] }
+    evidence: [ { file: out.txt } ]
+  - id: b
+    run: echo y >> trace; exit 7
+    retry: { max: 5, delay: 10ms, when: [evidence] }
+    evidence: [ { exit: 0 } ]
+"#;
+    let rig = Rig::with(flow);
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    assert_eq!(trace(&rig), ["x", "x", "x", "y"], "an exit code is not evidence");
+}
+
+#[test]
+fn terms_say_how_and_when_a_claim_is_checked() {
+    let flow = r#"
+steps:
+  - id: a
+    run: (sleep 0.4; echo late > late.txt) & echo secret-word > kept.txt
+    evidence:
+      - { file: late.txt, within: 20s }
+      - { file: gone.txt, not: true }
+      - { file: kept.txt, size: 1, severity: warn, name: a hint, metadata: { ticket: OPS-7 } }
+      - { file: kept.txt, size: "> 3", sensitive: true }
+      - { sha256: kept.txt, at: verify }
+  - run: test -e go
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "the second step failed");
+        let shown = rig.json(&["show", "r", "--json"]);
+        let claims = shown["steps"][0]["evidence"].as_array().unwrap().clone();
+        let verdicts: Vec<&str> = claims.iter().map(|claim| claim["verdict"].as_str().unwrap()).collect();
+        assert_eq!(verdicts, ["ok", "ok", "failed", "ok", "ok"], "{claims:?}");
+        assert_eq!(claims[2]["metadata"]["ticket"], "OPS-7");
+        assert!(claims[3]["expected"].is_null() && claims[3]["found"].is_null(), "{claims:?}");
+
+        // A change that is looked at only when somebody wants to know.
+        rig.write("kept.txt", "changed");
+        rig.write("go", "");
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(4), "{store}");
+    }
+}
+
+#[test]
+fn a_service_is_believed_when_its_evidence_holds_and_started_again_alone() {
+    let flow = r#"
+steps:
+  - id: api
+    service: echo up >> trace; echo ready > ready.txt; while :; do sleep 0.05; done
+    evidence: [ { file: ready.txt, within: 20s } ]
+  - {id: a, run: 'test -e ready.txt; echo a >> trace'}
+  - {id: b, run: 'test -e ready.txt; echo b >> trace; test -e go'}
+"#;
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        fs::remove_file(rig.path("ready.txt")).unwrap();
+        rig.write("go", "");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), ["up", "a", "b", "up", "b"], "{store}");
+    }
+    let rig = Rig::with(&flow.replace("echo ready > ready.txt; ", "").replace("20s", "300ms"));
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
+    assert!(told.starts_with("exit 4\n"), "{told}");
+}
+
+#[test]
+fn evidence_settles_what_must_not_be_repeated_and_was_cut() {
+    let flow = r#"
+steps:
+  - id: publish
+    idempotent: false
+    run: echo publish >> trace; echo 7 > count.txt; echo done > done.txt; while [ ! -e go ]; do sleep 0.02; done
+    outputs: { count: { from: count.txt } }
+    evidence: [ { file: done.txt } ]
+  - id: after
+    run: echo "after ${{ steps.publish.outputs.count }}" >> trace
+"#;
+    for store in STORES {
+        for (flow, settles) in [
+            (flow.to_owned(), true),
+            (flow.replace("{ file: done.txt }", "{ sha256: done.txt }"), false),
+            (flow.replace("{ file: done.txt }", "{ file: other.txt }"), false),
+            (flow.replace("from: count.txt", "from: gone.txt"), false),
+            (flow.replace("{ file: done.txt }", "{ file: done.txt }, { exit: 0 }"), false),
+        ] {
+            let rig = Rig::with(&flow).at(store);
+            let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+            rig.wait_for("done.txt", |text| text == "done\n");
+            running.signal(libc::SIGKILL);
+            running.end();
+            wait_until("the run to be free", || code(&rig, &["plan", "r"]) == Some(0));
+
+            let plan = rig.json(&["plan", "r", "--json"]);
+            let told = rig.waypost(&["resume", "r", "-q"]);
+
+            if settles {
+                assert_eq!(plan["decisions"][0]["action"], "reuse", "{plan}");
+                assert!(told.starts_with("exit 0\n"), "{told}");
+                assert_eq!(trace(&rig), ["publish", "after 7"], "{store}");
+                let shown = rig.json(&["show", "r", "--json"]);
+                assert_eq!(shown["steps"][0]["evidence"][0]["verdict"], "ok", "{shown}");
+            } else {
+                assert_eq!(plan["decisions"][0]["action"], "ask", "{plan}");
+                assert!(told.starts_with("exit 8\n"), "{flow}: {told}");
+                assert_eq!(trace(&rig), ["publish"], "{store}");
+            }
+        }
+    }
+}

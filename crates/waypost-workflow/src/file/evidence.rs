@@ -21,21 +21,24 @@ pub(super) static EVIDENCE: KeySet =
 
 /// Makes the keys of a kind: its own, and those of every claim.
 macro_rules! keys {
-    ($what:literal: $($own:literal),+) => {
+    ($what:literal: $($own:literal),+; $($later:literal),*) => {
         KeySet {
             what: $what,
             keys: &[
                 $($own,)+ "name", "not", "timeout", "within", "at", "severity", "sensitive", "metadata",
             ],
-            later: &[],
+            later: &[$($later),*],
             elsewhere: &[],
         }
     };
 }
 
-pub(super) static FILE: KeySet = keys!("`file` evidence": "file", "type", "size");
-pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is");
-pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit");
+pub(super) static FILE: KeySet = keys!(
+    "`file` evidence": "file", "type", "size";
+    "mode", "contains", "matches", "json", "lines", "newer_than", "count", "absent"
+);
+pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "fast");
+pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
 
 /// A kind of evidence.
 #[derive(Debug)]
@@ -70,9 +73,8 @@ static KINDS: [KindOfEvidence; 3] = [
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 10] = [
-    "command", "sqlite", "postgres", "port", "http", "process", "container", "git", "json", "exec",
-];
+const LATER: [&str; 10] =
+    ["command", "sqlite", "postgres", "port", "http", "process", "container", "git", "json", "exec"];
 
 /// What an expectation may be.
 #[derive(Debug, Clone, Copy)]
@@ -136,9 +138,9 @@ impl Expected {
 impl Evidence {
     /// Returns the texts in it that may hold expressions.
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
-        self.claims.iter().flat_map(|claim| {
-            claim.subject.iter().chain(claim.expect.iter().flat_map(Expected::templates))
-        })
+        self.claims
+            .iter()
+            .flat_map(|claim| claim.subject.iter().chain(claim.expect.iter().flat_map(Expected::templates)))
     }
 }
 
@@ -180,7 +182,8 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         return None;
     }
     let mut texts = Vec::new();
-    let claims: Vec<ClaimTemplate> = items.iter().filter_map(|item| claim(checker, item, &mut texts)).collect();
+    let claims: Vec<ClaimTemplate> =
+        items.iter().filter_map(|item| claim(checker, item, &mut texts)).collect();
     if claims.len() < items.len() {
         return None;
     }
@@ -258,7 +261,8 @@ fn claim<'n>(
     let before = checker.problems.count();
     let terms = terms(checker, &fields);
     let name = fields.get("name").and_then(|node| checker.filled_text(node, "name"));
-    let mut claim = ClaimTemplate { kind, subject: None, expect: None, name, terms: terms.unwrap_or_default() };
+    let mut claim =
+        ClaimTemplate { kind, subject: None, expect: None, name, terms: terms.unwrap_or_default() };
     if kind.key == "exit" {
         claim.expect = codes(checker, subject, texts);
     } else {
@@ -435,7 +439,11 @@ fn value<'n>(
 ) -> Option<Expected> {
     match &node.kind {
         Kind::Null => {
-            checker.wrong(node, format!("`{what}` expects nothing"), "write what is expected, or remove the key");
+            checker.wrong(
+                node,
+                format!("`{what}` expects nothing"),
+                "write what is expected, or remove the key",
+            );
             None
         }
         Kind::Text(text) if text.contains("${{") => {
@@ -471,7 +479,8 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             }
         }
         Wanted::Digest => {
-            let is_digest = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_digest =
+                |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
             if !plain.as_str().is_some_and(is_digest) {
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);

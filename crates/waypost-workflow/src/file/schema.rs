@@ -166,7 +166,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("retry", "max_delay") => (reference("duration"), "The longest wait."),
         ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "How the wait grows."),
         ("retry", "jitter") => (truth(), "Whether waits vary a little."),
-        ("retry", "when") => (reference("words"), "Which failures are tried again: timeout, exit N, evidence, any."),
+        ("retry", "when") => {
+            (reference("words"), "Which failures are tried again: timeout, exit N, evidence, any.")
+        }
         ("step", "id") => (
             json!({ "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$", "maxLength": 64 }),
             "Its name for everything else.",

@@ -233,6 +233,21 @@ impl Workflow {
         }))
     }
 
+    /// Says whether a step reads something of another one that this does not declare to come from a file.
+    #[must_use]
+    pub fn reads_undeclared(&self, step: &Step) -> bool {
+        let declared = |name: &str| step.outputs.iter().any(|(known, _)| known == name);
+        let mut references = self.readers_of(&step.id).flat_map(Step::references);
+        references.any(|reference| match reference.path.as_slice() {
+            [root, of, what, rest @ ..] if root == "steps" && *of == step.id => match what.as_str() {
+                "outputs" => !rest.first().is_some_and(|name| declared(name)),
+                "stdout" => true,
+                _ => false,
+            },
+            _ => false,
+        })
+    }
+
     /// The warnings with their snippets, without colour.
     #[must_use]
     pub fn render_warnings(&self) -> String {

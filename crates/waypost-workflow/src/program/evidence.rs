@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-use waypost::engine::{Attempt, Performed, Spot};
+use serde_json::{Map, Value};
+use waypost::engine::{Attempt, Performed, Salvage, Spot};
 use waypost::evidence::COMMAND_EXIT;
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
 
@@ -13,6 +13,8 @@ use crate::expr::{ExprError, Scope};
 use crate::file::{ClaimTemplate, Evidence, Expected, Step, Work};
 use crate::mask::Mask;
 
+use super::command::Command;
+use super::handover::Handover;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
@@ -30,7 +32,11 @@ pub(super) struct Vouching {
 
 impl WorkflowProgram {
     /// Returns the evidence of a step, if it has some, to be checked when that has ended.
-    pub(super) fn vouching(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Vouching>, ExprError> {
+    pub(super) fn vouching(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+    ) -> Result<Option<Vouching>, ExprError> {
         let step = self.step(spot);
         let (around, base) = self.around(spot);
         self.vouching_of(step, state, base.strip_prefix(&around.base).unwrap_or(base))
@@ -61,6 +67,34 @@ impl WorkflowProgram {
         let Ok(Some(vouching)) = self.vouching(spot, state) else { return Vec::new() };
         let claims = vouching.evidence.claims.iter();
         claims.filter_map(|claim| vouching.subject(claim, &vouching.scope).ok()).collect()
+    }
+
+    /// Returns what shows that a step is done whose end nobody saw, and its outputs, where they can be read again: they come
+    /// from files, and nobody reads another one.
+    pub(super) fn salvage_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
+        let step = self.step(spot);
+        let Work::Run(text) = &step.work else { return None };
+        let is_told = step.capture.is_some() || step.keeps_stdout || text.as_str().contains("WAYPOST_OUTPUT");
+        if is_told || self.workflow().reads_undeclared(step) || !step.hooks.is_empty() {
+            return None;
+        }
+        let vouching = self.vouching(spot, state).ok()??;
+        let command = Command::render(step, text, &self.scope_of(step, state), self.around(spot)).ok()?;
+        let outputs =
+            Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?;
+        let ending = Ending { outputs: outputs.outputs.clone().into_iter().collect(), ..Ending::default() };
+        let mut pack = vouching.pack(&outputs, &ending).ok()?;
+        // What a step pins when it ends was not pinned; other claims count where they are enough.
+        let count = pack.claims.len();
+        pack.claims.retain(|claim| !claim.pinned && claim.is_due(Occasion::Resume));
+        if pack.at_least.is_none() && pack.claims.len() < count || pack.check().is_err() {
+            return None;
+        }
+        for claim in &mut pack.claims {
+            // It is asked about now, on whatever occasion that is.
+            claim.terms.at.clear();
+        }
+        Some(Salvage { pack, output: outputs, ending })
     }
 
     /// Says whether a service is to be believed; what is started anew is looked at each time, and not before a resume.
@@ -110,7 +144,9 @@ impl Vouching {
         let Performed::Completed { output, ending, mut told } = performed else { return performed };
         let pack = match self.pack(&output, &ending) {
             Ok(pack) => pack,
-            Err(error) => return Performed::Failed { failure: Failure { ending, ..expression(error) }, told },
+            Err(error) => {
+                return Performed::Failed { failure: Failure { ending, ..expression(error) }, told };
+            }
         };
         let checked = tokio::select! {
             biased;
@@ -154,7 +190,8 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
             items.iter().map(|item| value_of(item, kind, scope)).collect::<Result<Vec<_>, _>>()?.into()
         }
         Expected::Map(entries) => {
-            let entry = |(name, value): &(String, Expected)| Ok((name.clone(), value_of(value, kind, scope)?));
+            let entry =
+                |(name, value): &(String, Expected)| Ok((name.clone(), value_of(value, kind, scope)?));
             Value::Object(entries.iter().map(entry).collect::<Result<_, ExprError>>()?)
         }
     })

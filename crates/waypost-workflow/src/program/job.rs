@@ -50,7 +50,12 @@ impl Job {
 
 impl WorkflowProgram {
     /// Makes the job of a step, but for its evidence.
-    pub(super) fn job(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
+    pub(super) fn job(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        joined: Option<Joined>,
+    ) -> Result<Job, Failure> {
         let step = self.step(spot);
         let scope = self.scope_of(step, state);
         if let Some(joined) = joined.clone().filter(|_| repeat::is_group(step)) {

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
-    StateError,
+    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
+    Spot, StateError,
 };
 use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
@@ -460,6 +460,10 @@ impl Program for WorkflowProgram {
 
     fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
         self.subjects_of(spot, state)
+    }
+
+    async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
+        self.salvage_of(spot, state)
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken};
-use crate::record::{Claim, Occasion, Verdict};
+use crate::record::{Claim, FrontierEntry, Occasion, Status, Verdict};
 use crate::shape::Shape;
 
 use super::recheck::{forget_other_names, in_flux, verify};
 use super::snapshot::{Snapshot, effective_of, position_of};
-use super::stand::survey;
+use super::stand::{salvageable, survey};
 use super::{Engine, OnUnknown, Program, RunError};
 
 /// What the evidence of a run comes to now.
@@ -19,6 +19,8 @@ pub struct Look {
     pub verdicts: Verdicts,
     /// The claims that were checked, by the record that has them.
     pub claims: BTreeMap<(BranchPath, u64), Vec<Claim>>,
+    /// Steps that were cut and must not be repeated blindly, and are done as their evidence shows.
+    pub settled: Vec<(BranchPath, StepId)>,
     /// What a resume would do about steps on branches that have ended.
     pub ended: Vec<Decision>,
 }
@@ -55,7 +57,21 @@ impl Engine {
             !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())
         };
         let ended = decided(shape, &effective, &verdicts, is_ended);
-        Ok(Look { verdicts, claims: found.into_iter().collect(), ended })
+        let site = self.site(run);
+        let cut = |entry: &FrontierEntry| {
+            let step = shape.step(entry.step.as_str());
+            entry.status == Status::Started && step.is_some_and(|step| !step.idempotent)
+        };
+        let ask = |entry: &FrontierEntry| Decision {
+            branch: BranchPath::main(),
+            step: entry.step.clone(),
+            action: Action::Ask,
+            cause: Cause::InDoubt(entry.at.clone()),
+        };
+        let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
+        let settled = salvageable(self, program, (&site, newest), &mut asked).await?;
+        let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
+        Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended })
     }
 }
 

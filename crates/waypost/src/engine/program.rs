@@ -117,6 +117,13 @@ pub trait Program: Send + Sync {
     /// about to write, or was when it was cut.
     fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;
 
+    /// Says by what a step can be seen to be done that was cut and must not be repeated blindly, and what it gave, read
+    /// anew. None where that cannot be told without having seen its end: then a person decides.
+    async fn salvage(&self, spot: Spot<'_>, state: &Self::State) -> Option<Salvage<Self::Output>> {
+        let _ = (spot, state);
+        None
+    }
+
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 
@@ -189,6 +196,17 @@ impl From<SchemaError> for StateError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot prepare to run steps")]
 pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// What a step that was cut would have given, if it is done.
+#[derive(Debug)]
+pub struct Salvage<O> {
+    /// What shows that it is; nothing in it was taken from the world when a step ended.
+    pub pack: Pack,
+    /// For the state.
+    pub output: O,
+    /// For the record.
+    pub ending: Ending,
+}
 
 /// Whether a step runs.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -205,7 +205,9 @@ pub(super) async fn judge<P: Program>(
         forget_other_names(engine, run, &mut effective).await;
     }
     let (verdicts, found) = match trust {
-        Trust::Checked(on_unknown) => verify(engine, shape, run, (&effective, Occasion::Resume), on_unknown).await?,
+        Trust::Checked(on_unknown) => {
+            verify(engine, shape, run, (&effective, Occasion::Resume), on_unknown).await?
+        }
         Trust::Blind => (believed(shape, &effective), HashMap::new()),
     };
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());

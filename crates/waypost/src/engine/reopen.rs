@@ -69,12 +69,14 @@ pub(super) async fn open_again(
     };
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, ..entry };
     let after = Unfinished::from_places(shape, std::iter::once(place));
-    let is_after = |entry: &FrontierEntry| shape.place(entry.step.as_str()).is_some_and(|place| after.has(place));
+    let is_after =
+        |entry: &FrontierEntry| shape.place(entry.step.as_str()).is_some_and(|place| after.has(place));
     position.frontier.retain(|entry| !is_after(entry));
     position.frontier.push(entry);
     position.ledger.remove(&target.step);
     position.revisited = true;
-    position.ahead = Some(known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
+    position.ahead =
+        Some(known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
     let draft = redo_draft(made, branch, (target, judged), epoch);
     Ok(Some(Move { record: known.record.clone(), position, draft: Some(draft), basis: None }))
 }
@@ -84,14 +86,16 @@ async fn joining(engine: &Engine, made: &Header, epoch: u32) -> Result<FrontierE
     let starts = |record: &Record| given::starts(record.header(), made);
     let gone = || RunError::NoState {
         at: made.reference().to_string(),
-        why: "its branches are done again, and which they are is not kept any more; start the run over".to_owned(),
+        why: "its branches are done again, and which they are is not kept any more; start the run over"
+            .to_owned(),
     };
     let start = engine.store.find_back(&made.run, &made.branch, made.seq, &starts).await?.ok_or_else(gone)?;
     let start = match load_with_state(engine, &made.run, &made.branch, start.header().seq).await {
         Err(RunError::NoState { .. }) => return Err(gone()),
         start => start?,
     };
-    let entry = position_of(&start)?.frontier.into_iter().find(|entry| Some(&entry.step) == made.step.as_ref());
+    let entry =
+        position_of(&start)?.frontier.into_iter().find(|entry| Some(&entry.step) == made.step.as_ref());
     let mut entry = entry.filter(|entry| entry.fan.is_some()).ok_or_else(gone)?;
     (entry.failures, entry.memos, entry.wake_at, entry.passed) = (0, 0, None, false);
     entry.status = crate::record::Status::Ready;
@@ -146,7 +150,8 @@ async fn done_since<P: Program>(
     ahead: Ahead,
 ) -> Result<Option<Done>, RunError> {
     let header = record.header();
-    let seq_min = Some(ahead.since.max(1));
+    // The one that went back may stand in a batch with others behind it, so that `since` is not the first.
+    let seq_min = Some(ahead.seq + 1);
     let mut scan = Scan { branch: Some(header.branch.clone()), seq_min, ..Scan::of(&header.run) };
     let (mut done, mut ended) = (Done::default(), BTreeMap::new());
     loop {
@@ -155,7 +160,9 @@ async fn done_since<P: Program>(
             let Some(step) = &found.step else { continue };
             done.epoch = done.epoch.max(found.at.epoch);
             match &found.phase {
-                Phase::Restored if found.reason == Reason::Redo && found.about.is_some() && is_wish(found) => {
+                Phase::Restored
+                    if found.reason == Reason::Redo && found.about.is_some() && is_wish(found) =>
+                {
                     ended.remove(step);
                     done.wanted.insert(step.clone());
                 }
@@ -211,7 +218,9 @@ async fn gave_the_same<P: Program>(
     {
         return Ok(before.outputs == now.outputs && before.exit_code == now.exit_code);
     }
-    let (Some(then), Some(now)) = (with_state(engine, then).await?, with_state(engine, record.clone()).await?) else {
+    let (Some(then), Some(now)) =
+        (with_state(engine, then).await?, with_state(engine, record.clone()).await?)
+    else {
         return Ok(false);
     };
     let gave = |record: &Record| {
@@ -246,8 +255,8 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
                 changed[place] = was_finished && !is_same;
                 true
             }
-            // It stands there again, as what it needs was done again after it.
-            (Some(true), Some(_)) => is_ready && !is_tainted,
+            // It stands there again, as what it needs was done again after it; or for its next pass.
+            (Some(true), Some(_)) => is_ready && !is_tainted && !shape.share_loop(place, place),
             (None, _) => was_finished && is_ready && !is_tainted && !is_wanted,
             _ => false,
         };

@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use crate::evidence::Site;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
-use super::begin::Base;
+use super::begin::{Base, decode_state};
+use super::doubt::salvaged;
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -34,6 +36,8 @@ pub(super) struct Stand {
     pub(super) moves: BTreeMap<BranchPath, Move>,
     /// Steps that would run again as what they are given has changed, but must not be repeated blindly.
     pub(super) doubts: BTreeMap<BranchPath, StepId>,
+    /// Steps of the main branch that were cut and are done, as their evidence shows, with what was asked about each.
+    pub(super) settled: Vec<Decision>,
     /// The evidence of all that is finished was looked at.
     pub(super) looked: bool,
     /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
@@ -64,6 +68,8 @@ pub(super) struct Asked<'a> {
     pub(super) still: bool,
     /// Of the lease under which all of it happens.
     pub(super) token: u64,
+    /// Nobody says what became of steps that were cut: their evidence may.
+    pub(super) salvages: bool,
     /// A person says that steps run again that must not be repeated blindly.
     pub(super) retries: bool,
     /// What a person wants to be worked on again beside the main branch.
@@ -90,6 +96,7 @@ pub(super) async fn stand<P: Program>(
     let mut scout = Scout::new(engine, program, shape);
     scout.wishes = Some(asked.wishes);
     let run = base.snapshot.entry.record.record();
+    let site = engine.site(run);
     loop {
         let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
@@ -100,6 +107,10 @@ pub(super) async fn stand<P: Program>(
         }
         if asked.retries {
             judged.release();
+        }
+        let mut settled = Vec::new();
+        if asked.salvages {
+            settled = salvageable(engine, program, (&site, &base.record), &mut judged.questions).await?;
         }
         if asked.by_hand || !judged.questions.is_empty() {
             judged.ask();
@@ -147,7 +158,7 @@ pub(super) async fn stand<P: Program>(
         }
         let doubts = scout.doubts(&branches, &moves, &opened).await?;
         let (looked, left) = (trust != Trust::Blind, judged.left);
-        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left, unreached });
+        return Ok(Stand { questions: Vec::new(), moves, doubts, settled, looked, left, unreached });
     }
 }
 
@@ -160,6 +171,24 @@ pub(super) async fn survey<P: Program>(
     let shape = program.shape();
     let mut scout = Scout::new(engine, program, shape);
     Ok(scout.survey(main).await?.0)
+}
+
+/// Takes those questions away that evidence answers: steps of the main branch that were cut and are done.
+pub(super) async fn salvageable<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (site, record): (&Site, &Record),
+    questions: &mut Vec<Decision>,
+) -> Result<Vec<Decision>, RunError> {
+    if !questions.iter().any(|question| matches!(question.cause, Cause::InDoubt(_))) {
+        return Ok(Vec::new());
+    }
+    let (shape, main) = (program.shape(), BranchPath::main());
+    let state = decode_state(program, shape.level(), record)?;
+    let asked = questions.clone();
+    let found = salvaged(engine, program, shape, (site, &main, &state), questions).await;
+    let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
+    Ok(asked.into_iter().filter(is_found).collect())
 }
 
 /// Looks around in a run.

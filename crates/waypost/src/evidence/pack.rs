@@ -224,8 +224,11 @@ impl Claim {
         self.terms.severity == Severity::Fail
     }
 
-    /// Says whether it is checked on an occasion.
+    /// Says whether it is checked on an occasion. What is sensitive is not kept, and so not checked later.
     pub fn is_due(&self, occasion: Occasion) -> bool {
+        if self.terms.sensitive && occasion != Occasion::Commit {
+            return false;
+        }
         self.terms.at.is_empty() || self.terms.at.contains(&occasion)
     }
 

@@ -208,6 +208,7 @@ impl Verifier {
         claim.verdict = finding.verdict;
         claim.checked_at = Some(self.clock.now());
         if claim.terms.sensitive {
+            claim.expect = serde_json::Value::Null;
             // What a probe has to say of it may quote it.
             claim.error = finding.why.map(|_| "why is not told, as it is sensitive".to_owned());
             return;

@@ -81,7 +81,7 @@ pub struct Terms {
     /// What it counts for.
     #[serde(default, skip_serializing_if = "is_default")]
     pub severity: Severity,
-    /// What is expected and what is found are written down nowhere.
+    /// What is expected and what is found are written down nowhere, so that it is checked only when its step ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sensitive: bool,
     /// What the user keeps beside it.
