@@ -30,7 +30,8 @@ pub(crate) async fn look(
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
-    Ok(Engine::new(Arc::clone(store)).look(&program, snapshot, occasion).await?)
+    let engine = Engine::new(Arc::clone(store)).with_verifier(waypost_evidence::verifier());
+    Ok(engine.look(&program, snapshot, occasion).await?)
 }
 
 /// Puts into a plan what was found beside the verdicts.

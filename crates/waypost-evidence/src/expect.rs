@@ -45,7 +45,10 @@ pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
         }
         Value::Object(_) => Err(InvalidExpectation("a map is no expectation of a value".to_owned())),
         Value::String(text) => text_fits(text, found),
-        Value::Number(number) => Ok(number_of(found) == Some(Number::of(number))),
+        Value::Number(number) => {
+            let order = number_of(found).and_then(|found| found.compare(&Number::of(number)));
+            Ok(order.is_some_and(|order| order.is_eq()))
+        }
         Value::Bool(_) | Value::Null => Ok(expect == found),
     }
 }
@@ -58,12 +61,14 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
         })?;
         return Ok(plain(found).is_some_and(|found| regex.is_match(&found)));
     }
-    let compared = COMPARISONS.iter().find_map(|(sign, holds)| Some((*sign, *holds, text.strip_prefix(sign)?)));
+    let compared =
+        COMPARISONS.iter().find_map(|(sign, holds)| Some((*sign, *holds, text.strip_prefix(sign)?)));
     let Some((sign, holds, bound)) = compared else {
         return Ok(plain(found).is_some_and(|found| found == text));
     };
     let bound = bound.trim();
-    let number = Number::read(bound).or_else(|| parse_size(bound).ok().map(|bytes| Number::Whole(bytes.into())));
+    let number =
+        Number::read(bound).or_else(|| parse_size(bound).ok().map(|bytes| Number::Whole(bytes.into())));
     match number {
         Some(number) => {
             let order = number_of(found).and_then(|found| found.compare(&number));
@@ -85,7 +90,7 @@ fn plain(value: &Value) -> Option<String> {
 }
 
 /// A number, exact where it is whole.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 enum Number {
     Whole(i128),
     Real(f64),

@@ -90,7 +90,8 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
             }
             ("contains", _) => Err("`contains` says no text".to_owned()),
             ("matches", Value::String(pattern)) => {
-                let regex = Regex::new(pattern).map_err(|error| format!("`matches` is no regular expression: {error}"));
+                let regex = Regex::new(pattern)
+                    .map_err(|error| format!("`matches` is no regular expression: {error}"));
                 regex.map(|regex| regex.is_match(&text))
             }
             ("lines", wanted) => {
@@ -99,7 +100,9 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
                 found["lines"] = lines;
                 fit
             }
-            (other, _) => return Finding::unknown(format!("the expectation `{other}` cannot be checked here")),
+            (other, _) => {
+                return Finding::unknown(format!("the expectation `{other}` cannot be checked here"));
+            }
         };
         match one {
             Ok(one) => {

@@ -40,7 +40,8 @@ impl Probe for JsonProbe {
         if let Some(other) = expect.keys().find(|name| !matches!(name.as_str(), "path" | "value")) {
             return Finding::unknown(format!("the expectation `{other}` cannot be checked here"));
         }
-        let (Some(path), Some(wanted)) = (expect.get("path").and_then(Value::as_str), expect.get("value")) else {
+        let (Some(path), Some(wanted)) = (expect.get("path").and_then(Value::as_str), expect.get("value"))
+        else {
             return Finding::failed("a `path` and a `value` are expected");
         };
         let parts = match parts_of(path) {
@@ -109,7 +110,8 @@ fn parts_of(path: &str) -> Result<Vec<Part>, String> {
             parts.push(Part::Name(name.to_owned()));
             rest = next;
         } else {
-            let (index, next) = rest.strip_prefix('[').and_then(|after| after.split_once(']')).ok_or_else(wrong)?;
+            let (index, next) =
+                rest.strip_prefix('[').and_then(|after| after.split_once(']')).ok_or_else(wrong)?;
             parts.push(Part::Index(index.parse().map_err(|_| wrong())?));
             rest = next;
         }

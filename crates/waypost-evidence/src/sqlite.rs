@@ -168,7 +168,8 @@ impl Wanted {
 /// Sees that a table and its columns are there: an unknown name in quotes would be a text to SQLite.
 fn in_catalog(connection: &Connection, table: &str, columns: &[&str]) -> Result<(), Ended> {
     let absent = |what: String| Err(Ended(Finding::absent(what)));
-    let mut tables = connection.prepare("SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND name = ?1")?;
+    let mut tables =
+        connection.prepare("SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND name = ?1")?;
     if !tables.exists([table])? {
         return absent(format!("it has no table `{table}`"));
     }
@@ -196,14 +197,17 @@ fn rows_of(
     // `IS`, as null is equal to nothing.
     let conditions: Vec<String> =
         keys.keys().enumerate().map(|(at, name)| format!("{} IS ?{}", quoted(name), at + 1)).collect();
-    let condition = if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
+    let condition =
+        if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
     let text = format!("SELECT {columns} FROM {}{condition} LIMIT {}", quoted(table), ROWS_MAX + 1);
     let bound = keys.iter().map(|(name, value)| cell_of(name, value)).collect::<Result<Vec<_>, _>>()?;
     let mut statement = connection.prepare(&text)?;
     let mut found = statement.query(params_from_iter(bound))?;
     let mut rows = Vec::new();
     while let Some(row) = found.next()? {
-        rows.push((0..values.len()).map(|at| Ok(value_of(row.get_ref(at)?))).collect::<rusqlite::Result<_>>()?);
+        rows.push(
+            (0..values.len()).map(|at| Ok(value_of(row.get_ref(at)?))).collect::<rusqlite::Result<_>>()?,
+        );
     }
     if rows.len() > ROWS_MAX {
         return Err(Ended(Finding::unknown(format!("more than {ROWS_MAX} rows are meant"))));
@@ -211,7 +215,11 @@ fn rows_of(
     Ok(rows)
 }
 
-fn counted(rows: &[Vec<Value>], values: &Map<String, Value>, count: Option<&Value>) -> Result<Finding, Ended> {
+fn counted(
+    rows: &[Vec<Value>],
+    values: &Map<String, Value>,
+    count: Option<&Value>,
+) -> Result<Finding, Ended> {
     let fitting = |row: &&Vec<Value>| -> Result<bool, Ended> {
         for (wanted, found) in values.values().zip(row.iter()) {
             let fit = fits(wanted, found).map_err(|error| Ended(Finding::failed(error.to_string())))?;
@@ -233,9 +241,8 @@ fn counted(rows: &[Vec<Value>], values: &Map<String, Value>, count: Option<&Valu
         _ => json!({ "rows": number }),
     };
     let holds = match count {
-        Some(count) => {
-            fits(count, &json!(number)).map_err(|error| Ended(Finding::failed(format!("`count`: {error}"))))?
-        }
+        Some(count) => fits(count, &json!(number))
+            .map_err(|error| Ended(Finding::failed(format!("`count`: {error}"))))?,
         None => number > 0,
     };
     Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
@@ -259,7 +266,9 @@ fn cell_of(name: &str, value: &Value) -> Result<Cell, Ended> {
         },
         Value::String(text) => Cell::Text(text.clone()),
         Value::Array(_) | Value::Object(_) => {
-            return Err(Ended(Finding::failed(format!("`where`: column `{name}` is compared with one value"))));
+            return Err(Ended(Finding::failed(format!(
+                "`where`: column `{name}` is compared with one value"
+            ))));
         }
     })
 }

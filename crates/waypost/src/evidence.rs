@@ -55,8 +55,8 @@ mod pack;
 mod verifier;
 
 pub use exit::ExitProbe;
-pub use expect::{InvalidExpectation, check_size};
-pub use files::{ExistsProbe, Sha256Probe};
+pub use expect::{InvalidExpectation, check_size, parse_size};
+pub use files::{ExistsProbe, Sha256Probe, find_file, read_file};
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use verifier::{Limits, Verifier};
 
@@ -255,6 +255,12 @@ impl Finding {
     #[must_use]
     pub fn because(self, why: impl Into<String>) -> Self {
         Self { why: Some(why.into()), ..self }
+    }
+
+    /// Says whether it tells what the world is like, and not what is wrong with the claim: then the opposite of a claim that
+    /// does not hold does.
+    pub fn is_of_world(&self) -> bool {
+        self.is_of_world
     }
 
     /// Makes it that of the opposite claim.

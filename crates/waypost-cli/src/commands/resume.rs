@@ -332,7 +332,8 @@ impl Prepared {
         let run = self.run.clone();
         let going = Going { from: Some(from), then: Then::Stop, again: Vec::new() };
         let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
-        Ok(Engine::new(store).resume_program(&program, &run, options).await?)
+        let engine = Engine::new(store).with_verifier(waypost_evidence::verifier());
+        Ok(engine.resume_program(&program, &run, options).await?)
     }
 
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {

@@ -140,6 +140,7 @@ steps:
 #[test]
 fn items_groups_and_other_files_are_believed_by_their_evidence_too() {
     let flow = r#"
+checkpoints: { retention: 100 }
 steps:
   - id: each
     foreach:
@@ -355,4 +356,28 @@ steps:
             }
         }
     }
+}
+
+#[test]
+fn other_kinds_are_told_by_what_is_there() {
+    let flow = r#"
+steps:
+  - id: a
+    run: printf '{"n":3}' > a.json; printf 'one\ntwo\n' > a.txt
+    evidence:
+      - { json: a.json, path: $.n, value: "> 2" }
+      - { file: a.txt, lines: 2, contains: [one, two] }
+      - { file: gone.txt, absent: true }
+      - { port: 1, listening: false }
+  - run: test -e go
+"#;
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+
+    rig.write("a.json", r#"{"n":1}"#);
+    assert_eq!(code(&rig, &["verify", "r"]), Some(4));
+    rig.write("go", "");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("a.json"), r#"{"n":3}"#, "it was done again");
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, check_size};
 use waypost::record::{Occasion, Severity, Terms};
+use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, check_path};
 
 use super::body::holds_expression;
 use super::checker::Checker;
@@ -34,11 +35,15 @@ macro_rules! keys {
 }
 
 pub(super) static FILE: KeySet = keys!(
-    "`file` evidence": "file", "type", "size";
-    "mode", "contains", "matches", "json", "lines", "newer_than", "count", "absent"
+    "`file` evidence": "file", "type", "size", "contains", "matches", "lines", "absent";
+    "mode", "json", "newer_than", "count"
 );
 pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "fast");
 pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
+pub(super) static PORT: KeySet = keys!("`port` evidence": "port", "listening";);
+pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value";);
+pub(super) static SQLITE: KeySet =
+    keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
 
 /// A kind of evidence.
 #[derive(Debug)]
@@ -53,7 +58,7 @@ pub struct KindOfEvidence {
 }
 
 /// The kinds.
-static KINDS: [KindOfEvidence; 3] = [
+static KINDS: [KindOfEvidence; 6] = [
     KindOfEvidence {
         key: "file",
         recorded: ARTIFACT_EXISTS,
@@ -61,6 +66,10 @@ static KINDS: [KindOfEvidence; 3] = [
         expectations: &[
             ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
             ("size", Wanted::Size),
+            ("contains", Wanted::Texts),
+            ("matches", Wanted::Pattern),
+            ("lines", Wanted::Fit),
+            ("absent", Wanted::True),
         ],
     },
     KindOfEvidence {
@@ -70,11 +79,35 @@ static KINDS: [KindOfEvidence; 3] = [
         expectations: &[("is", Wanted::Digest)],
     },
     KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, set: &EXIT, expectations: &[] },
+    KindOfEvidence {
+        key: "port",
+        recorded: NETWORK_REACHABLE,
+        set: &PORT,
+        expectations: &[("listening", Wanted::Truth)],
+    },
+    KindOfEvidence {
+        key: "json",
+        recorded: JSON_VALUE,
+        set: &JSON,
+        expectations: &[("path", Wanted::Path), ("value", Wanted::Fit)],
+    },
+    KindOfEvidence {
+        key: "sqlite",
+        recorded: DB_ROW,
+        set: &SQLITE,
+        expectations: &[
+            ("table", Wanted::Text),
+            ("where", Wanted::Columns),
+            ("values", Wanted::Columns),
+            ("count", Wanted::Fit),
+            ("query", Wanted::Text),
+            ("equals", Wanted::Fit),
+        ],
+    },
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 10] =
-    ["command", "sqlite", "postgres", "port", "http", "process", "container", "git", "json", "exec"];
+const LATER: [&str; 7] = ["command", "postgres", "http", "process", "container", "git", "exec"];
 
 /// What an expectation may be.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +118,22 @@ enum Wanted {
     Size,
     /// A SHA-256 in hex.
     Digest,
+    /// What a value can be compared with.
+    Fit,
+    /// A text.
+    Text,
+    /// A text or a list of them.
+    Texts,
+    /// A regular expression.
+    Pattern,
+    /// The way to a value in JSON.
+    Path,
+    /// `true` or `false`.
+    Truth,
+    /// `true`: it says what would be without it.
+    True,
+    /// Columns and their values.
+    Columns,
 }
 
 /// By what a step is believed: claims, and how many of them must hold.
@@ -272,7 +321,7 @@ fn claim<'n>(
         }
         texts.push((text.clone(), subject));
         claim.subject = Some(text);
-        claim.expect = expectations(checker, kind, &fields, texts);
+        claim.expect = expectations(checker, (kind, node), &fields, texts);
     }
     if claim.expect.is_none() && kind.key == "sha256" {
         refuse_unpinnable(checker, &claim.terms, &fields);
@@ -408,19 +457,24 @@ fn codes<'n>(
 
 fn expectations<'n>(
     checker: &mut Checker<'_>,
-    kind: &KindOfEvidence,
+    (kind, node): (&KindOfEvidence, &Node),
     fields: &Fields<'n>,
     texts: &mut Vec<(Template, &'n Node)>,
 ) -> Option<Expected> {
     let mut found = Vec::new();
     for (name, wanted) in kind.expectations {
         let Some(node) = fields.get(name) else { continue };
-        let Some(value) = value(checker, name, node, texts) else { continue };
+        // That a value is null can be expected.
+        let is_null = matches!((&node.kind, wanted), (Kind::Null, Wanted::Fit));
+        let value =
+            if is_null { Some(Expected::Plain(Value::Null)) } else { value(checker, name, node, texts) };
+        let Some(value) = value else { continue };
         if let Expected::Plain(plain) = &value {
             check(checker, (name, *wanted), node, plain);
         }
         found.push(((*name).to_owned(), value));
     }
+    complete(checker, kind, node, &found);
     match kind.key {
         "sha256" => found.pop().map(|(_, digest)| digest),
         _ => Some(match found.is_empty() {
@@ -469,9 +523,80 @@ fn value<'n>(
     }
 }
 
+/// Sees that a claim says enough for something to be compared.
+fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
+    let has = |name: &str| found.iter().any(|(known, _)| known == name);
+    let wrong = match kind.key {
+        "json" if !has("path") || !has("value") => Some((
+            "`json` evidence says where in the file which value stands",
+            "add `path: $.count` and `value: 3`",
+        )),
+        "sqlite" if has("table") == has("query") => {
+            Some(("`sqlite` evidence has a `table`, or a `query`", "write one of the two"))
+        }
+        "sqlite" if has("query") != has("equals") => {
+            Some(("a `query` says what it `equals`, and a `table` does not", "write `query:` and `equals:`"))
+        }
+        "sqlite" if has("query") && found.len() > 2 => {
+            Some(("a `query` says all by itself", "keep only `query:` and `equals:`"))
+        }
+        "file" if has("absent") && found.len() > 1 => {
+            Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
+        }
+        _ => None,
+    };
+    if let Some((message, help)) = wrong {
+        checker.wrong(node, message, help);
+    }
+}
+
 /// Sees whether a plain value can be what is expected.
 fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+    let text = |checker: &mut Checker<'_>| {
+        if plain.as_str().is_none_or(|text| text.is_empty()) {
+            checker.mismatch(node, name, "text", "write a text, in quotes");
+        }
+    };
     match wanted {
+        Wanted::Fit => {
+            if let Err(error) = waypost_evidence::check(plain) {
+                let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
+                checker.wrong(node, format!("`{name}`: {error}"), help);
+            }
+        }
+        Wanted::Text => text(checker),
+        Wanted::Texts => match plain {
+            Value::Array(items)
+                if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}
+            _ => text(checker),
+        },
+        Wanted::Pattern => match plain.as_str().map(regex_lite::Regex::new) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                let message = format!("`{name}` is not a regular expression: {error}");
+                checker.wrong(node, message, "in single quotes YAML leaves `\\` alone");
+            }
+            None => checker.mismatch(node, name, "a regular expression", "write it in single quotes"),
+        },
+        Wanted::Path => {
+            if let Err(why) = check_path(plain.as_str().unwrap_or_default()) {
+                checker.wrong(node, why, "a name may have no dot and no bracket");
+            }
+        }
+        Wanted::Truth => drop(checker.truth(node, name)),
+        Wanted::True => {
+            if checker.truth(node, name) == Some(false) {
+                checker.wrong(node, format!("`{name}: false` says nothing"), "remove it");
+            }
+        }
+        Wanted::Columns => {
+            let is_map = plain.as_object().is_some_and(|map| !map.is_empty());
+            let values = plain.as_object().into_iter().flat_map(serde_json::Map::values);
+            if !is_map || values.into_iter().any(Value::is_object) {
+                let help = format!("write `{name}: {{ id: 7 }}`");
+                checker.mismatch(node, name, "a map of columns and values", &help);
+            }
+        }
         Wanted::Word(words) => drop(checker.word(node, name, words)),
         Wanted::Size => {
             if let Err(error) = check_size(plain) {

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::budget::BUDGET;
-use super::evidence::{EVIDENCE, EXIT, FILE, SHA256};
+use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
@@ -16,7 +16,7 @@ use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 16] = [
+static TABLES: [(&str, &KeySet); 19] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -33,10 +33,13 @@ static TABLES: [(&str, &KeySet); 16] = [
     ("file", &FILE),
     ("sha256", &SHA256),
     ("exit", &EXIT),
+    ("port", &PORT),
+    ("json", &JSON),
+    ("sqlite", &SQLITE),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 3] = ["file", "sha256", "exit"];
+const CLAIMS: [&str; 6] = ["file", "sha256", "exit", "port", "json", "sqlite"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -92,7 +95,7 @@ fn table(name: &str, set: &KeySet) -> Value {
         "output" => "from",
         "approve" => "question",
         "pack" => "of",
-        "file" | "sha256" | "exit" => name,
+        "file" | "sha256" | "exit" | "port" | "json" | "sqlite" => name,
         // Or a shorter form.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
@@ -211,6 +214,22 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("file", "file") => (scalar(), "A path beneath the folder of the workflow."),
         ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "What it is."),
         ("file", "size") => (json!({}), "Its size: 12, \"> 0\", \">= 2 KiB\", or a list of which one fits."),
+        ("file", "contains") => (reference("words"), "Texts that are all in it."),
+        ("file", "matches") => (text(), "A regular expression that matches something in it."),
+        ("file", "lines") => (json!({}), "How many lines it has: 3, \"> 5\"."),
+        ("file", "absent") => (json!({ "const": true }), "It is not there."),
+        ("port", "port") => (scalar(), "A port of this machine, or host:port."),
+        ("port", "listening") => (truth(), "false if nothing may listen there."),
+        ("json", "json") => (scalar(), "A JSON file."),
+        ("json", "path") => (text(), "The place in it: $.meta.count."),
+        ("json", "value") => (json!({}), "The value: 3, \"> 5\", \"~ regex\", or a list of which one fits."),
+        ("sqlite", "sqlite") => (scalar(), "An SQLite database."),
+        ("sqlite", "table") => (text(), "The table."),
+        ("sqlite", "where") => (json!({ "type": "object" }), "The columns by which rows are meant."),
+        ("sqlite", "values") => (json!({ "type": "object" }), "What stands in other columns of such a row."),
+        ("sqlite", "count") => (json!({}), "How many such rows there are."),
+        ("sqlite", "query") => (text(), "A query that only reads."),
+        ("sqlite", "equals") => (json!({}), "The first value that it gives."),
         ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),

@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::StepId;
-use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
-use crate::shape::{Shape, Unfinished};
+use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::back::{epochs, load_with_state};
@@ -57,7 +57,7 @@ pub(super) async fn open_again(
     let loops = shape.share_loop(place, place);
     let entry = match target.claims {
         // Its branches do something again, and it joins them. One that loops begins with its first pass.
-        None if !loops => joining(engine, made, epoch).await?,
+        None if !loops => joining(engine, &shape.steps()[place], (made, epoch)).await?,
         _ => FrontierEntry::ready(target.step.clone()),
     };
     let iteration = match loops {
@@ -81,27 +81,44 @@ pub(super) async fn open_again(
     Ok(Some(Move { record: known.record.clone(), position, draft: Some(draft), basis: None }))
 }
 
-/// Returns the entry of a step that joins the same branches again.
-async fn joining(engine: &Engine, made: &Header, epoch: u32) -> Result<FrontierEntry, RunError> {
+/// Returns the entry of a step that joins the same branches again. Where it is not kept any more which they are, it opens
+/// them anew.
+///
+/// # Errors
+/// [`RunError::NoState`]: it is not kept, and within them are steps that must not be repeated blindly.
+async fn joining(
+    engine: &Engine,
+    step: &Step,
+    (made, epoch): (&Header, u32),
+) -> Result<FrontierEntry, RunError> {
     let starts = |record: &Record| given::starts(record.header(), made);
-    let gone = || RunError::NoState {
-        at: made.reference().to_string(),
-        why: "its branches are done again, and which they are is not kept any more; start the run over"
-            .to_owned(),
+    let entry = match engine.store.find_back(&made.run, &made.branch, made.seq, &starts).await? {
+        Some(start) => match load_with_state(engine, &made.run, &made.branch, start.header().seq).await {
+            Err(RunError::NoState { .. }) => None,
+            start => position_of(&start?)?.frontier.into_iter().find(|entry| entry.step == step.id),
+        },
+        None => None,
     };
-    let start = engine.store.find_back(&made.run, &made.branch, made.seq, &starts).await?.ok_or_else(gone)?;
-    let start = match load_with_state(engine, &made.run, &made.branch, start.header().seq).await {
-        Err(RunError::NoState { .. }) => return Err(gone()),
-        start => start?,
+    let Some(mut entry) = entry.filter(|entry| entry.fan.is_some()) else {
+        if step.children.as_ref().is_some_and(|children| is_careful(&children.shape)) {
+            let why = "its branches are done again, and which they are is not kept any more; start the run over, and \
+                       let it keep more states";
+            return Err(RunError::NoState { at: made.reference().to_string(), why: why.to_owned() });
+        }
+        return Ok(FrontierEntry::ready(step.id.clone()));
     };
-    let entry =
-        position_of(&start)?.frontier.into_iter().find(|entry| Some(&entry.step) == made.step.as_ref());
-    let mut entry = entry.filter(|entry| entry.fan.is_some()).ok_or_else(gone)?;
     (entry.failures, entry.memos, entry.wake_at, entry.passed) = (0, 0, None, false);
-    entry.status = crate::record::Status::Ready;
+    entry.status = Status::Ready;
     entry.at.epoch = epoch;
     entry.waits.clear();
     Ok(entry)
+}
+
+/// Says whether a graph has steps that must not be repeated blindly.
+fn is_careful(shape: &Shape) -> bool {
+    shape.steps().iter().any(|step| {
+        !step.idempotent || step.children.as_ref().is_some_and(|children| is_careful(&children.shape))
+    })
 }
 
 /// What became of steps that were done again.

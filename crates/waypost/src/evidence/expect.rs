@@ -69,6 +69,14 @@ fn compare(text: &str, bytes: u64) -> Result<bool, InvalidExpectation> {
     Ok(holds(bytes, size(bound.trim())?))
 }
 
+/// Reads a size in bytes as people write it: `12`, `2B`, `2 KiB`, `1 GB`.
+///
+/// # Errors
+/// [`InvalidExpectation`]: it is none.
+pub fn parse_size(text: &str) -> Result<u64, InvalidExpectation> {
+    size(text)
+}
+
 fn size(text: &str) -> Result<u64, InvalidExpectation> {
     let wrong = || InvalidExpectation(format!("`{text}` is not a size, such as 12 or 2 KiB"));
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
