@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::plan::{Cause, Decision, Effective, Plan, Verdicts, plan};
-use waypost::record::{Definition, End, Phase, Position, Record, RunRecord};
+use waypost::plan::{Cause, Decision, Effective, Plan, Verdicts, checks, plan};
+use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -74,12 +74,12 @@ impl Chosen {
         own_copy(store, snapshot.entry.record.record(), &snapshot.definition)
     }
 
-    /// Returns what a resume with it would do.
+    /// Returns what a resume with it would do, by these verdicts; without any, evidence is taken at its word.
     pub(crate) async fn plan(
         &self,
         store: &dyn Store,
         snapshot: &Snapshot,
-        verdicts: &Verdicts,
+        verdicts: Option<&Verdicts>,
         now: Timestamp,
     ) -> Result<Plan, Error> {
         let mut plan = self.unnamed_plan(store, snapshot, verdicts, now).await?;
@@ -92,15 +92,19 @@ impl Chosen {
         &self,
         store: &dyn Store,
         snapshot: &Snapshot,
-        verdicts: &Verdicts,
+        verdicts: Option<&Verdicts>,
         now: Timestamp,
     ) -> Result<Plan, Error> {
+        let by = |shape: &Shape, effective: &[Effective]| {
+            verdicts.cloned().unwrap_or_else(|| believed(shape, effective))
+        };
         let Some(Adoption { before, .. }) = &self.adoption else {
             let effective = snapshot.effective(store, &self.shape).await?;
-            return Ok(of_branches(plan(&self.shape, &effective, verdicts, now), &self.shape, &effective));
+            let verdicts = by(&self.shape, &effective);
+            return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
         };
         let mut effective = snapshot.effective(store, before).await?;
-        let asked = plan(before, &effective, verdicts, now);
+        let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
             let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape);
@@ -111,7 +115,8 @@ impl Chosen {
             let opener = opener_on_main(&branch.branch);
             redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
         });
-        let mut plan = of_branches(plan(&self.shape, &effective, verdicts, now), &self.shape, &effective);
+        let verdicts = by(&self.shape, &effective);
+        let mut plan = of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective);
         explain(&mut plan, &redone);
         // What was started as not to be repeated stays in doubt, whatever the file says of it now.
         for question in asked.questions() {
@@ -134,6 +139,12 @@ impl Chosen {
         self.notes.push(note);
         self
     }
+}
+
+/// Verdicts by which all that is finished is believed.
+fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
+    let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
+    finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
 }
 
 /// Leaves out of a plan, for the branch of a hook, the steps of the other hooks of that step.

@@ -93,7 +93,9 @@ impl<'a> Session<'a> {
     /// Makes the engine of this session.
     pub(crate) fn engine(&self, store: Arc<dyn Store>) -> Engine {
         self.progress.read_logs_of(&store);
-        Engine::new(store).with_observer(Arc::clone(&self.progress) as _)
+        Engine::new(store)
+            .with_verifier(waypost_evidence::verifier())
+            .with_observer(Arc::clone(&self.progress) as _)
     }
 
     /// Watches the session until it ends.

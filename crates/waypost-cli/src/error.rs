@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use waypost::engine::RunError;
 use waypost::lock::Holder;
+use waypost::plan::{Cause, Decision};
 use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
@@ -245,6 +246,13 @@ fn first_problem(error: &FileError) -> String {
     format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
 
+/// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step
+/// took effect.
+fn are_of_evidence(questions: &[Decision]) -> bool {
+    let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
+    questions.iter().all(|question| is_it(&question.cause))
+}
+
 impl Error {
     /// Says that the command line is wrong.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -472,6 +480,11 @@ impl Error {
             Self::Run(RunError::NoState { .. }) => {
                 ("no_state", Exit::NotFound, hint("`waypost checkpoints RUN` lists what there is"))
             }
+            Self::Run(RunError::InDoubt { run, questions }) if are_of_evidence(questions) => (
+                "evidence",
+                Exit::Evidence,
+                Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
+            ),
             Self::Run(RunError::InDoubt { run, .. }) => (
                 "in_doubt",
                 Exit::InDoubt,

@@ -29,6 +29,7 @@ mod exit;
 mod failed;
 mod hooks;
 mod ladder;
+mod looking;
 mod output;
 mod params;
 mod place;

@@ -212,6 +212,9 @@ pub(crate) struct ClaimView {
     pub(crate) found: Value,
     pub(crate) error: Option<String>,
     pub(crate) checked_at: Option<Timestamp>,
+    /// What the user keeps beside it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) metadata: BTreeMap<String, Value>,
 }
 
 /// The answer of `checkpoints`.
@@ -316,6 +319,44 @@ pub(crate) struct VerifiedView {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) summary: EvidenceSummary,
     pub(crate) evidence: Vec<ClaimView>,
+    /// How many of its claims must hold, if not all.
+    #[serde(skip)]
+    pub(crate) at_least: Option<u32>,
+    /// The claims that were checked just now; for screens.
+    #[serde(skip)]
+    pub(crate) checked: Vec<Claim>,
+}
+
+impl VerifiedView {
+    /// Takes what was found just now: of claims that are not among it, it was left to a newer step, or to another occasion.
+    pub(crate) fn take(&mut self, checked: Vec<Claim>) {
+        let mut left = checked.clone();
+        for view in &mut self.evidence {
+            let is_it = |claim: &Claim| {
+                (&claim.kind, &claim.subject, &claim.name) == (&view.kind, &view.subject, &view.name)
+            };
+            match left.iter().position(is_it) {
+                Some(place) => *view = ClaimView::of(&left.remove(place)),
+                None => view.verdict = Verdict::Skipped,
+            }
+        }
+        let counting = checked.iter().filter(|claim| claim.counts()).count();
+        let pack =
+            Pack { at_least: self.at_least.filter(|least| *least as usize <= counting), claims: checked };
+        self.verdict = Some(if counting == 0 { Verdict::Skipped } else { pack.verdict() });
+        let count = |verdict: Verdict| self.evidence.iter().filter(|claim| claim.verdict == verdict).count();
+        let (total, ok) = (self.evidence.len(), count(Verdict::Ok));
+        self.summary = EvidenceSummary {
+            total,
+            ok,
+            failed: count(Verdict::Failed),
+            unknown: count(Verdict::Unknown),
+            skipped: count(Verdict::Skipped),
+            rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
+            satisfied: (total > 0).then_some(self.verdict == Some(Verdict::Ok)),
+        };
+        self.checked = pack.claims;
+    }
 }
 
 /// Verdicts, counted.
@@ -486,7 +527,12 @@ pub(crate) struct LogView {
 impl ClaimView {
     /// Shows the claims of a pack.
     pub(crate) fn of_pack(pack: Option<&Pack>) -> Vec<Self> {
-        let of = |claim: &Claim| Self {
+        pack.map(|pack| pack.claims.iter().map(Self::of).collect()).unwrap_or_default()
+    }
+
+    /// Shows a claim.
+    pub(crate) fn of(claim: &Claim) -> Self {
+        Self {
             name: claim.name.clone(),
             kind: claim.kind.clone(),
             subject: claim.subject.clone(),
@@ -495,8 +541,8 @@ impl ClaimView {
             found: claim.found.clone(),
             error: claim.error.clone(),
             checked_at: claim.checked_at,
-        };
-        pack.map(|pack| pack.claims.iter().map(of).collect()).unwrap_or_default()
+            metadata: claim.terms.metadata.clone(),
+        }
     }
 }
 

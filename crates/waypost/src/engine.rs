@@ -41,6 +41,7 @@ mod given;
 mod leave;
 mod line;
 mod lines;
+mod look;
 mod newest;
 mod open;
 mod options;
@@ -48,6 +49,7 @@ mod outcome;
 mod program;
 mod recheck;
 mod redo;
+mod reopen;
 mod request;
 mod restart;
 mod room;
@@ -66,6 +68,7 @@ pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoE
 pub use by_hand::{MARK, labelled};
 pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
+pub use look::Look;
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
     OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
@@ -73,7 +76,7 @@ pub use options::{
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{
-    Admission, BeginError, Follow, OnFailure, Performed, Program, Settlement, Spot, StateError, Told,
+    Admission, BeginError, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot, StateError, Told,
 };
 pub use snapshot::Snapshot;
 use snapshot::changed_at;

@@ -55,8 +55,8 @@ mod pack;
 mod verifier;
 
 pub use exit::ExitProbe;
-pub use expect::InvalidExpectation;
-pub use files::{ExistsProbe, Sha256Probe};
+pub use expect::{InvalidExpectation, check_size, parse_size};
+pub use files::{ExistsProbe, Sha256Probe, find_file, read_file};
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use verifier::{Limits, Verifier};
 
@@ -73,6 +73,9 @@ pub const COMMAND_EXIT: &str = "command_exit";
 /// - A check changes nothing and runs nothing that the claim does not name.
 /// - A claim whose expectation is missing or not understood is never `ok`: [`Finding::failed`] where it can never
 ///   hold, [`Finding::unknown`] where another version of the probe might know it.
+/// - What does not hold as the world is like is [`Finding::differs`] or [`Finding::absent`], and no other finding is: only
+///   of these the opposite holds.
+/// - It looks at [`Claim::terms`] no more than a check needs: the [`Verifier`] does what they say.
 /// - A check may be dropped at any time, and must then end by itself soon.
 /// - One call is one attempt: the [`Verifier`] sets the time and tries again.
 #[async_trait]
@@ -213,27 +216,60 @@ pub struct Finding {
     found: Value,
     why: Option<String>,
     may_change: bool,
+    /// It is what the world is like, and not what is wrong with the claim.
+    is_of_world: bool,
 }
 
 impl Finding {
+    fn of(verdict: Verdict, found: Value, why: Option<String>) -> Self {
+        Self { verdict, found, why, may_change: false, is_of_world: false }
+    }
+
     /// Says that the claim holds, and what was found.
     pub fn ok(found: impl Into<Value>) -> Self {
-        Self { verdict: Verdict::Ok, found: found.into(), why: None, may_change: false }
+        Self { is_of_world: true, ..Self::of(Verdict::Ok, found.into(), None) }
     }
 
     /// Says that the claim does not hold: what was found instead speaks for itself.
     pub fn differs(found: impl Into<Value>) -> Self {
-        Self { verdict: Verdict::Failed, found: found.into(), why: None, may_change: false }
+        Self { is_of_world: true, ..Self::of(Verdict::Failed, found.into(), None) }
     }
 
-    /// Says that the claim does not hold, and why.
+    /// Says that the claim does not hold, as what it is about is not there.
+    pub fn absent(why: impl Into<String>) -> Self {
+        Self { is_of_world: true, ..Self::failed(why) }
+    }
+
+    /// Says that the claim can never hold, and why. Its opposite ([`Terms::not`](crate::record::Terms::not)) does not
+    /// hold either.
     pub fn failed(why: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Failed, found: Value::Null, why: Some(why.into()), may_change: false }
+        Self::of(Verdict::Failed, Value::Null, Some(why.into()))
     }
 
     /// Says that the check could not be made, and that trying again in a moment would not help.
     pub fn unknown(why: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Unknown, found: Value::Null, why: Some(why.into()), may_change: false }
+        Self::of(Verdict::Unknown, Value::Null, Some(why.into()))
+    }
+
+    /// Says why, beside what was found.
+    #[must_use]
+    pub fn because(self, why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), ..self }
+    }
+
+    /// Says whether it tells what the world is like, and not what is wrong with the claim: then the opposite of a claim that
+    /// does not hold does.
+    pub fn is_of_world(&self) -> bool {
+        self.is_of_world
+    }
+
+    /// Makes it that of the opposite claim.
+    fn reversed(self) -> Self {
+        match (self.verdict, self.is_of_world) {
+            (Verdict::Ok, true) => Self { verdict: Verdict::Failed, why: None, ..self },
+            (Verdict::Failed, true) => Self { verdict: Verdict::Ok, ..self },
+            _ => self,
+        }
     }
 
     /// Says that the check could not be made just now: it is tried again while there is time.

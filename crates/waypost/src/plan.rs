@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Verdict};
+use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
 
 mod cause;
@@ -175,7 +175,12 @@ type Rank<'a> = (Vec<u64>, &'a BranchPath);
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
 /// became of a cut step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
-    sorted(shape, effective).0
+    checks_on(shape, effective, Occasion::Resume)
+}
+
+/// Lists those that are due on an occasion, by the same rule.
+pub(crate) fn checks_on(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Vec<Check> {
+    sorted(shape, effective, occasion).0
 }
 
 /// Steps under way, and the claims that are not judged on their account, by kind and what they are bound by.
@@ -184,11 +189,11 @@ pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<(String, Strin
 /// Lists the claims of finished steps that [`checks`] leaves out for now, by the steps under way that may be about to
 /// rewrite what they are about: once those have ended and have not claimed the same, they are judged like all others.
 pub(crate) fn left_out(shape: &Shape, effective: &[Effective]) -> LeftOut {
-    sorted(shape, effective).1
+    sorted(shape, effective, Occasion::Resume).1
 }
 
 /// Sorts the claims into those that are checked and those that are left out.
-fn sorted(shape: &Shape, effective: &[Effective]) -> (Vec<Check>, LeftOut) {
+fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Check>, LeftOut) {
     let origins = origins(effective);
     let rank = |branch: &'_ Effective, seq: u64| -> Vec<u64> {
         let above = origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
@@ -216,7 +221,7 @@ fn sorted(shape: &Shape, effective: &[Effective]) -> (Vec<Check>, LeftOut) {
                     let newest = newest.get(&(claim.kind.as_str(), subject.clone()));
                     newest == Some(&(rank(branch, seq), &branch.branch))
                 };
-                let wanted = seq.map_or(!claim.pinned, is_newest);
+                let wanted = claim.is_due(occasion) && seq.map_or(!claim.pinned, is_newest);
                 match writers.filter(|_| seq.is_some()) {
                     _ if !wanted => {}
                     Some(writers) => writers.iter().for_each(|writer| {
@@ -561,15 +566,28 @@ impl BranchView<'_> {
                 Verdict::Skipped
             }
         };
-        let verdicts: Vec<Verdict> = pack.claims.iter().enumerate().map(verdict).collect();
-        let count = |wanted: Verdict| verdicts.iter().filter(|verdict| **verdict == wanted).count();
-        let needed = pack.at_least.map_or(pack.claims.len(), |least| least as usize).max(1);
+        // What was to be checked neither when the step ended nor now says nothing, and what only warns, nothing that counts.
+        let counts = |(index, claim): &(usize, &Claim)| {
+            let is_left =
+                seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;
+            claim.counts() && !is_left
+        };
+        let weighed: Vec<(&Claim, Verdict)> = pack
+            .claims
+            .iter()
+            .enumerate()
+            .filter(counts)
+            .map(|(index, claim)| (claim, verdict((index, claim))))
+            .collect();
+        let count = |wanted: Verdict| weighed.iter().filter(|(_, verdict)| *verdict == wanted).count();
+        if weighed.is_empty() {
+            return None;
+        }
+        let needed = pack.at_least.map_or(weighed.len(), |least| weighed.len().min(least as usize)).max(1);
         if count(Verdict::Ok) >= needed {
             return Some(Standing::Holds);
         }
-        let with = |wanted: Verdict| {
-            pack.claims.iter().zip(&verdicts).filter(move |(_, verdict)| **verdict == wanted)
-        };
+        let with = |wanted: Verdict| weighed.iter().filter(move |(_, verdict)| *verdict == wanted);
         let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim.title()).collect::<Vec<_>>();
         if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
             return Some(Standing::Unknown(names(Verdict::Unknown)));

@@ -26,7 +26,7 @@ mod position;
 mod run;
 mod strict;
 
-pub use evidence::{Claim, Pack, Verdict};
+pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, Usage,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use waypost::engine::Snapshot;
-use waypost::plan::{Action, Decision, Verdicts};
+use waypost::plan::{Action, Decision};
 use waypost::record::{RunStatus, Start};
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
@@ -92,7 +92,7 @@ async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str
     let snapshot = Snapshot::read(store, run).await.ok()?;
     let parent = snapshot.entry.record.record().parent.as_ref()?.run.clone();
     let chosen = Chosen::in_force(store, &snapshot).ok()?;
-    let plan = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await.ok()?;
+    let plan = chosen.plan(store, &snapshot, None, context.now()).await.ok()?;
     let is_done = |decision: &Decision| {
         let is_it = decision.branch.is_main() && decision.step.as_str() == step;
         is_it && decision.action == Action::Reuse

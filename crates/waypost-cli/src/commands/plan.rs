@@ -1,10 +1,11 @@
 //! `waypost plan` and `waypost why`: what a resume would do, and from which records that follows.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use waypost::engine::Snapshot;
-use waypost::plan::{Action, Cause, Decision, Plan, Verdicts};
-use waypost::record::{End, FailureKind, Flaw, Phase, Record};
+use waypost::plan::{Action, Cause, Decision, Plan};
+use waypost::record::{End, FailureKind, Flaw, Occasion, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
@@ -14,6 +15,7 @@ use crate::cli::{OneRun, WhyArgs};
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::looking;
 use crate::reference::{StepRef, encode};
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
@@ -21,7 +23,7 @@ use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, store.as_ref(), &snapshot).await?;
+    let plan = planned(context, &store, &snapshot).await?;
     tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
     print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot).await)?;
     Ok(Exit::Done)
@@ -31,7 +33,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (store, run) = context.find(Some(&args.run)).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, store.as_ref(), &snapshot).await?;
+    let plan = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
     let ended;
@@ -176,7 +178,8 @@ pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String>
     cancelled.into_iter().chain(missing).chain(told).collect()
 }
 
-async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> Result<Plan, Error> {
+async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot) -> Result<Plan, Error> {
+    let store = shared.as_ref();
     let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
@@ -191,7 +194,10 @@ async fn planned(context: &Context, store: &dyn Store, snapshot: &Snapshot) -> R
             .output
             .note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
     }
-    chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await
+    let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
+    looking::tell_in(&mut plan, look);
+    Ok(plan)
 }
 
 /// Prints a plan, and says so if there is nothing to be done.

@@ -10,8 +10,8 @@ use waypost::engine::{
     StopHandle, Then, TreatAs as Treatment,
 };
 use waypost::folder::REPORT;
-use waypost::plan::Verdicts;
-use waypost::record::{RunRecord, RunStatus};
+use waypost::plan::Action;
+use waypost::record::{Occasion, RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -23,6 +23,7 @@ use crate::definition::{Choice, Chosen, choose};
 use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::looking;
 use crate::params::Setting;
 use crate::place::{self, Access};
 use crate::reference::{Default as Meant, StepRef, encode, find};
@@ -64,7 +65,7 @@ pub(crate) async fn resume_in(
         args.until = args.from.clone();
     }
     if args.dry_run {
-        return dry_run(context, store.as_ref(), &run, &args).await;
+        return dry_run(context, &store, &run, &args).await;
     }
     if args.retry_failed {
         let letters = super::dead_letters::letters(store.as_ref(), &run).await?;
@@ -126,7 +127,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         // Also of what is said of it beside its events.
         context.output.note(&format!("Run {run}:"));
         let ended = if args.dry_run {
-            dry_run(context, store.as_ref(), &run, args).await
+            dry_run(context, &store, &run, args).await
         } else {
             match Prepared::of(context, &store, &run, args).await {
                 Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
@@ -270,11 +271,10 @@ impl Prepared {
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 if args.treat_as.is_some() {
-                    refuse_without_doubt(context, store.as_ref(), &snapshot, &chosen).await?;
+                    refuse_without_doubt(context, store, &snapshot, &chosen).await?;
                 }
                 if !args.set.is_empty() && !args.restart {
-                    let plan =
-                        chosen.plan(store.as_ref(), &snapshot, &Verdicts::new(), context.now()).await?;
+                    let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
                     params = setting.apply(&chosen.workflow, &snapshot, &plan)?;
                 }
                 chosen
@@ -332,7 +332,8 @@ impl Prepared {
         let run = self.run.clone();
         let going = Going { from: Some(from), then: Then::Stop, again: Vec::new() };
         let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
-        Ok(Engine::new(store).resume_program(&program, &run, options).await?)
+        let engine = Engine::new(store).with_verifier(waypost_evidence::verifier());
+        Ok(engine.resume_program(&program, &run, options).await?)
     }
 
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {
@@ -434,11 +435,15 @@ async fn refuse_beyond_budget(
 /// Refuses a decision that nobody asked for.
 async fn refuse_without_doubt(
     context: &Context,
-    store: &dyn Store,
+    store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
 ) -> Result<(), Error> {
-    let plan = chosen.plan(store, snapshot, &Verdicts::new(), context.now()).await?;
+    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
+    if look.ended.iter().any(|decision| decision.action == Action::Ask) {
+        return Ok(());
+    }
     if plan.questions().next().is_some() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
-use waypost::record::{Failure, Flaw, Record, RunStatus, Usage};
+use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
@@ -26,7 +26,7 @@ use crate::reference::{Default, Reference, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
-use crate::view::{FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
+use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
 use steps::Branch;
 
@@ -425,6 +425,25 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text
 }
 
+/// Says what came out of a claim; of one that does not hold, what was expected and found.
+fn claim_told(claim: &ClaimView) -> String {
+    let title = claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject));
+    let mut text = format!("{} {title}", super::verify::verdict_word(claim.verdict));
+    if claim.verdict == Verdict::Ok || claim.verdict == Verdict::Skipped {
+        return text;
+    }
+    if !claim.expected.is_null() {
+        text.push_str(&format!(": expected {}", claim.expected));
+    }
+    if !claim.found.is_null() {
+        text.push_str(&format!(", found {}", claim.found));
+    }
+    if let Some(error) = &claim.error {
+        text.push_str(&format!(": {error}"));
+    }
+    text
+}
+
 fn painted(output: &Output, status: RunStatus) -> String {
     let paint = output.paint;
     match status {
@@ -522,10 +541,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
             );
         }
         for claim in &step.evidence {
-            fact(
-                "evidence",
-                Some(format!("{:?} {} {}", claim.verdict, claim.kind, claim.subject).to_lowercase()),
-            );
+            fact("evidence", Some(claim_told(claim)));
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
         text.push_str(&failure(context, &view.run, step));

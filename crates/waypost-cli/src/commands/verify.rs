@@ -2,17 +2,20 @@
 //! keeps beside them against itself.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use waypost::engine::Snapshot;
-use waypost::record::{Flaw, Pack, Reason, Record, Verdict};
+use waypost::engine::{RunError, Snapshot};
+use waypost::record::{Flaw, Occasion, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
 use super::{Context, checkpoints};
 use crate::cli::VerifyArgs;
+use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::looking;
+use crate::output::{Output, shown};
 use crate::place::Access;
 use crate::reference::{Default, Reference, find};
 use crate::standing;
@@ -28,7 +31,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     }
     let store = opened?;
     if args.all {
-        return verify_all(context, store.as_ref()).await;
+        return verify_all(context, &store).await;
     }
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
     let (run, at) = match reference {
@@ -36,22 +39,58 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
     };
     let mut view = verify_run(store.as_ref(), &run).await?;
+    check_evidence(&store, &run, &mut view).await?;
     if let Some((branch, seq)) = at {
         only(&mut view, &CheckpointRef { run: run.clone(), branch, seq })?;
     } else {
         view.errors.extend(store.inspect(None).await?);
         view.sound &= view.errors.is_empty();
     }
-    let sound = view.sound;
+    let exit = exit_of(&view);
     if context.output.json {
         context.output.document(&VerifyView { v: VERSION, run: view })?;
     } else {
         context.output.answer(&told(&context.output, &view))?;
     }
-    Ok(if sound { Exit::Done } else { Exit::Damaged })
+    Ok(exit)
 }
 
-async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error> {
+/// Returns how a run comes out: damage weighs more than evidence that does not hold.
+fn exit_of(view: &VerifiedRunView) -> Exit {
+    let is_doubted =
+        |checkpoint: &VerifiedView| matches!(checkpoint.verdict, Some(Verdict::Failed | Verdict::Unknown));
+    match view.sound {
+        false => Exit::Damaged,
+        true if view.checkpoints.iter().any(is_doubted) => Exit::Evidence,
+        true => Exit::Done,
+    }
+}
+
+/// Checks the evidence that a run stands on, as far as its workflow can be read, and puts it in the place of what was
+/// found when the steps ended.
+async fn check_evidence(
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    view: &mut VerifiedRunView,
+) -> Result<(), Error> {
+    // What is wrong with it was found already.
+    let Ok(snapshot) = Snapshot::read(store.as_ref(), run).await else { return Ok(()) };
+    let Ok(chosen) = Chosen::in_force(store.as_ref(), &snapshot) else { return Ok(()) };
+    let look = match looking::look(store, &snapshot, &chosen, Occasion::Verify).await {
+        // A record that is damaged was named by now.
+        Err(Error::Run(RunError::Store(StoreError::Damaged { .. }))) => return Ok(()),
+        look => look?,
+    };
+    for ((branch, seq), checked) in look.claims {
+        let at = CheckpointRef { run: run.clone(), branch, seq }.to_string();
+        let Some(found) = view.checkpoints.iter_mut().find(|found| found.reference == at) else { continue };
+        found.take(checked);
+    }
+    Ok(())
+}
+
+async fn verify_all(context: &Context, shared: &Arc<dyn Store>) -> Result<Exit, Error> {
+    let store = shared.as_ref();
     let mut runs = Vec::new();
     let mut newer = Vec::new();
     let mut errors = store.inspect(None).await?;
@@ -76,6 +115,8 @@ async fn verify_all(context: &Context, store: &dyn Store) -> Result<Exit, Error>
                 }
                 view => view?,
             };
+            let mut view = view;
+            check_evidence(shared, &summary.run, &mut view).await?;
             if !context.output.json {
                 context.output.answer(&told(&context.output, &view))?;
             }
@@ -106,13 +147,14 @@ fn all_told(
     let exit = match errors.is_empty() && runs.iter().all(|run| run.sound) {
         false => Exit::Damaged,
         true if !newer.is_empty() => Exit::Newer,
+        true if runs.iter().any(|run| exit_of(run) == Exit::Evidence) => Exit::Evidence,
         true => Exit::Done,
     };
     if runs.is_empty() && newer.is_empty() && errors.is_empty() {
         context.output.note("Nothing to verify, because the store has no runs.");
     }
     if context.output.json {
-        let sound = exit == Exit::Done;
+        let sound = matches!(exit, Exit::Done | Exit::Evidence);
         context.output.document(&VerifyAllView { v: VERSION, sound, errors, newer, runs })?;
     } else if !errors.is_empty() {
         let lines: String = errors.iter().map(|error| format!("\n  {error}")).collect();
@@ -355,7 +397,43 @@ fn verified(at: CheckpointRef, error: Option<String>, pack: Option<&Pack>) -> Ve
             satisfied: (total > 0).then_some(ok >= needed),
         },
         evidence: ClaimView::of_pack(pack),
+        at_least: pack.and_then(|pack| pack.at_least),
+        checked: Vec::new(),
     }
+}
+
+/// Returns the word for a verdict.
+pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Failed => "failed",
+        Verdict::Unknown => "unknown",
+        Verdict::Skipped => "skipped",
+    }
+}
+
+/// Says what does not hold, and how much does.
+fn told_of_evidence(output: &Output, view: &VerifiedRunView) -> String {
+    let checked = view.checkpoints.iter().filter(|found| !found.checked.is_empty());
+    let mut text = String::new();
+    let mut holds = 0;
+    for found in checked {
+        holds += found.checked.iter().filter(|claim| claim.verdict == Verdict::Ok).count();
+        for claim in found.checked.iter().filter(|claim| claim.verdict != Verdict::Ok) {
+            let state = match claim.verdict {
+                Verdict::Unknown => output.paint.yellow("evidence unknown"),
+                _ if claim.counts() => output.paint.red("EVIDENCE FAILED"),
+                _ => output.paint.yellow("evidence warns"),
+            };
+            let told = Pack::all([claim.clone()]).told().join("; ");
+            text.push_str(&format!("\n  {}: {state}: {}", found.reference, shown(&told)));
+        }
+    }
+    if holds > 0 {
+        let claims = if holds == 1 { "claim holds" } else { "claims hold" };
+        text.push_str(&format!("\n  evidence: {holds} {claims}"));
+    }
+    text
 }
 
 fn told(output: &Output, view: &VerifiedRunView) -> String {
@@ -364,7 +442,9 @@ fn told(output: &Output, view: &VerifiedRunView) -> String {
         view.checkpoints.iter().filter(|checkpoint| !checkpoint.sound).collect();
     if view.sound {
         let checkpoints = if total == 1 { "its checkpoint is" } else { "all its checkpoints are" };
-        return format!("{}: {} ({checkpoints} as written: {total})", view.run, output.paint.green("sound"));
+        let sound =
+            format!("{}: {} ({checkpoints} as written: {total})", view.run, output.paint.green("sound"));
+        return sound + &told_of_evidence(output, view);
     }
     let mut text = format!("{}: {}\n", view.run, output.paint.red("DAMAGED"));
     for error in &view.errors {

@@ -18,6 +18,7 @@ mod displaced;
 mod dry;
 mod early;
 mod everywhere;
+mod evidence;
 mod examples;
 mod failing;
 mod foreach;

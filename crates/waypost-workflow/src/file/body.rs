@@ -157,6 +157,7 @@ fn assemble_one(
         outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),
         stdin: draft.stdin.map(|(stdin, _)| stdin),
         report: draft.report.map(|(report, _)| report),
+        evidence: draft.evidence.map(|draft| Arc::new(draft.evidence)),
         id: draft.id,
         name: draft.name,
         shell: draft.shell,

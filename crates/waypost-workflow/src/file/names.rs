@@ -175,6 +175,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
         for (_, source, node) in &draft.outputs {
             self.template(&source.from, node, site("from", 3));
         }
+        for (template, node) in draft.evidence.iter().flat_map(|draft| &draft.texts) {
+            // It is checked when the step has ended.
+            self.template(template, node, Site { is_after: true, ..site("evidence", 3) });
+        }
         let Some((work, node)) = &draft.work else { return };
         if let Some(text) = work.template() {
             self.template(text, node, site(work.key(), 3));

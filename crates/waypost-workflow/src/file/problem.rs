@@ -330,6 +330,11 @@ impl Problems {
         self.list.is_empty()
     }
 
+    /// How many were found, kept or not.
+    pub(crate) fn count(&self) -> usize {
+        self.list.len() + self.dropped
+    }
+
     /// Whether more need no care: they would not be shown.
     pub(crate) fn is_full(&self) -> bool {
         self.list.len() >= COLLECTED_MAX

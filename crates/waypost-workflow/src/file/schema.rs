@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::budget::BUDGET;
+use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
@@ -15,7 +16,7 @@ use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 12] = [
+static TABLES: [(&str, &KeySet); 19] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -28,7 +29,17 @@ static TABLES: [(&str, &KeySet); 12] = [
     ("foreach", &FOREACH),
     ("items", &ITEMS),
     ("repeat", &REPEAT),
+    ("pack", &EVIDENCE),
+    ("file", &FILE),
+    ("sha256", &SHA256),
+    ("exit", &EXIT),
+    ("port", &PORT),
+    ("json", &JSON),
+    ("sqlite", &SQLITE),
 ];
+
+/// The tables of kinds of evidence.
+const CLAIMS: [&str; 6] = ["file", "sha256", "exit", "port", "json", "sqlite"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -59,6 +70,9 @@ pub fn schema() -> Value {
         ),
         ("codes", json!({ "anyOf": [{ "type": "boolean" }, code, { "type": "array", "items": code }] })),
         ("steps", json!({ "type": "array", "items": reference("step"), "minItems": 1 })),
+        ("claim", json!({ "anyOf": CLAIMS.map(reference) })),
+        ("claims", json!({ "type": "array", "items": reference("claim"), "minItems": 1 })),
+        ("evidence", json!({ "anyOf": [reference("claims"), reference("pack")] })),
         ("hooks", json!({ "type": "object", "additionalProperties": reference("steps") })),
     ];
     defs.extend(more.map(|(name, schema)| (name.to_owned(), schema)));
@@ -80,6 +94,8 @@ fn table(name: &str, set: &KeySet) -> Value {
         "foreach" => "items",
         "output" => "from",
         "approve" => "question",
+        "pack" => "of",
+        "file" | "sha256" | "exit" | "port" | "json" | "sqlite" => name,
         // Or a shorter form.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
@@ -153,7 +169,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("retry", "max_delay") => (reference("duration"), "The longest wait."),
         ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "How the wait grows."),
         ("retry", "jitter") => (truth(), "Whether waits vary a little."),
-        ("retry", "when") => (reference("words"), "Which failures are tried again: timeout, exit N, any."),
+        ("retry", "when") => {
+            (reference("words"), "Which failures are tried again: timeout, exit N, evidence, any.")
+        }
         ("step", "id") => (
             json!({ "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$", "maxLength": 64 }),
             "Its name for everything else.",
@@ -189,6 +207,50 @@ fn property(table: &str, key: &str) -> Option<Value> {
         }
         ("step", "idempotent") => (truth(), "false if running it twice could do harm."),
         ("step", "grace") => (reference("duration"), "How long it has to end after it was told to."),
+        ("step", "evidence") => (reference("evidence"), "By what it is believed to be done."),
+        ("pack", "at_least") => (count(1), "How many of the claims must hold."),
+        ("pack", "any") => (json!({ "const": true }), "One of the claims must hold."),
+        ("pack", "of") => (reference("claims"), "The claims."),
+        ("file", "file") => (scalar(), "A path beneath the folder of the workflow."),
+        ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "What it is."),
+        ("file", "size") => (json!({}), "Its size: 12, \"> 0\", \">= 2 KiB\", or a list of which one fits."),
+        ("file", "contains") => (reference("words"), "Texts that are all in it."),
+        ("file", "matches") => (text(), "A regular expression that matches something in it."),
+        ("file", "lines") => (json!({}), "How many lines it has: 3, \"> 5\"."),
+        ("file", "absent") => (json!({ "const": true }), "It is not there."),
+        ("port", "port") => (scalar(), "A port of this machine, or host:port."),
+        ("port", "listening") => (truth(), "false if nothing may listen there."),
+        ("json", "json") => (scalar(), "A JSON file."),
+        ("json", "path") => (text(), "The place in it: $.meta.count."),
+        ("json", "value") => (json!({}), "The value: 3, \"> 5\", \"~ regex\", or a list of which one fits."),
+        ("sqlite", "sqlite") => (scalar(), "An SQLite database."),
+        ("sqlite", "table") => (text(), "The table."),
+        ("sqlite", "where") => (json!({ "type": "object" }), "The columns by which rows are meant."),
+        ("sqlite", "values") => (json!({ "type": "object" }), "What stands in other columns of such a row."),
+        ("sqlite", "count") => (json!({}), "How many such rows there are."),
+        ("sqlite", "query") => (text(), "A query that only reads."),
+        ("sqlite", "equals") => (json!({}), "The first value that it gives."),
+        ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
+        ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
+        ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),
+        (claim, "name") if CLAIMS.contains(&claim) => (text(), "A name for whoever reads it."),
+        (claim, "not") if CLAIMS.contains(&claim) => (truth(), "It holds where that is not found."),
+        (claim, "timeout") if CLAIMS.contains(&claim) => {
+            (reference("duration"), "How long one check may take; 10s if not said.")
+        }
+        (claim, "within") if CLAIMS.contains(&claim) => {
+            (reference("duration"), "How long it is looked at again until it holds.")
+        }
+        (claim, "at") if CLAIMS.contains(&claim) => {
+            (reference("words"), "When it is checked: commit, resume, verify.")
+        }
+        (claim, "severity") if CLAIMS.contains(&claim) => {
+            (words(&["fail", "warn"]), "Whether the step fails with it.")
+        }
+        (claim, "sensitive") if CLAIMS.contains(&claim) => {
+            (truth(), "What is expected and what is found are never kept or shown.")
+        }
+        (claim, "metadata") if CLAIMS.contains(&claim) => (json!({ "type": "object" }), "Kept beside it."),
         ("step", "report") => (scalar(), "Markdown for the run's report."),
         ("output", "from") => (scalar(), "The file."),
         ("output" | "items", "json") => (text(), "The place in it: $.meta.count."),

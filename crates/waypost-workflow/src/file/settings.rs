@@ -98,7 +98,7 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
 
 /// `when`: the failures that are tried again; empty for any.
 fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
-    let help = "write `timeout`, `exit N` or `any`, or a list of them";
+    let help = "write `timeout`, `exit N`, `evidence` or `any`, or a list of them";
     let items: Vec<&Node> = match &node.kind {
         Kind::List(items) => items.iter().collect(),
         _ => vec![node],
@@ -122,16 +122,12 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
         match word.as_deref() {
             Some("timeout") => causes.push(RetryCause::Timeout),
             Some("any") => any = true,
-            Some("evidence") => checker.wrong(
-                item,
-                "`evidence` is not supported by this version of waypost",
-                "it is part of the language, but not built yet; remove it or use a newer version",
-            ),
+            Some("evidence") => causes.push(RetryCause::Evidence),
             Some(word) => match word.strip_prefix("exit ").map(|code| code.trim().parse::<u8>()) {
                 Some(Ok(code)) if code > 0 => causes.push(RetryCause::Exit(code)),
                 Some(_) => checker.wrong(item, "an exit code is a number from 1 to 255", help),
                 None => {
-                    checker.word(item, "when", &["timeout", "exit N", "any"]);
+                    checker.word(item, "when", &["timeout", "exit N", "evidence", "any"]);
                 }
             },
             None => {}

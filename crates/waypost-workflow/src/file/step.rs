@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::body::BodyDraft;
 use super::checker::Checker;
 use super::child::{self, GivenDraft};
+use super::evidence::{self, EvidenceDraft};
 use super::fields::{Fields, KeySet};
 use super::foreach::{self, EachDraft};
 use super::hooks::{self, HookOn};
@@ -58,8 +59,9 @@ pub(super) static STEP: KeySet = KeySet {
         "idempotent",
         "grace",
         "report",
+        "evidence",
     ],
-    later: &["evidence", "undo", "budget", "interrupt_before", "interrupt_after"],
+    later: &["undo", "budget", "interrupt_before", "interrupt_after"],
     elsewhere: &[
         ("secrets", "the workflow, beside `steps`"),
         ("checkpoints", "the workflow, beside `steps`"),
@@ -114,6 +116,7 @@ pub(super) struct Draft<'n> {
     pub(super) idempotent: bool,
     pub(super) grace: Duration,
     pub(super) report: Option<(Template, &'n Node)>,
+    pub(super) evidence: Option<EvidenceDraft<'n>>,
     /// What another file is given, if it runs one.
     pub(super) params: Vec<GivenDraft<'n>>,
 }
@@ -227,6 +230,7 @@ pub(super) fn step<'n>(
             .unwrap_or(true),
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
         report: template(checker, "report"),
+        evidence: fields.get("evidence").and_then(|node| evidence::evidence(checker, node)),
         params: params.clone().unwrap_or_default(),
     };
     if let (Some((Work::Workflow(child), place)), Some(params)) = (&draft.work, params) {

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::budget::Budget;
 use super::child::Child;
+use super::evidence::Evidence;
 use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
@@ -290,6 +291,21 @@ impl Workflow {
             matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed"))
         }))
     }
+
+    /// Says whether a step reads something of another one that this does not declare to come from a file.
+    #[must_use]
+    pub fn reads_undeclared(&self, step: &Step) -> bool {
+        let declared = |name: &str| step.outputs.iter().any(|(known, _)| known == name);
+        let mut references = self.readers_of(&step.id).flat_map(Step::references);
+        references.any(|reference| match reference.path.as_slice() {
+            [root, of, what, rest @ ..] if root == "steps" && *of == step.id => match what.as_str() {
+                "outputs" => !rest.first().is_some_and(|name| declared(name)),
+                "stdout" => true,
+                _ => false,
+            },
+            _ => false,
+        })
+    }
 }
 
 /// In which order steps run.
@@ -345,6 +361,8 @@ pub struct Step {
     pub grace: Duration,
     /// Markdown that it adds to the report.
     pub report: Option<Template>,
+    /// By what it is believed.
+    pub evidence: Option<Arc<Evidence>>,
     /// Whether an expression reads its standard output, so that it must be kept.
     pub keeps_stdout: bool,
     /// SHA-256 over what the step means, in hex; the same after changes that touch nothing.
@@ -372,7 +390,8 @@ impl Step {
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
         let given = self.work.child().into_iter().flat_map(Child::templates);
-        let templates = templates.chain(given);
+        let claimed = self.evidence.iter().flat_map(|evidence| evidence.templates());
+        let templates = templates.chain(given).chain(claimed);
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
     }
 
@@ -501,6 +520,8 @@ pub enum RetryCause {
     Timeout,
     /// It ended with this exit code.
     Exit(u8),
+    /// Its evidence did not hold, or could not be checked.
+    Evidence,
 }
 
 /// Which failures of a step the run goes on after.

@@ -186,8 +186,30 @@ impl Handover {
         }
     }
 
+    /// Makes one of which only the declared files are read.
+    pub(super) fn of_files(sources: Vec<(String, PathBuf, OutputSource)>, mask: Mask) -> Self {
+        let (output, summary, events) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
+        Self {
+            output,
+            summary,
+            events,
+            sources,
+            captured: None,
+            capture: None,
+            is_agent: false,
+            capture_max: 0,
+            keeps_stdout: false,
+            wanted: Wanted::All,
+            mask,
+        }
+    }
+
     /// Reads its output file, the files it declared, what it printed.
-    fn outputs(&self, mut outputs: Map<String, Value>, said: Option<Said>) -> Result<StepOutput, Failure> {
+    pub(super) fn outputs(
+        &self,
+        mut outputs: Map<String, Value>,
+        said: Option<Said>,
+    ) -> Result<StepOutput, Failure> {
         for (name, path, source) in &self.sources {
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;

@@ -121,6 +121,7 @@ fn level(
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
         node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
+        node.claims = super::WorkflowProgram::is_checked_later(step);
         // What waits for something outside has all the time that it takes.
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());
         node.retry = retry(step);

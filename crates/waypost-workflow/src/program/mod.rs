@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
-    StateError,
+    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
+    Spot, StateError,
 };
-use waypost::record::{Failure, FailureKind, Flaw, Note, SkipCause, Try};
+use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -32,10 +32,12 @@ mod attempt;
 mod child;
 mod command;
 mod early;
+mod evidence;
 mod faults;
 mod handover;
 mod hooks;
 mod items;
+mod job;
 mod leftovers;
 mod levels;
 mod repeat;
@@ -47,16 +49,14 @@ mod waiting;
 
 use scratch::ScratchFolder;
 
-use command::Command;
 use faults::{expression, failure, no_children};
-use items::{Joining, Listing};
+use job::Doing;
 use levels::Level;
-use repeat::Passing;
-use service::{Service, Services};
+use service::Services;
 use spent::Purse;
 use state::Outer;
-use waiting::Waiting;
 
+pub use job::Job;
 pub use levels::shape_of;
 
 pub use agent::Agents;
@@ -144,39 +144,6 @@ pub enum ProgramError {
     },
 }
 
-/// A step with everything filled in, ready to be done without the state.
-#[derive(Debug)]
-pub struct Job {
-    doing: Doing,
-    /// What is done after it.
-    hooks: Arc<[hooks::Plan]>,
-    /// The pass that it is, of a step that is repeated before they are done.
-    passing: Option<Passing>,
-    /// What must run beside it.
-    services: Arc<[Service]>,
-}
-
-#[derive(Debug)]
-enum Doing {
-    Command(Box<Command>),
-    Waiting(Waiting),
-    Listing(Box<Listing>),
-    Joining(Joining),
-    Gathering(Joined),
-    /// Another file has ended.
-    Returning(Joined),
-    /// Its hooks have ended.
-    Hooked(Joined),
-    Service(Box<Service>),
-}
-
-impl Job {
-    /// A job after which nothing else is done.
-    fn of(doing: Doing) -> Self {
-        Self { doing, hooks: Arc::from([]), passing: None, services: Arc::from([]) }
-    }
-}
-
 /// A workflow, ready for the engine.
 #[derive(Debug)]
 pub struct WorkflowProgram {
@@ -222,8 +189,20 @@ impl WorkflowProgram {
                 return Err(ProgramError::UnknownAgent { step, agent, known });
             }
         }
-        let secret =
-            |name: &String| value(name).map(|value| (name.clone(), value.as_encoded_bytes().to_vec()));
+        Self::to_look(workflow, surroundings)
+    }
+
+    /// Makes one that is only looked at: nothing is run, so that a secret may be missing, and an agent not known.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub fn to_look(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+        let value =
+            |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        let secret = |name: &String| {
+            let value = value(name).filter(|value| !value.is_empty())?;
+            Some((name.clone(), value.as_encoded_bytes().to_vec()))
+        };
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
         let (shape, levels) = levels::of(&workflow, surroundings.cores, &surroundings.base)?;
@@ -408,6 +387,16 @@ impl Program for WorkflowProgram {
         true
     }
 
+    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
+        let step = self.step(spot);
+        let gives_more = step.keeps_stdout || step.work.body().is_some() || step.repeat.is_some();
+        !gives_more && ending.outputs_bytes.is_none()
+    }
+
+    fn gave(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Value> {
+        repeat::gave(self.step(spot), state)
+    }
+
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
@@ -451,39 +440,8 @@ impl Program for WorkflowProgram {
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
-        let step = self.step(spot);
-        let scope = self.scope_of(step, state);
-        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
-        let passing = step.repeat.as_ref().filter(|_| !hooks.is_empty());
-        let passing = passing.map(|_| Passing::new(spot, state.passes(&step.id) + 1, self.scope(state)));
-        let job = |doing| Job { hooks: Arc::clone(&hooks), passing: passing.clone(), ..Job::of(doing) };
-        if let Some(joined) = joined {
-            return Ok(match (&step.work, self.foreach(spot)) {
-                _ if joined.is_after() => Job::of(Doing::Hooked(joined)),
-                (_, Some(foreach)) => {
-                    job(Doing::Joining(Joining::new(joined, foreach, self.outcomes_file(spot))))
-                }
-                (Work::Group(_), _) => job(Doing::Gathering(joined)),
-                _ => job(Doing::Returning(joined)),
-            });
-        }
-        if let Some(foreach) = self.foreach(spot) {
-            let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
-            return Ok(Job::of(Doing::Listing(Box::new(listing))));
-        }
-        self.check_passes(step, state)?;
-        if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
-            return Ok(job(Doing::Waiting(waiting)));
-        }
-        let services = self.services_of(state)?;
-        if matches!(step.work, Work::Service(_)) {
-            let service = Box::new(self.service(step, state)?);
-            return Ok(Job { services, ..job(Doing::Service(service)) });
-        }
-        let command = step.work.command().expect("what does not wait is a command");
-        let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
-        let command = Box::new(command.after(state.bytes()));
-        Ok(Job { services, ..job(Doing::Command(command)) })
+        let vouching = self.vouching(spot, state).map_err(expression)?.map(Box::new);
+        Ok(Job { vouching, ..self.job(spot, state, joined)? })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
@@ -491,16 +449,24 @@ impl Program for WorkflowProgram {
             Ok(notes) => notes,
             Err(performed) => return *performed,
         };
+        let serves = matches!(job.doing, Doing::Service(_));
         let performed = match job.doing {
-            Doing::Command(command) => self.run(*command, attempt).await,
+            Doing::Command(command) => self.run(*command, attempt.clone()).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
-            Doing::Listing(listing) => self.list(*listing, attempt).await,
+            Doing::Listing(listing) => self.list(*listing, attempt.clone()).await,
             Doing::Joining(joining) => joining.run().await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
             Doing::Returning(joined) => child::gather(joined).await,
             Doing::Hooked(joined) => hooks::join(joined).await,
             Doing::Service(service) => self.serve(*service, &attempt).await,
         };
+        let performed = match job.vouching {
+            Some(vouching) => vouching.vouched(performed, &attempt, &self.mask).await,
+            None => performed,
+        };
+        if serves && !matches!(performed, Performed::Completed { .. }) {
+            self.end_service(&attempt.step).await;
+        }
         let performed = with_notes(performed, notes);
         match &job.passing {
             Some(passing) if !self.is_last_pass(passing, &performed) => performed,
@@ -508,8 +474,12 @@ impl Program for WorkflowProgram {
         }
     }
 
-    fn subjects(&self, spot: Spot<'_>, _: &WorkflowState) -> Vec<String> {
-        spot.step.subjects.clone()
+    fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
+        self.subjects_of(spot, state)
+    }
+
+    async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
+        self.salvage_of(spot, state)
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
@@ -520,6 +490,7 @@ impl Program for WorkflowProgram {
             (FailureKind::Expression, _) => false,
             _ if step.work.command().is_none() => false,
             (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
+            (FailureKind::Evidence, _) => step.retry.covers(RetryCause::Evidence),
             (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
             _ => step.retry.when.is_empty(),
         };

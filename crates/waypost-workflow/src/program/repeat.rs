@@ -130,6 +130,14 @@ pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     }
 }
 
+/// Returns what a step came to by the state, with what those of the group did that it is.
+pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
+    let own = serde_json::to_value(state.step(&step.id)?).ok()?;
+    let Work::Group(body) = &step.work else { return Some(own) };
+    let inner = body.steps().iter().map(|inner| gave(inner, state).unwrap_or(Value::Null));
+    Some(std::iter::once(own).chain(inner).collect())
+}
+
 /// Takes over what the steps of a group came to.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     match gathered(joined).await {

@@ -4,6 +4,7 @@
 //! that comes after it, as does its end while others are at work.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::supervisor::{Exit, SupervisorError};
 
 use super::attempt::{BlobSink, not_started};
 use super::command::Command;
+use super::evidence::Vouching;
 use super::log_name;
 use super::state::{StepOutput, WorkflowState};
 use super::{WorkflowProgram, expression};
@@ -33,6 +35,8 @@ const SETTLE: Duration = Duration::from_millis(300);
 pub(super) struct Service {
     step: StepId,
     command: Command,
+    /// By what it is believed to serve.
+    vouching: Option<Vouching>,
 }
 
 /// A service under way.
@@ -53,7 +57,8 @@ impl WorkflowProgram {
         let command = Command::render(step, command, &scope, (&self.surroundings, &self.surroundings.base))
             .map_err(expression)?;
         let name = StepId::new(&step.id).map_err(|error| super::failure(FailureKind::Error, error))?;
-        Ok(Service { step: name, command })
+        let vouching = self.vouching_of(step, state, Path::new("")).map_err(expression)?;
+        Ok(Service { step: name, command, vouching })
     }
 
     /// Returns the services that have been started where a step begins.
@@ -83,11 +88,41 @@ impl WorkflowProgram {
             let at = Try { attempt: 1, ..Try::default() };
             let mut own = attempt.clone();
             (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), at);
-            running.insert(service.step.clone(), self.spawn_service(service, &own).await?);
+            let started = self.spawn_service(service, &own).await?;
+            if let Some(failure) = self.unserving(service, attempt).await {
+                end(started).await;
+                return Err(Box::new(Performed::Failed { failure, told: Told::default() }));
+            }
+            running.insert(service.step.clone(), started);
             let data = json!({ "step": service.step, "had_ended": had_ended });
             notes.push(Note::Event { name: SERVICE_STARTED.to_owned(), data });
         }
         Ok(notes)
+    }
+
+    /// Says why a service that was started again does not serve, if its evidence does not hold.
+    async fn unserving(&self, service: &Service, attempt: &Attempt) -> Option<Failure> {
+        let performed = Performed::Completed {
+            output: StepOutput::default(),
+            ending: Ending::default(),
+            told: Told::default(),
+        };
+        match service.vouching.as_ref()?.vouched(performed, attempt, self.mask()).await {
+            Performed::Failed { mut failure, .. } => {
+                let text = format!("service `{}` was started again and does not serve", service.step);
+                failure.error.insert(0, text);
+                Some(failure)
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a service whose step did not come to its end.
+    pub(super) async fn end_service(&self, step: &StepId) {
+        let started = self.running().lock().await.remove(step);
+        if let Some(started) = started {
+            end(started).await;
+        }
     }
 
     /// Does the step of a service: it is done when the process has lived for a moment.

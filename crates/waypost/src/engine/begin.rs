@@ -18,7 +18,7 @@ use super::anew;
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
-use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed};
+use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed, salvaged, settle_salvaged};
 use super::edit;
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
@@ -411,6 +411,12 @@ async fn main_line<'a, P: Program>(
     let config_so_far = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_repeated = chain.basis.is_some();
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
+    let site = engine.site(base.snapshot.entry.record.record());
+    let (branch, asked) = (main.branch().clone(), &mut stand.settled);
+    let done = salvaged(engine, program, program.shape(), (&site, &branch, &main.state), asked).await;
+    settle_salvaged(program, &mut main, done)?;
+    // What does not hold any more by now is asked about.
+    stand.questions.append(asked);
     decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
     let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
@@ -461,7 +467,8 @@ fn asked<'a, S>(options: &ResumeOptions<S>, wishes: &'a Wishes, token: u64) -> A
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
-    Asked { trust, again: false, anew: false, by_hand, still, token, retries, wishes }
+    let salvages = matches!(options.on_doubt, OnDoubt::Ask);
+    Asked { trust, again: false, anew: false, by_hand, still, token, salvages, retries, wishes }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.

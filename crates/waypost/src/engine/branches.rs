@@ -10,7 +10,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreE
 
 use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
-use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost};
+use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
 use super::edit::{Edits, refuse_left};
 use super::fan::{FanOut, Items, Queued};
 use super::fit::forget;
@@ -214,12 +214,18 @@ async fn take_up_one<P: Program>(
     let opener = Opener { line: parent, place, index };
     let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
     let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
+    let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let line = session.lines.get_mut(id);
     if found.raised.contains(&branch) && line.drafts.is_empty() {
         // Its end counts no more, also after another crash.
         line.drafts.push(by_hand());
     }
     questions.extend(questions_of_cut(line));
+    if matches!(found.on_doubt, OnDoubt::Ask) {
+        let about = (&*site, &branch, &line.state);
+        let done = salvaged(engine, program, line.shape, about, &mut questions).await;
+        settle_salvaged(program, line, done)?;
+    }
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_told {
         decide_as_told(line, questions, found.on_doubt)?;

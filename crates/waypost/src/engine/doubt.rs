@@ -1,13 +1,19 @@
 //! Steps of which nobody but a person knows whether they took effect: what is asked, and what is done as told.
 
+use crate::evidence::Site;
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{FrontierEntry, Position, Try};
+use crate::record::{FrontierEntry, Position, Try, Verdict};
 use crate::shape::Shape;
 
 use super::carry::cut_in;
 use super::line::Line;
-use super::{Doubtful, Follow, OnDoubt, ResumeFrom, RunError, TreatAs};
+use super::{
+    Doubtful, Engine, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage, Settlement, Spot, TreatAs,
+};
+
+/// Most steps in doubt of a branch that are settled by evidence: each is looked at by itself, before anything is done.
+const QUESTIONS_MAX: usize = 100;
 
 /// Asks about steps of a branch that may have been started in records that are lost.
 pub(super) fn questions_of_lost(
@@ -56,6 +62,77 @@ pub(super) fn questions_of_cut<S>(line: &Line<'_, S>) -> Vec<Decision> {
         cause: Cause::of_doubt(&line.position, entry),
     };
     line.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
+}
+
+/// A step that was cut and is done, as its evidence shows: what it gave, and the claims as they were found.
+#[derive(Debug)]
+pub(super) struct Salvaged<O> {
+    step: StepId,
+    salvage: Salvage<O>,
+}
+
+impl<O> Salvaged<O> {
+    /// Says whether it answers a question.
+    pub(super) fn is_about(&self, question: &Decision) -> bool {
+        self.step == question.step && matches!(question.cause, Cause::InDoubt(_))
+    }
+}
+
+/// Finds the steps in doubt of a branch that its evidence shows to be done, and takes them out of the questions.
+///
+/// Only what is `ok` now counts, and nothing that a step pins when it ends: nobody saw the end of this one.
+pub(super) async fn salvaged<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (site, branch, state): (&Site, &BranchPath, &P::State),
+    questions: &mut Vec<Decision>,
+) -> Vec<Salvaged<P::Output>> {
+    let mut found = Vec::new();
+    for (at, question) in std::mem::take(questions).into_iter().enumerate() {
+        let is_cut = question.branch == *branch && matches!(question.cause, Cause::InDoubt(_));
+        let place = shape.place(question.step.as_str()).filter(|_| is_cut && at < QUESTIONS_MAX);
+        let Some(place) = place else {
+            questions.push(question);
+            continue;
+        };
+        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let checked = match program.salvage(spot, state).await {
+            Some(salvage) => {
+                let pack = engine.verifier.verify(&salvage.pack, site).await;
+                Some(Salvage { pack, ..salvage }).filter(|salvage| salvage.pack.verdict() == Verdict::Ok)
+            }
+            None => None,
+        };
+        match checked {
+            Some(salvage) => found.push(Salvaged { step: question.step, salvage }),
+            None => questions.push(question),
+        }
+    }
+    found
+}
+
+/// Settles steps by their evidence.
+///
+/// # Errors
+/// What the state refuses.
+pub(super) fn settle_salvaged<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
+    found: Vec<Salvaged<P::Output>>,
+) -> Result<(), RunError> {
+    for Salvaged { step, salvage: Salvage { pack, output, ending } } in found {
+        let standing = line.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = line.shape.place(step.as_str()).filter(|_| standing) else { continue };
+        let branch = line.branch().clone();
+        let spot =
+            Spot { branch: &branch, level: line.shape.level(), place, step: &line.shape.steps()[place] };
+        let follow = program.apply(&mut line.state, spot, Settlement::Completed(output, &ending));
+        let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
+        let follow = follow.map_err(|failure| not_settled(line, &doubtful, &failure.error.join(": ")))?;
+        line.settle_by_evidence(place, follow, (ending, pack));
+    }
+    Ok(())
 }
 
 /// Carries out what a person says about the steps of a branch that are in doubt. It has something to write then, unless

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, Ending, Failure, FrontierEntry, Note, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN, Settled,
-    Start, Status, Try, Wait, WaitKind,
+    End, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN,
+    Settled, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -424,6 +424,22 @@ impl<'a, S> Line<'a, S> {
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
         self.settle(place, settled, follow);
         self.draft(Phase::Completed(Ending::default()), Reason::Manual, step, at);
+    }
+
+    /// Settles a step that was cut as its evidence shows that it is done.
+    pub(super) fn settle_by_evidence(
+        &mut self,
+        place: usize,
+        follow: super::Follow,
+        (ending, pack): (Ending, Pack),
+    ) {
+        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+        let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
+        self.settle(place, settled, follow);
+        let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
+        draft.told.evidence = Some(pack);
+        let text = "it was cut, and its evidence shows that it is done";
+        draft.told.notes.push(Note::Warning(text.to_owned()));
     }
 
     /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.

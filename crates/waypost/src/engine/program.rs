@@ -1,6 +1,7 @@
 //! What the engine runs: a program, as the engine sees it.
 
 use async_trait::async_trait;
+use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
 use crate::id::BranchPath;
@@ -95,6 +96,20 @@ pub trait Program: Send + Sync {
         false
     }
 
+    /// Says whether what is recorded of the end of a step tells all that it has given: outputs and exit code, and nothing
+    /// beside them. Then no state need be kept to compare it with what the step gives when it is done again.
+    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
+        let _ = (spot, ending);
+        false
+    }
+
+    /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
+    /// step was done again, and steps after it are used again where it is the same. Asked only of graphs by needs.
+    fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value> {
+        let _ = (spot, state);
+        None
+    }
+
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
     /// # Errors
@@ -113,6 +128,13 @@ pub trait Program: Send + Sync {
     /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
     /// about to write, or was when it was cut.
     fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;
+
+    /// Says by what a step can be seen to be done that was cut and must not be repeated blindly, and what it gave, read
+    /// anew. None where that cannot be told without having seen its end: then a person decides.
+    async fn salvage(&self, spot: Spot<'_>, state: &Self::State) -> Option<Salvage<Self::Output>> {
+        let _ = (spot, state);
+        None
+    }
 
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
@@ -186,6 +208,17 @@ impl From<SchemaError> for StateError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot prepare to run steps")]
 pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// What a step that was cut would have given, if it is done.
+#[derive(Debug)]
+pub struct Salvage<O> {
+    /// What shows that it is; nothing in it was taken from the world when a step ended.
+    pub pack: Pack,
+    /// For the state.
+    pub output: O,
+    /// For the record.
+    pub ending: Ending,
+}
 
 /// Whether a step runs.
 #[derive(Debug, Clone, PartialEq, Eq)]

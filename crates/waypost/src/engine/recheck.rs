@@ -11,10 +11,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::evidence::{Site, other_names};
 use crate::id::{BranchPath, StepId};
 use crate::plan::{
-    Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, is_under_way, left_out,
-    plan,
+    Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, checks_on, is_under_way,
+    left_out, plan,
 };
-use crate::record::{Claim, Ending, Fan, Header, Pack, Phase, Position, Record, RunRecord, Settled, Verdict};
+use crate::record::{
+    Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
+};
 use crate::shape::{Shape, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -208,7 +210,9 @@ pub(super) async fn judge<P: Program>(
         forget_other_names(engine, run, &mut effective).await;
     }
     let (verdicts, found) = match trust {
-        Trust::Checked(on_unknown) => verify(engine, shape, run, &effective, on_unknown).await?,
+        Trust::Checked(on_unknown) => {
+            verify(engine, shape, run, (&effective, Occasion::Resume), on_unknown).await?
+        }
         Trust::Blind => (believed(shape, &effective), HashMap::new()),
     };
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
@@ -291,7 +295,7 @@ pub(super) async fn doubted(
 
 /// Takes claims at their subject's word where that does not lead any more to the file that it led to when the claim was
 /// made: a link that somebody has put in the place of a file does not make it another's.
-async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
+pub(super) async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
     let packs = effective.iter_mut().flat_map(|branch| {
         let earlier = branch.passes.values_mut().flatten().map(|(_, pack)| pack);
         branch.evidence.values_mut().chain(earlier)
@@ -311,7 +315,7 @@ async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [E
 }
 
 /// Asks the program what the steps under way of a branch are about to write.
-fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
+pub(super) fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
     let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
     let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
@@ -332,14 +336,14 @@ fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
 type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
 
 /// Checks the claims that must be checked, all within one budget.
-async fn verify(
+pub(super) async fn verify(
     engine: &Engine,
     shape: &Shape,
     run: &RunRecord,
-    effective: &[Effective],
+    (effective, occasion): (&[Effective], Occasion),
     on_unknown: OnUnknown,
 ) -> Result<Found, RunError> {
-    let checks = checks(shape, effective);
+    let checks = checks_on(shape, effective, occasion);
     let site = engine.site(run);
     let mut codes: HashMap<(BranchPath, u64), Option<i32>> = HashMap::new();
     let mut claims: Vec<(Claim, Site)> = Vec::with_capacity(checks.len());

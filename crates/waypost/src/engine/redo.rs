@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
 use crate::shape::Shape;
@@ -29,6 +29,7 @@ use super::chain::Draft;
 use super::fit::Forget;
 use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
+use super::reopen::{Level, level};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
@@ -56,17 +57,25 @@ pub(super) enum Pace {
     Behind,
     /// It is where it was before: what is ahead may be used again.
     Level(Box<(Record, Position)>),
+    /// In a graph by needs: some of what was finished may be used again, or none is left that could be.
+    Needs(Box<Level>),
     /// It has pinned something else: nothing of what is ahead is used again.
     Changed,
 }
 
-/// Finds out whether a branch that went back has come to where it was before.
+/// Finds out whether a branch that went back has come to where it was before. `joins`: its steps that join branches which
+/// have all come out as before.
 pub(super) async fn pace<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (record, position): (&Record, &Position),
+    joins: &BTreeSet<StepId>,
 ) -> Result<Pace, RunError> {
+    if !shape.is_routed() {
+        let found = level(engine, program, shape, (record, position), joins).await?;
+        return Ok(found.map_or(Pace::Behind, |found| Pace::Needs(Box::new(found))));
+    }
     let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
     let store = engine.store.as_ref();
     let ended = before_acceptance(store, record).await?;
@@ -106,7 +115,7 @@ async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record,
 
 /// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
 /// step ended between the two.
-async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
+pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
     if then.state_bytes().is_some() {
         return Ok(Some(then));
     }
@@ -174,7 +183,7 @@ pub(super) async fn done_before(
 }
 
 /// Says whether two packs expect the same of the same things, of one machine where they are of any.
-fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
+pub(super) fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
     fn expected(pack: Option<&Pack>) -> Vec<(&String, &String, &Value, &Option<String>)> {
         let claims = pack.into_iter().flat_map(|pack| &pack.claims);
         claims.map(|claim| (&claim.kind, &claim.subject, &claim.expect, &claim.host)).collect()
@@ -436,6 +445,17 @@ pub(super) async fn back_to(
     carry(&mut position, &known.position);
     let ahead = known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
     position.ahead = Some(Ahead { since: 0, ..ahead });
+    let draft = redo_draft(made, branch, (target, judged), epoch);
+    Ok(Move { record, position, draft: Some(draft), basis, forgotten: Vec::new() })
+}
+
+/// What is written where a step is to be done again.
+pub(super) fn redo_draft(
+    made: &Header,
+    branch: &BranchPath,
+    (target, judged): (&Target, &Judged),
+    epoch: u32,
+) -> Draft {
     let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
@@ -445,7 +465,7 @@ pub(super) async fn back_to(
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
         draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
-    Ok(Move { record, position, draft: Some(draft), basis, forgotten: Vec::new() })
+    draft
 }
 
 /// Returns the claims for which a record takes its branch back to a step, if it does.
@@ -463,11 +483,17 @@ pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (
     let (record, mut position) = stood;
     carry(&mut position, newest);
     position.ahead = None;
-    let mut draft = Draft::new(Phase::Restored, Reason::Redo, step, at);
-    draft.about = Some(record.header().seq);
-    let data = json!({ "up_to": record.header().reference().to_string() });
-    draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
+    let draft = forward_draft(record.header().reference(), at, step);
     Move { record, position, draft: Some(draft), basis: None, forgotten: Vec::new() }
+}
+
+/// What is written where results are used again, up to a checkpoint of before.
+pub(super) fn forward_draft(up_to: CheckpointRef, at: Try, step: Option<StepId>) -> Draft {
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, step, at);
+    draft.about = Some(up_to.seq);
+    let data = json!({ "up_to": up_to.to_string() });
+    draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
+    draft
 }
 
 /// Takes over what does not go back with a position.

@@ -6,21 +6,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::evidence::Site;
+use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::anew;
-use super::begin::Base;
+use super::begin::{Base, decode_state};
+use super::doubt::salvaged;
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, Targets, back_to, broken_by, done_before, forward, opener_of, pace, standing_at,
-    targets,
+    Move, Pace, Target, Targets, back_to, broken_by, done_before, forward, forward_draft, opener_of, pace,
+    standing_at, targets,
 };
+use super::reopen::{Level, open_again};
 use super::snapshot::position_of;
 use super::wish::Wishes;
 use super::{Engine, Program, RunError};
@@ -34,6 +37,8 @@ pub(super) struct Stand {
     pub(super) moves: BTreeMap<BranchPath, Move>,
     /// Steps that would run again as what they are given has changed, but must not be repeated blindly.
     pub(super) doubts: BTreeMap<BranchPath, StepId>,
+    /// Steps of the main branch that were cut and are done, as their evidence shows, with what was asked about each.
+    pub(super) settled: Vec<Decision>,
     /// The evidence of all that is finished was looked at.
     pub(super) looked: bool,
     /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
@@ -64,6 +69,8 @@ pub(super) struct Asked<'a> {
     pub(super) still: bool,
     /// Of the lease under which all of it happens.
     pub(super) token: u64,
+    /// Nobody says what became of steps that were cut: their evidence may.
+    pub(super) salvages: bool,
     /// A person says that steps run again that must not be repeated blindly.
     pub(super) retries: bool,
     /// What a person wants to be worked on again beside the main branch.
@@ -90,6 +97,7 @@ pub(super) async fn stand<P: Program>(
     let mut scout = Scout::new(engine, program, shape);
     scout.wishes = Some(asked.wishes);
     let run = base.snapshot.entry.record.record();
+    let site = engine.site(run);
     loop {
         let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
         let forwards = moves.values().any(|moved| moved.draft.is_some());
@@ -98,10 +106,14 @@ pub(super) async fn stand<P: Program>(
         if scout.gives_up(base, &moves, &judged).await? {
             continue;
         }
-        if asked.retries && shape.is_routed() {
+        if asked.retries {
             judged.release();
         }
-        if asked.by_hand || !judged.questions.is_empty() || !shape.is_routed() {
+        let mut settled = Vec::new();
+        if asked.salvages {
+            settled = salvageable(engine, program, (&site, &base.record), &mut judged.questions).await?;
+        }
+        if asked.by_hand || !judged.questions.is_empty() {
             judged.ask();
         }
         if !judged.questions.is_empty() {
@@ -128,23 +140,33 @@ pub(super) async fn stand<P: Program>(
         };
         let strays = std::mem::take(&mut scout.strays).into_iter();
         moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
+        let mut opened = BTreeSet::new();
         for (branch, targets) in targets {
             let known = &branches[&(branch.depth(), branch.clone())];
-            let Some(first) = targets.first() else { continue };
+            let Some(target) = targets.first() else { continue };
             if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
                 moves.insert(branch, anew::again(engine, shape, known, (&targets, !asked.retries)).await?);
                 continue;
             }
-            let mut moved = back_to(engine, shape, known, (first, &judged)).await?;
+            let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
+            let mut moved = match is_routed {
+                true => back_to(engine, shape, known, (target, &judged)).await?,
+                false => match open_again(engine, shape, known, (target, &judged)).await? {
+                    Some(moved) => moved,
+                    // What comes before it is done again first, and then it is looked at.
+                    None => continue,
+                },
+            };
+            opened.insert(branch.clone());
             if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
                 // Whoever wants it done again wants what comes of it, not what came of it before.
                 ahead.changed = true;
             }
             moves.insert(branch, moved);
         }
-        let doubts = scout.doubts(&branches, &moves).await?;
+        let doubts = scout.doubts(&branches, &moves, &opened).await?;
         let (looked, left) = (trust != Trust::Blind, judged.left);
-        return Ok(Stand { questions: Vec::new(), moves, doubts, looked, left, unreached });
+        return Ok(Stand { questions: Vec::new(), moves, doubts, settled, looked, left, unreached });
     }
 }
 
@@ -159,6 +181,24 @@ pub(super) async fn survey<P: Program>(
     Ok(scout.survey(main).await?.0)
 }
 
+/// Takes those questions away that evidence answers: steps of the main branch that were cut and are done.
+pub(super) async fn salvageable<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (site, record): (&Site, &Record),
+    questions: &mut Vec<Decision>,
+) -> Result<Vec<Decision>, RunError> {
+    if !questions.iter().any(|question| matches!(question.cause, Cause::InDoubt(_))) {
+        return Ok(Vec::new());
+    }
+    let (shape, main) = (program.shape(), BranchPath::main());
+    let state = decode_state(program, shape.level(), record)?;
+    let asked = questions.clone();
+    let found = salvaged(engine, program, shape, (site, &main, &state), questions).await;
+    let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
+    Ok(asked.into_iter().filter(is_found).collect())
+}
+
 /// Looks around in a run.
 struct Scout<'a, P> {
     engine: &'a Engine,
@@ -168,6 +208,8 @@ struct Scout<'a, P> {
     stays: BTreeSet<BranchPath>,
     /// Branches taken forward past a join, as all that it joins has come out as before.
     joins: BTreeMap<BranchPath, (Record, Position)>,
+    /// Steps of branches of graphs by needs that join what has come out as before.
+    same_joins: BTreeMap<BranchPath, BTreeSet<StepId>>,
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
@@ -178,7 +220,8 @@ struct Scout<'a, P> {
 impl<'a, P: Program> Scout<'a, P> {
     fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
         let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        Self { engine, program, shape, stays, joins, strays, wishes: None }
+        let same_joins = BTreeMap::new();
+        Self { engine, program, shape, stays, joins, same_joins, strays, wishes: None }
     }
 
     /// Says whether a branch is one that is to be found, or above it.
@@ -196,10 +239,13 @@ impl<'a, P: Program> Scout<'a, P> {
             let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
             self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
             self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
-            let Some((branch, stood)) = self.joins_the_same(&branches, &moves).await? else {
-                return Ok((branches, moves));
-            };
-            self.joins.insert(branch, stood);
+            match self.joins_the_same(&branches, &moves).await? {
+                None => return Ok((branches, moves)),
+                Some((branch, Joined::At(stood))) => drop(self.joins.insert(branch, *stood)),
+                Some((branch, Joined::By(step))) => {
+                    self.same_joins.entry(branch).or_default().insert(step);
+                }
+            }
         }
     }
 
@@ -277,13 +323,34 @@ impl<'a, P: Program> Scout<'a, P> {
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
         let (at, step) = (record.header().at.clone(), record.header().step.clone());
         let at = Try { attempt: 0, ..at };
+        let none = BTreeSet::new();
         let pace = match self.joins.get(&branch) {
             Some(stood) => Pace::Level(Box::new(stood.clone())),
             None if self.stays.contains(&branch) => Pace::Changed,
-            None => pace(self.engine, self.program, shape, (&record, &position)).await?,
+            None => {
+                let joins = self.same_joins.get(&branch).unwrap_or(&none);
+                pace(self.engine, self.program, shape, (&record, &position), joins).await?
+            }
         };
         let mut known = (record, position);
         match pace {
+            // What has ended stands at its end, with what it did again.
+            Pace::Needs(level) if known.0.header().end.is_none() => {
+                let Level { mut position, reuses, is_same } = *level;
+                if !branch.is_main() && !is_same {
+                    // Whoever joins it must see that it came out in another way.
+                    position.ahead = known.1.ahead;
+                }
+                let stood = known.1.ahead.map_or(0, |ahead| ahead.seq);
+                let up_to =
+                    CheckpointRef { run: known.0.header().run.clone(), branch: branch.clone(), seq: stood };
+                let draft = reuses.then(|| forward_draft(up_to, at, step));
+                // Should it do something more again, it stood where it stands to be compared with.
+                known.1 = Position { ahead: known.1.ahead, ..position.clone() };
+                let forgotten = Vec::new();
+                let moved = Move { record: known.0.clone(), position, draft, basis: None, forgotten };
+                moves.insert(branch.clone(), moved);
+            }
             // What has ended stands at its end, whatever it was ahead of.
             Pace::Level(stood) if known.0.header().end.is_none() => {
                 let moved = forward(&known.1, at, step, *stood);
@@ -303,7 +370,7 @@ impl<'a, P: Program> Scout<'a, P> {
                     );
                 }
             }
-            Pace::Level(_) | Pace::Behind => {}
+            Pace::Level(_) | Pace::Needs(_) | Pace::Behind => {}
         }
         let (record, position) = known;
         let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
@@ -318,13 +385,17 @@ impl<'a, P: Program> Scout<'a, P> {
         &self,
         branches: &Branches,
         moves: &BTreeMap<BranchPath, Move>,
-    ) -> Result<Option<(BranchPath, (Record, Position))>, RunError> {
+    ) -> Result<Option<(BranchPath, Joined)>, RunError> {
         let store = self.engine.store.as_ref();
         for ((_, branch), known) in branches.iter().rev() {
             let Some(ahead) = known.position.ahead.filter(|ahead| !ahead.changed) else { continue };
             let Some(shape) = self.shape.of_branch(branch) else { continue };
             let header = known.record.header();
-            for entry in known.position.frontier.iter().filter(|entry| entry.at.attempt == 0) {
+            let is_known = |entry: &&FrontierEntry| {
+                self.same_joins.get(branch).is_some_and(|joins| joins.contains(&entry.step))
+            };
+            let entries = known.position.frontier.iter().filter(|entry| entry.at.attempt == 0);
+            for entry in entries.filter(|entry| !is_known(entry)) {
                 let Some(fan) = &entry.fan else { continue };
                 let about = Some(fan.since);
                 let then = done_before(store, header, (&entry.step, &entry.at.iteration), ahead.seq).await?;
@@ -333,8 +404,12 @@ impl<'a, P: Program> Scout<'a, P> {
                 {
                     continue;
                 }
+                if !shape.is_routed() {
+                    let joined = Joined::By(entry.step.clone());
+                    return Ok(Some((branch.clone(), joined)));
+                }
                 if let Some(stood) = standing_at(store, shape, header, ahead).await? {
-                    return Ok(Some((branch.clone(), stood)));
+                    return Ok(Some((branch.clone(), Joined::At(Box::new(stood)))));
                 }
             }
         }
@@ -360,8 +435,13 @@ impl<'a, P: Program> Scout<'a, P> {
             }
             let Some(ahead) = known.position.ahead else { continue };
             let Some(shape) = self.shape.of_branch(&known.record.header().branch) else { continue };
-            let level = pace(self.engine, self.program, shape, (&known.record, &known.position)).await?;
-            if ahead.changed || !matches!(level, Pace::Level(_)) {
+            let stands = (&known.record, &known.position);
+            let is_same = match pace(self.engine, self.program, shape, stands, &BTreeSet::new()).await? {
+                Pace::Level(_) => true,
+                Pace::Needs(level) => level.is_same,
+                _ => false,
+            };
+            if ahead.changed || !is_same {
                 joint = Joint::Other;
             }
         }
@@ -489,13 +569,16 @@ impl<'a, P: Program> Scout<'a, P> {
         &self,
         branches: &Branches,
         moves: &BTreeMap<BranchPath, Move>,
+        opened: &BTreeSet<BranchPath>,
     ) -> Result<BTreeMap<BranchPath, StepId>, RunError> {
         let store = self.engine.store.as_ref();
         let mut doubts = BTreeMap::new();
         for ((_, branch), known) in branches {
             let Some(ahead) = known.position.ahead else { continue };
             let Some(shape) = self.shape.of_branch(branch) else { continue };
-            if moves.get(branch).is_some_and(|moved| moved.draft.is_some()) {
+            let is_moved = moves.get(branch).is_some_and(|moved| moved.draft.is_some());
+            // One of a graph by needs that went forward stands at the steps that come next.
+            if is_moved && (shape.is_routed() || opened.contains(branch)) {
                 continue;
             }
             for entry in &known.position.frontier {
@@ -536,6 +619,14 @@ async fn done_again(
             None => return Ok(done),
         }
     }
+}
+
+/// What need not be joined again, as all of it has come out as before.
+enum Joined {
+    /// The branch is taken forward to where it stood.
+    At(Box<(Record, Position)>),
+    /// This step of it is finished.
+    By(StepId),
 }
 
 /// How branches came out that do something again.

@@ -67,6 +67,11 @@ impl Place {
         Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 }.go(last)
     }
 
+    /// Returns the way to it without links: beneath the base, or absolute where the subject is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Looks at what is there, without following a link.
     pub(super) fn stat(&self) -> Result<Stat, Lost> {
         rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)

@@ -36,6 +36,14 @@ type Comparison = fn(u64, u64) -> bool;
 #[error("{0}")]
 pub struct InvalidExpectation(pub(super) String);
 
+/// Sees that something can be expected of a size: a number, a comparison, or a list of them.
+///
+/// # Errors
+/// [`InvalidExpectation`] says why nothing can be compared with it.
+pub fn check_size(expect: &Value) -> Result<(), InvalidExpectation> {
+    size_fits(expect, 0).map(drop)
+}
+
 /// Says whether a size in bytes is as expected.
 pub(super) fn size_fits(expect: &Value, bytes: u64) -> Result<bool, InvalidExpectation> {
     match expect {
@@ -59,6 +67,14 @@ fn compare(text: &str, bytes: u64) -> Result<bool, InvalidExpectation> {
         .find_map(|(sign, holds)| Some((*holds, text.strip_prefix(sign)?)))
         .unwrap_or((|found, bound| found == bound, text));
     Ok(holds(bytes, size(bound.trim())?))
+}
+
+/// Reads a size in bytes as people write it: `12`, `2B`, `2 KiB`, `1 GB`.
+///
+/// # Errors
+/// [`InvalidExpectation`]: it is none.
+pub fn parse_size(text: &str) -> Result<u64, InvalidExpectation> {
+    size(text)
 }
 
 fn size(text: &str) -> Result<u64, InvalidExpectation> {

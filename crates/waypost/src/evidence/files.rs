@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -280,6 +281,44 @@ impl Sha256Probe {
     }
 }
 
+/// Reads a regular file that a claim is about, for probes of other crates: within the folders that `site` has, through no
+/// link that leaves them.
+///
+/// # Errors
+/// What is to be found of a claim about it: it is not there, may not be used, has more than `bytes_max` bytes, or cannot be
+/// read.
+pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<Vec<u8>, Finding> {
+    let (site, subject) = (site.clone(), subject.to_owned());
+    let read = blocking(move |_| -> Result<Vec<u8>, Lost> {
+        let (file, _) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
+        let mut bytes = Vec::new();
+        let limit = (bytes_max as u64).saturating_add(1);
+        let read = file.take(limit).read_to_end(&mut bytes);
+        read.map_err(|error| Lost::Unclear(format!("cannot read it: {error}")))?;
+        match bytes.len() > bytes_max {
+            true => Err(Lost::Unclear(format!("it has more than the {bytes_max} bytes that are looked at"))),
+            false => Ok(bytes),
+        }
+    });
+    read.await.map_err(finding_of)
+}
+
+/// Returns where a regular file is that a claim is about, without links on the way, for probes that have others open it.
+///
+/// What somebody puts in its place before it is opened, is opened.
+///
+/// # Errors
+/// As [`read_file`].
+pub async fn find_file(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
+    let (site, subject) = (site.clone(), subject.to_owned());
+    let found = blocking(move |_| -> Result<PathBuf, Lost> {
+        let place = Place::find(&site, &subject, LastLink::Follow)?;
+        place.open_regular()?;
+        Ok(site.base().unwrap_or(Path::new("")).join(place.path()))
+    });
+    found.await.map_err(finding_of)
+}
+
 /// Reads an expected digest; people write it in either case.
 fn digest_of(expect: &Value) -> Result<Digest, String> {
     match expect {
@@ -317,7 +356,7 @@ fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Dige
 
 fn finding_of(lost: Lost) -> Finding {
     match lost {
-        Lost::Missing => Finding::failed("it is not there"),
+        Lost::Missing => Finding::absent("it is not there"),
         Lost::Refused(why) => Finding::failed(why),
         Lost::Unclear(why) => Finding::unknown(why),
         Lost::Changing(why) => Finding::unknown_yet(why),
@@ -351,7 +390,7 @@ impl Outcome for Finding {
     }
 }
 
-impl Outcome for Result<Digest, Lost> {
+impl<T: Send + 'static> Outcome for Result<T, Lost> {
     fn cut(why: &str) -> Self {
         Err(Lost::Unclear(why.to_owned()))
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::id::Digest;
-use crate::record::{Claim, Pack, Verdict};
+use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
 use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
 
@@ -81,6 +81,7 @@ impl Pack {
         if claims > CLAIMS_MAX {
             return Err(InvalidPack::TooMany(claims));
         }
+        let claims = self.claims.iter().filter(|claim| claim.counts()).count();
         match self.at_least {
             Some(at_least) if at_least == 0 || at_least as usize > claims => {
                 Err(InvalidPack::AtLeast { at_least, claims })
@@ -92,14 +93,28 @@ impl Pack {
     /// Returns what the verdicts of the claims come to: `ok` only if enough of them hold.
     ///
     /// Otherwise `failed` if enough cannot hold any more, `unknown` if that depends on what could not be checked, and
-    /// `skipped` if it depends only on what was left out on purpose. Without claims, or with a rule that makes no
-    /// sense, it is `failed`.
+    /// `skipped` if it depends only on what was left out on purpose. Claims that only warn do not count. Without others,
+    /// or with a rule that makes no sense, it is `failed`.
     pub fn verdict(&self) -> Verdict {
-        if self.claims.is_empty() || self.check().is_err() {
+        self.weighed(self.claims.iter().filter(|claim| claim.counts()).collect())
+    }
+
+    /// Returns what they come to on an occasion: those that are checked on others do not count. `skipped` if all are.
+    pub fn verdict_at(&self, occasion: Occasion) -> Verdict {
+        let counting = || self.claims.iter().filter(|claim| claim.counts());
+        let due: Vec<&Claim> = counting().filter(|claim| claim.is_due(occasion)).collect();
+        if due.is_empty() && counting().next().is_some() {
+            return Verdict::Skipped;
+        }
+        self.weighed(due)
+    }
+
+    fn weighed(&self, claims: Vec<&Claim>) -> Verdict {
+        if claims.is_empty() || self.check().is_err() {
             return Verdict::Failed;
         }
-        let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
-        let needed = self.at_least.map_or(self.claims.len(), |least| least as usize);
+        let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
+        let needed = self.at_least.map_or(claims.len(), |least| claims.len().min(least as usize));
         let (ok, unknown, skipped) = (count(Verdict::Ok), count(Verdict::Unknown), count(Verdict::Skipped));
         if ok >= needed {
             Verdict::Ok
@@ -116,12 +131,18 @@ impl Pack {
     ///
     /// At most [`UNMET_MAX`] are told one by one; a last line counts the others.
     pub fn unmet(&self) -> Vec<String> {
-        let unmet: Vec<&Claim> = self.claims.iter().filter(|claim| claim.verdict != Verdict::Ok).collect();
+        let is_unmet = |claim: &&Claim| claim.counts() && claim.verdict != Verdict::Ok;
+        let unmet: Vec<&Claim> = self.claims.iter().filter(is_unmet).collect();
         let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.told()).collect();
         if unmet.len() > UNMET_MAX {
             lines.push(format!("and {} more", unmet.len() - UNMET_MAX));
         }
         lines
+    }
+
+    /// Says of each claim what was expected and what was found, one line each.
+    pub fn told(&self) -> Vec<String> {
+        self.claims.iter().map(Claim::told).collect()
     }
 
     /// Counts the verdicts.
@@ -153,6 +174,7 @@ impl Claim {
             live: false,
             host: None,
             file: None,
+            terms: Terms::default(),
             verdict: Verdict::Skipped,
             found: Value::Null,
             error: None,
@@ -191,6 +213,25 @@ impl Claim {
         Self { name: Some(name.into()), ..self }
     }
 
+    /// Says how and when it is checked, and what it counts for.
+    #[must_use]
+    pub fn on_terms(self, terms: Terms) -> Self {
+        Self { terms, ..self }
+    }
+
+    /// Says whether its pack depends on it.
+    pub fn counts(&self) -> bool {
+        self.terms.severity == Severity::Fail
+    }
+
+    /// Says whether it is checked on an occasion. What is sensitive is not kept, and so not checked later.
+    pub fn is_due(&self, occasion: Occasion) -> bool {
+        if self.terms.sensitive && occasion != Occasion::Commit {
+            return false;
+        }
+        self.terms.at.is_empty() || self.terms.at.contains(&occasion)
+    }
+
     /// Says what must be found.
     #[must_use]
     pub fn expecting(self, expect: impl Into<Value>) -> Self {
@@ -214,7 +255,8 @@ impl Claim {
         };
         text.push_str(state);
         if !self.expect.is_null() {
-            text.push_str(&format!(": expected {}", clipped(&self.expect)));
+            let expected = if self.terms.not { "expected anything but" } else { "expected" };
+            text.push_str(&format!(": {expected} {}", clipped(&self.expect)));
         }
         if !self.found.is_null() {
             text.push_str(&format!(", found {}", clipped(&self.found)));
@@ -227,7 +269,8 @@ impl Claim {
 
     /// Returns the name given to it, else its kind and subject.
     pub fn title(&self) -> String {
-        self.name.clone().unwrap_or_else(|| format!("{} {}", self.kind, self.subject))
+        let not = if self.terms.not { "not " } else { "" };
+        self.name.clone().unwrap_or_else(|| format!("{not}{} {}", self.kind, self.subject))
     }
 }
 

@@ -10,7 +10,7 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
 use crate::clock::{Clock, SystemClock};
-use crate::record::{Claim, Pack, Verdict};
+use crate::record::{Claim, Occasion, Pack, Verdict};
 
 use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, other_names};
 
@@ -19,6 +19,8 @@ use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, oth
 const TRIES_MAX: u32 = 5;
 /// Pause before the second attempt; each further one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
+/// Longest pause between looks at what is to come within some time: people do not see half a second.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// How long and how wide checks may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,24 +96,24 @@ impl Verifier {
         Self { clock, ..self }
     }
 
-    /// Checks every claim now and returns the pack with what came out; the pack given is not changed.
+    /// Checks every claim now that is due when somebody [wants to know](Occasion::Verify), and returns the pack with what
+    /// came out; the pack given is not changed. Claims that are not due are `skipped`.
     ///
     /// A claim to be pinned that never was is `failed`.
     pub async fn verify(&self, pack: &Pack, site: &Site) -> Pack {
-        let deadline = Instant::now() + self.limits.pack;
-        self.verify_until(pack, site, deadline).await
+        self.verify_until(pack, site, Occasion::Verify, self.deadline_of(&pack.claims)).await
     }
 
     /// Pins what is to be pinned, then checks every claim: what a step does when it commits.
     pub async fn commit(&self, pack: &Pack, site: &Site) -> Pack {
-        let deadline = Instant::now() + self.limits.pack;
+        let deadline = self.deadline_of(&pack.claims);
         let pinned = self.pin_until(pack, site, deadline).await;
         // What was just pinned would only be read twice.
         let fresh = |claim: &Claim| claim.pinned && claim.checked_at.is_some();
         let (ready, open): (Vec<_>, Vec<_>) =
             pinned.claims.iter().cloned().enumerate().partition(|(_, claim)| fresh(claim));
         let rest = Pack { at_least: None, claims: open.iter().map(|(_, claim)| claim.clone()).collect() };
-        let checked = self.verify_until(&rest, site, deadline).await;
+        let checked = self.verify_until(&rest, site, Occasion::Commit, deadline).await;
         let places = open.iter().map(|(place, _)| *place);
         let mut claims: Vec<(usize, Claim)> = ready.into_iter().chain(places.zip(checked.claims)).collect();
         claims.sort_by_key(|(place, _)| *place);
@@ -122,7 +124,7 @@ impl Verifier {
     ///
     /// A pin that cannot be taken stays without a value and says why; no later check of it is `ok`.
     pub async fn pin(&self, pack: &Pack, site: &Site) -> Pack {
-        let mut pinned = self.pin_until(pack, site, Instant::now() + self.limits.pack).await;
+        let mut pinned = self.pin_until(pack, site, self.deadline_of(&pack.claims)).await;
         for claim in &mut pinned.claims {
             claim.verdict = Verdict::Skipped;
         }
@@ -130,7 +132,7 @@ impl Verifier {
     }
 
     /// Checks claims of many packs at once, each at its own site, within the time for all; returns them in their order
-    /// with what came out. As [`verify`](Self::verify) otherwise.
+    /// with what came out. Whether they are due is the caller's to know. As [`verify`](Self::verify) otherwise.
     pub async fn verify_all(&self, claims: &[(Claim, Site)]) -> Vec<Claim> {
         let deadline = Instant::now() + self.limits.all;
         let mut checked: Vec<Claim> = claims.iter().map(|(claim, _)| claim.clone()).collect();
@@ -141,6 +143,19 @@ impl Verifier {
             self.note(claim, finding);
         }
         checked
+    }
+
+    /// Returns when all claims of a pack must have been checked, if that begins now: none is cut short of the time in which
+    /// it may come to hold.
+    fn deadline_of(&self, claims: &[Claim]) -> Instant {
+        let longest = claims.iter().map(|claim| self.time_of(claim)).max().unwrap_or_default();
+        Instant::now() + self.limits.pack.max(longest)
+    }
+
+    /// Returns how long it may take to check a claim, further looks included.
+    fn time_of(&self, claim: &Claim) -> Duration {
+        let one = claim.terms.timeout_ms.map_or(self.limits.claim, Duration::from_millis);
+        one + Duration::from_millis(claim.terms.within_ms.unwrap_or_default())
     }
 
     /// Returns when all that is checked before a resume must be done, if that begins now.
@@ -178,22 +193,28 @@ impl Verifier {
         pinned
     }
 
-    async fn verify_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
+    async fn verify_until(&self, pack: &Pack, site: &Site, occasion: Occasion, deadline: Instant) -> Pack {
         let mut checked = pack.clone();
+        checked.claims.iter_mut().for_each(clear);
         let asked: Vec<(&Claim, &Site)> = pack.claims.iter().map(|claim| (claim, site)).collect();
-        for (place, finding) in self.find(&asked, (0..asked.len()).collect(), Aim::Check, deadline).await {
-            let claim = &mut checked.claims[place];
-            clear(claim);
-            self.note(claim, finding);
+        let due = (0..asked.len()).filter(|place| pack.claims[*place].is_due(occasion)).collect();
+        for (place, finding) in self.find(&asked, due, Aim::Check, deadline).await {
+            self.note(&mut checked.claims[place], finding);
         }
         checked
     }
 
     fn note(&self, claim: &mut Claim, finding: Finding) {
         claim.verdict = finding.verdict;
+        claim.checked_at = Some(self.clock.now());
+        if claim.terms.sensitive {
+            claim.expect = serde_json::Value::Null;
+            // What a probe has to say of it may quote it.
+            claim.error = finding.why.map(|_| "why is not told, as it is sensitive".to_owned());
+            return;
+        }
         claim.found = finding.found;
         claim.error = finding.why;
-        claim.checked_at = Some(self.clock.now());
     }
 
     /// Asks the probes about the claims at `places`: cheap ones first, so many at once.
@@ -231,27 +252,45 @@ impl Verifier {
         if begun >= deadline {
             return Finding::unknown("the time for all checks was used up before it was checked");
         }
-        let limit = deadline.min(begun + self.limits.claim);
-        let mut last = None;
-        let tries = async {
-            let mut pause = PAUSE_FIRST;
-            for _ in 1..TRIES_MAX {
-                let finding = ask(probe.as_ref(), claim, aim, site).await;
-                if !finding.may_change {
-                    return finding;
-                }
-                last = Some(finding);
-                tokio::time::sleep(pause).await;
-                pause *= 2;
+        let within = Duration::from_millis(claim.terms.within_ms.unwrap_or_default());
+        let once = self.time_of(claim) - within;
+        let patience = begun + within;
+        let mut pause = PAUSE_FIRST;
+        loop {
+            let limit = deadline.min(Instant::now() + once);
+            let finding = tried(probe.as_ref(), (claim, aim, site), limit).await;
+            let finding = if claim.terms.not { finding.reversed() } else { finding };
+            if finding.verdict == Verdict::Ok || Instant::now() + pause >= patience.min(deadline) {
+                return finding;
             }
-            ask(probe.as_ref(), claim, aim, site).await
-        };
-        let in_time = tokio::time::timeout_at(limit, tries).await;
-        in_time.unwrap_or_else(|_| {
-            let silent = || Finding::unknown(format!("no answer within {:?}", limit - begun));
-            last.unwrap_or_else(silent)
-        })
+            tokio::time::sleep(pause).await;
+            pause = PAUSE_MAX.min(pause * 2);
+        }
     }
+}
+
+/// Makes one check, again and again while what is in its way may pass and there is time.
+async fn tried(probe: &dyn Probe, (claim, aim, site): (&Claim, Aim, &Site), limit: Instant) -> Finding {
+    let begun = Instant::now();
+    let mut last = None;
+    let tries = async {
+        let mut pause = PAUSE_FIRST;
+        for _ in 1..TRIES_MAX {
+            let finding = ask(probe, claim, aim, site).await;
+            if !finding.may_change {
+                return finding;
+            }
+            last = Some(finding);
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        ask(probe, claim, aim, site).await
+    };
+    let in_time = tokio::time::timeout_at(limit, tries).await;
+    in_time.unwrap_or_else(|_| {
+        let silent = || Finding::unknown(format!("no answer within {:?}", limit - begun));
+        last.unwrap_or_else(silent)
+    })
 }
 
 async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {

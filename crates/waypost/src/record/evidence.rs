@@ -1,5 +1,7 @@
 //! Evidence as it is committed: claims that can be checked, the rule over them, and what was found.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -44,6 +46,9 @@ pub struct Claim {
     /// links, or one of several hard links. Claims about one file are about one thing, whatever they call it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// How and when it is checked, and what it counts for.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub terms: Terms,
     /// What came out when the step committed.
     pub verdict: Verdict,
     /// What was found, secrets masked.
@@ -55,6 +60,56 @@ pub struct Claim {
     /// When, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_at: Option<Timestamp>,
+}
+
+/// How and when a claim is checked, and what it counts for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// It holds where what is expected is not found.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub not: bool,
+    /// How long one check may take, where the verifier's own limit does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// How long it is looked at again and again until it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_ms: Option<u64>,
+    /// When it is checked; empty means at every occasion.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub at: BTreeSet<Occasion>,
+    /// What it counts for.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub severity: Severity,
+    /// What is expected and what is found are written down nowhere, so that it is checked only when its step ends.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sensitive: bool,
+    /// What the user keeps beside it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, Value>,
+}
+
+/// When claims are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Occasion {
+    /// Its step has ended.
+    Commit,
+    /// Its step is about to be trusted.
+    Resume,
+    /// Somebody wants to know.
+    Verify,
+}
+
+/// What a claim counts for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Its pack holds only if it does.
+    #[default]
+    Fail,
+    /// It is checked and told, and its pack does not depend on it.
+    Warn,
 }
 
 /// What came out of a check. Only `Ok` is trust.

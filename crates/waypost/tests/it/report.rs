@@ -147,6 +147,7 @@ fn evidence_is_a_table() {
         live: false,
         host: None,
         file: None,
+        terms: Default::default(),
         verdict,
         found: json!("abd"),
         error: error.map(str::to_owned),

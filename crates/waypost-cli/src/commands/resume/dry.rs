@@ -4,10 +4,11 @@
 //! and planned from. What only the work itself shows, it says plainly that it does not tell.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use waypost::engine::{ResumeFrom, RunError, Snapshot};
 use waypost::plan::{Action, Decision, Effective, Plan, Verdicts, plan};
-use waypost::record::{End, FrontierEntry, Position, Record, Status, WaitKind};
+use waypost::record::{End, FrontierEntry, Occasion, Position, Record, Status, WaitKind};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -19,6 +20,7 @@ use crate::dead::DeadLetter;
 use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::looking;
 use crate::output::shown;
 use crate::params::Setting;
 
@@ -31,15 +33,18 @@ struct Would {
 
 pub(super) async fn dry_run(
     context: &Context,
-    store: &dyn Store,
+    shared: &Arc<dyn Store>,
     run: &RunId,
     args: &ResumeArgs,
 ) -> Result<Exit, Error> {
+    let store = shared.as_ref();
     let snapshot = Snapshot::read(store, run).await?;
     let chosen = choose(store, &snapshot, &Choice::of(args))?;
     chosen.tell(context);
     surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
-    let stands = chosen.plan(store, &snapshot, &Verdicts::new(), context.now()).await?;
+    let look = looking::look(shared, &snapshot, &chosen, Occasion::Resume).await?;
+    let mut stands = chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
+    looking::tell_in(&mut stands, look);
     if !args.set.is_empty() {
         tell_of_params(context, &snapshot, &chosen, &stands, args)?;
     }

@@ -1,0 +1,120 @@
+//! `json_value`: a place in a JSON file has a value.
+
+use async_trait::async_trait;
+use serde_json::Value;
+use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
+use waypost::record::Claim;
+
+use crate::fits;
+
+/// Recorded kind of claims about a value in a JSON file.
+pub const JSON_VALUE: &str = "json_value";
+/// Largest file that is read: as a tree it takes ten times as much.
+const JSON_BYTES_MAX: usize = 16 << 20;
+
+/// Checks `json_value`: what stands in a file at `path` is `value`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct JsonProbe;
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for JsonProbe {
+    fn kind(&self) -> &str {
+        JSON_VALUE
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Reading
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        let Value::Object(expect) = &claim.expect else { return Finding::failed("no value is expected") };
+        if let Some(other) = expect.keys().find(|name| !matches!(name.as_str(), "path" | "value")) {
+            return Finding::unknown(format!("the expectation `{other}` cannot be checked here"));
+        }
+        let (Some(path), Some(wanted)) = (expect.get("path").and_then(Value::as_str), expect.get("value"))
+        else {
+            return Finding::failed("a `path` and a `value` are expected");
+        };
+        let parts = match parts_of(path) {
+            Ok(parts) => parts,
+            Err(why) => return Finding::failed(why),
+        };
+        let bytes = match read_file(site, &claim.subject, JSON_BYTES_MAX).await {
+            Ok(bytes) => bytes,
+            Err(finding) => return finding,
+        };
+        let value: Value = match serde_json::from_slice(&bytes) {
+            Ok(value) => value,
+            Err(error) => return Finding::absent(format!("it is no JSON: {error}")),
+        };
+        let Some(found) = parts.iter().try_fold(&value, |value, part| part.of(value)) else {
+            return Finding::absent(format!("it has nothing at `{path}`"));
+        };
+        match fits(wanted, found) {
+            Ok(true) => Finding::ok(found.clone()),
+            Ok(false) => Finding::differs(found.clone()),
+            Err(error) => Finding::failed(error.to_string()),
+        }
+    }
+
+    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+        Finding::failed("a value is expected, not pinned")
+    }
+}
+
+/// A step on the way to a value.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Name(String),
+    Index(usize),
+}
+
+impl Part {
+    fn of<'v>(&self, value: &'v Value) -> Option<&'v Value> {
+        match self {
+            Self::Name(name) => value.get(name),
+            Self::Index(index) => value.get(index),
+        }
+    }
+}
+
+/// Sees that a path can be followed.
+///
+/// # Errors
+/// Why it cannot.
+pub fn check_path(path: &str) -> Result<(), String> {
+    parts_of(path).map(drop)
+}
+
+/// Reads `$.meta.items[0].name`, the names of which have no dots and brackets.
+fn parts_of(path: &str) -> Result<Vec<Part>, String> {
+    let wrong = || format!("`{path}` is no path: it looks like `$.meta.count` or `$.items[0].name`");
+    let mut rest = path.strip_prefix('$').ok_or_else(wrong)?;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if let Some(after) = rest.strip_prefix('.') {
+            let end = after.find(['.', '[']).unwrap_or(after.len());
+            let (name, next) = after.split_at(end);
+            if name.is_empty() {
+                return Err(wrong());
+            }
+            parts.push(Part::Name(name.to_owned()));
+            rest = next;
+        } else {
+            let (index, next) =
+                rest.strip_prefix('[').and_then(|after| after.split_once(']')).ok_or_else(wrong)?;
+            parts.push(Part::Index(index.parse().map_err(|_| wrong())?));
+            rest = next;
+        }
+    }
+    Ok(parts)
+}

@@ -1,0 +1,252 @@
+//! The kinds of evidence: what is claimed, what the world is like, and what comes of it.
+
+use std::fs;
+use std::path::Path;
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use waypost::evidence::{ARTIFACT_EXISTS, Site};
+use waypost::record::{Claim, Pack, Terms, Verdict};
+use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
+
+const OK: &str = "ok";
+const FAILED: &str = "failed";
+const UNKNOWN: &str = "unknown";
+
+/// Expectation, what is found, and whether it fits; none for what is no expectation.
+fn expectations() -> Vec<(Value, Value, Option<bool>)> {
+    vec![
+        (json!(5), json!(5), Some(true)),
+        (json!(5), json!(5.0), Some(true)),
+        (json!(5), json!("5"), Some(true)),
+        (json!("5"), json!(5), Some(true)),
+        (json!(5), json!(null), Some(false)),
+        (json!(null), json!(null), Some(true)),
+        (json!(null), json!(0), Some(false)),
+        (json!(true), json!(true), Some(true)),
+        (json!(true), json!(1), Some(false)),
+        (json!("true"), json!(true), Some(true)),
+        (json!("a"), json!("a"), Some(true)),
+        (json!("a"), json!("b"), Some(false)),
+        (json!("a"), json!(null), Some(false)),
+        (json!(""), json!(null), Some(false)),
+        (json!(""), json!(""), Some(true)),
+        (json!("> 5"), json!(6), Some(true)),
+        (json!("> 5"), json!(5), Some(false)),
+        (json!(">= 5"), json!(5), Some(true)),
+        (json!("< 5"), json!(4.5), Some(true)),
+        (json!("<= -1"), json!(-1), Some(true)),
+        (json!("!= 5"), json!(5), Some(false)),
+        (json!("!= 5"), json!(null), Some(false)),
+        (json!("== 5"), json!(5), Some(true)),
+        (json!("= done"), json!("done"), Some(true)),
+        (json!("!= done"), json!("open"), Some(true)),
+        (json!("> 5"), json!("seven"), Some(false)),
+        (json!("> 5"), json!(null), Some(false)),
+        (json!(">= 2 KiB"), json!(2048), Some(true)),
+        (json!(">= 2B"), json!(1), Some(false)),
+        (json!("> 9007199254740992"), json!(9_007_199_254_740_993_u64), Some(true)),
+        (json!("~ ^a+$"), json!("aaa"), Some(true)),
+        (json!("~ ^a+$"), json!("ab"), Some(false)),
+        (json!("~ ^4"), json!(42), Some(true)),
+        (json!("~ x"), json!(null), Some(false)),
+        (json!([1, 2]), json!(2), Some(true)),
+        (json!([1, "> 5"]), json!(9), Some(true)),
+        (json!([1, 2]), json!(3), Some(false)),
+        (json!([1, null]), json!(null), Some(true)),
+        (json!([]), json!(1), None),
+        (json!({}), json!({}), None),
+        (json!("> many"), json!(9), None),
+        (json!("> "), json!(9), None),
+        (json!("~ ("), json!("("), None),
+        (json!([1, "~ ("]), json!(1), None),
+    ]
+}
+
+#[test]
+fn an_expectation_is_a_value_a_comparison_a_pattern_or_a_list() {
+    for (expect, found, wanted) in expectations() {
+        assert_eq!(fits(&expect, &found).ok(), wanted, "{found} as {expect}");
+    }
+}
+
+/// Kind, subject, expectation, verdict.
+fn claims(port: u16, closed: u16) -> Vec<(&'static str, String, Value, &'static str)> {
+    let file = |expect: Value, verdict| (ARTIFACT_EXISTS, "a.txt".to_owned(), expect, verdict);
+    let gone = |expect: Value, verdict| (ARTIFACT_EXISTS, "gone.txt".to_owned(), expect, verdict);
+    let json_at = |path: &str, value: Value, verdict| {
+        (JSON_VALUE, "a.json".to_owned(), json!({ "path": path, "value": value }), verdict)
+    };
+    let row = |expect: Value, verdict| (DB_ROW, "a.db".to_owned(), expect, verdict);
+    let net = |subject: String, expect: Value, verdict| (NETWORK_REACHABLE, subject, expect, verdict);
+    vec![
+        file(json!(null), OK),
+        file(json!({ "type": "file", "contains": "two" }), OK),
+        file(json!({ "contains": "four" }), FAILED),
+        file(json!({ "contains": ["one", "three"] }), OK),
+        file(json!({ "contains": ["one", "four"] }), FAILED),
+        file(json!({ "contains": "" }), FAILED),
+        file(json!({ "contains": [] }), FAILED),
+        file(json!({ "contains": 1 }), FAILED),
+        file(json!({ "contains": null }), FAILED),
+        file(json!({ "matches": "t.o\n" }), OK),
+        file(json!({ "matches": "^x" }), FAILED),
+        file(json!({ "matches": "(" }), FAILED),
+        file(json!({ "lines": 3 }), OK),
+        file(json!({ "lines": "> 3" }), FAILED),
+        file(json!({ "lines": [2, 3] }), OK),
+        file(json!({ "lines": [] }), FAILED),
+        file(json!({ "lines": 3, "contains": "four" }), FAILED),
+        file(json!({ "size": "> 99", "contains": "two" }), FAILED),
+        file(json!({ "size": null }), FAILED),
+        file(json!({ "colour": "red" }), UNKNOWN),
+        file(json!({ "absent": true }), FAILED),
+        file(json!({ "absent": false }), FAILED),
+        file(json!("file"), FAILED),
+        gone(json!(null), FAILED),
+        gone(json!({ "contains": "x" }), FAILED),
+        gone(json!({ "absent": true }), OK),
+        gone(json!({ "absent": true, "type": "file" }), FAILED),
+        (ARTIFACT_EXISTS, "../a.txt".to_owned(), json!({ "absent": true }), FAILED),
+        (ARTIFACT_EXISTS, "/etc/passwd".to_owned(), json!({ "contains": "root" }), FAILED),
+        (ARTIFACT_EXISTS, "out".to_owned(), json!({ "contains": "root" }), FAILED),
+        (ARTIFACT_EXISTS, "folder".to_owned(), json!({ "type": "directory" }), OK),
+        (ARTIFACT_EXISTS, "folder".to_owned(), json!({ "contains": "x" }), FAILED),
+        json_at("$.n", json!(3), OK),
+        json_at("$.n", json!("> 3"), FAILED),
+        json_at("$.list[1].name", json!("b"), OK),
+        json_at("$.list[2].name", json!("b"), FAILED),
+        json_at("$.none", json!(null), OK),
+        json_at("$.missing", json!(null), FAILED),
+        json_at("$.list", json!("x"), FAILED),
+        json_at("n", json!(3), FAILED),
+        json_at("$.", json!(3), FAILED),
+        json_at("$[x]", json!(3), FAILED),
+        json_at("$.n", json!([]), FAILED),
+        (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n" }), FAILED),
+        (JSON_VALUE, "a.json".to_owned(), json!({ "value": 3 }), FAILED),
+        (JSON_VALUE, "a.json".to_owned(), json!(null), FAILED),
+        (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n", "value": 3, "more": 1 }), UNKNOWN),
+        (JSON_VALUE, "a.txt".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
+        (JSON_VALUE, "gone.json".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": 1 } }), OK),
+        row(json!({ "table": "jobs", "where": { "id": 9 } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": 1 }, "values": { "state": "done" } }), OK),
+        row(json!({ "table": "jobs", "where": { "id": 2 }, "values": { "state": "done" } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "note": null } }), OK),
+        row(json!({ "table": "jobs", "where": { "id": 1 }, "values": { "note": null } }), OK),
+        row(json!({ "table": "jobs", "values": { "id": "> 1", "state": ["open", "done"] } }), OK),
+        row(json!({ "table": "jobs", "count": 2 }), OK),
+        row(json!({ "table": "jobs", "count": "> 2" }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": 9 }, "count": 0 }), OK),
+        row(json!({ "table": "jobs", "count": [] }), FAILED),
+        row(json!({ "table": "jobs", "where": {} }), FAILED),
+        row(json!({ "table": "none" }), FAILED),
+        row(json!({ "table": "jobs", "where": { "none": "none" } }), FAILED),
+        row(json!({ "table": "jobs\" WHERE 1; DROP TABLE jobs; --" }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id\" OR 1=1 --": 9 } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "state": "x' OR '1'='1" } }), FAILED),
+        row(json!({ "table": "odd \" name", "where": { "a b": 1 } }), OK),
+        row(json!({ "query": "SELECT count(*) FROM jobs", "equals": 2 }), OK),
+        row(json!({ "query": "SELECT count(*) FROM jobs", "equals": "> 2" }), FAILED),
+        row(json!({ "query": "SELECT id FROM jobs WHERE id > 5", "equals": 6 }), FAILED),
+        row(json!({ "query": "DELETE FROM jobs", "equals": 0 }), FAILED),
+        row(json!({ "query": "SELEC 1", "equals": 1 }), UNKNOWN),
+        row(json!({ "query": "SELECT 1" }), FAILED),
+        row(json!({ "query": "SELECT 1", "equals": 1, "table": "jobs" }), FAILED),
+        row(json!({}), FAILED),
+        row(json!(null), FAILED),
+        row(json!({ "table": "jobs", "limit": 1 }), UNKNOWN),
+        (DB_ROW, "a.txt".to_owned(), json!({ "table": "jobs" }), UNKNOWN),
+        (DB_ROW, "gone.db".to_owned(), json!({ "table": "jobs" }), FAILED),
+        (DB_ROW, "../a.db".to_owned(), json!({ "table": "jobs" }), FAILED),
+        net(port.to_string(), json!(null), OK),
+        net(format!("127.0.0.1:{port}"), json!(null), OK),
+        net(port.to_string(), json!({ "listening": false }), FAILED),
+        net(closed.to_string(), json!(null), FAILED),
+        net(closed.to_string(), json!({ "listening": false }), OK),
+        net("0".to_owned(), json!(null), FAILED),
+        net("http".to_owned(), json!(null), FAILED),
+        net(":80".to_owned(), json!(null), FAILED),
+        net("70000".to_owned(), json!({ "listening": false }), FAILED),
+        net(port.to_string(), json!({ "listening": "yes" }), FAILED),
+        net(port.to_string(), json!("open"), FAILED),
+        ("no such kind", "a.txt".to_owned(), json!(1), UNKNOWN),
+    ]
+}
+
+fn world(folder: &Path) {
+    fs::write(folder.join("a.txt"), "one\ntwo\nthree\n").unwrap();
+    fs::write(folder.join("a.json"), r#"{"n": 3, "none": null, "list": [{"name": "a"}, {"name": "b"}]}"#)
+        .unwrap();
+    fs::create_dir(folder.join("folder")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", folder.join("out")).unwrap();
+    let connection = Connection::open(folder.join("a.db")).unwrap();
+    let text = "CREATE TABLE jobs (id INTEGER, state TEXT, note TEXT);
+        INSERT INTO jobs VALUES (1, 'done', NULL), (2, 'open', 'x');
+        CREATE TABLE \"odd \"\" name\" (\"a b\" INTEGER);
+        INSERT INTO \"odd \"\" name\" VALUES (1);";
+    connection.execute_batch(text).unwrap();
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[test]
+fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_reversed() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed = free.local_addr().unwrap().port();
+    drop(free);
+    let before = fs::read(folder.path().join("a.db")).unwrap();
+    let site = Site::beneath(folder.path());
+    let verifier = verifier();
+
+    runtime().block_on(async {
+        for (kind, subject, expect, wanted) in claims(port, closed) {
+            let mut claim = Claim::new(kind, subject);
+            claim.expect = expect;
+            let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap().as_str().unwrap().to_owned();
+            let found = verifier.verify(&Pack::all([claim.clone()]), &site).await.claims.remove(0);
+            let told = || format!("{} {} {}: {found:?}", claim.kind, claim.subject, claim.expect);
+            assert_eq!(word(found.verdict), wanted, "{}", told());
+
+            let not = claim.clone().on_terms(Terms { not: true, ..Terms::default() });
+            let other = verifier.verify(&Pack::all([not]), &site).await.claims.remove(0);
+            match found.verdict {
+                Verdict::Ok => assert_eq!(other.verdict, Verdict::Failed, "{}", told()),
+                // What was found, or that nothing was there: else the claim itself is wrong, and so is its opposite.
+                Verdict::Failed => assert!(other.verdict != Verdict::Unknown, "{}", told()),
+                _ => assert_eq!(other.verdict, found.verdict, "{}", told()),
+            }
+        }
+    });
+
+    assert_eq!(fs::read(folder.path().join("a.db")).unwrap(), before, "a check changes nothing");
+}
+
+#[test]
+fn the_opposite_of_what_can_never_hold_does_not_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let not = |kind: &str, subject: &str, expect: Value| {
+        let terms = Terms { not: true, ..Terms::default() };
+        Claim { expect, ..Claim::new(kind, subject) }.on_terms(terms)
+    };
+    let pack = Pack::all([
+        not(ARTIFACT_EXISTS, "../a.txt", json!(null)),
+        not(ARTIFACT_EXISTS, "a.txt", json!({ "contains": "" })),
+        not(JSON_VALUE, "a.json", json!({ "path": "$.n" })),
+        not(DB_ROW, "a.db", json!({ "query": "DELETE FROM jobs", "equals": 0 })),
+        not(NETWORK_REACHABLE, "http", json!(null)),
+    ]);
+
+    let checked = runtime().block_on(verifier().verify(&pack, &Site::beneath(folder.path())));
+
+    let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Failed; 5], "{checked:?}");
+}

@@ -1,0 +1,615 @@
+//! `evidence`: by what a step is believed.
+//!
+//! In each claim the first key names the kind and what it is about; the others say what is expected. What can be known
+//! to be wrong before anything runs is wrong here: a claim that nothing could satisfy, and a list that asks for nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, check_size};
+use waypost::record::{Occasion, Severity, Terms};
+use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, check_path};
+
+use super::body::holds_expression;
+use super::checker::Checker;
+use super::fields::{Fields, KeySet};
+use super::node::{Kind, Node};
+use crate::expr::Template;
+use crate::suggest::{listed, nearest};
+
+pub(super) static EVIDENCE: KeySet =
+    KeySet { what: "`evidence`", keys: &["at_least", "any", "of"], later: &[], elsewhere: &[] };
+
+/// Makes the keys of a kind: its own, and those of every claim.
+macro_rules! keys {
+    ($what:literal: $($own:literal),+; $($later:literal),*) => {
+        KeySet {
+            what: $what,
+            keys: &[
+                $($own,)+ "name", "not", "timeout", "within", "at", "severity", "sensitive", "metadata",
+            ],
+            later: &[$($later),*],
+            elsewhere: &[],
+        }
+    };
+}
+
+pub(super) static FILE: KeySet = keys!(
+    "`file` evidence": "file", "type", "size", "contains", "matches", "lines", "absent";
+    "mode", "json", "newer_than", "count"
+);
+pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "fast");
+pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
+pub(super) static PORT: KeySet = keys!("`port` evidence": "port", "listening";);
+pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value";);
+pub(super) static SQLITE: KeySet =
+    keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
+
+/// A kind of evidence.
+#[derive(Debug)]
+pub struct KindOfEvidence {
+    /// The key that names it in the file.
+    pub key: &'static str,
+    /// How it is recorded.
+    pub recorded: &'static str,
+    pub(super) set: &'static KeySet,
+    /// What can be expected of it.
+    expectations: &'static [(&'static str, Wanted)],
+}
+
+/// The kinds.
+static KINDS: [KindOfEvidence; 6] = [
+    KindOfEvidence {
+        key: "file",
+        recorded: ARTIFACT_EXISTS,
+        set: &FILE,
+        expectations: &[
+            ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
+            ("size", Wanted::Size),
+            ("contains", Wanted::Texts),
+            ("matches", Wanted::Pattern),
+            ("lines", Wanted::Fit),
+            ("absent", Wanted::True),
+        ],
+    },
+    KindOfEvidence {
+        key: "sha256",
+        recorded: FILE_SHA256,
+        set: &SHA256,
+        expectations: &[("is", Wanted::Digest)],
+    },
+    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, set: &EXIT, expectations: &[] },
+    KindOfEvidence {
+        key: "port",
+        recorded: NETWORK_REACHABLE,
+        set: &PORT,
+        expectations: &[("listening", Wanted::Truth)],
+    },
+    KindOfEvidence {
+        key: "json",
+        recorded: JSON_VALUE,
+        set: &JSON,
+        expectations: &[("path", Wanted::Path), ("value", Wanted::Fit)],
+    },
+    KindOfEvidence {
+        key: "sqlite",
+        recorded: DB_ROW,
+        set: &SQLITE,
+        expectations: &[
+            ("table", Wanted::Text),
+            ("where", Wanted::Columns),
+            ("values", Wanted::Columns),
+            ("count", Wanted::Fit),
+            ("query", Wanted::Text),
+            ("equals", Wanted::Fit),
+        ],
+    },
+];
+
+/// Kinds of the language that this version does not have.
+const LATER: [&str; 7] = ["command", "postgres", "http", "process", "container", "git", "exec"];
+
+/// What an expectation may be.
+#[derive(Debug, Clone, Copy)]
+enum Wanted {
+    /// One of these.
+    Word(&'static [&'static str]),
+    /// A size, or a comparison with one.
+    Size,
+    /// A SHA-256 in hex.
+    Digest,
+    /// What a value can be compared with.
+    Fit,
+    /// A text.
+    Text,
+    /// A text or a list of them.
+    Texts,
+    /// A regular expression.
+    Pattern,
+    /// The way to a value in JSON.
+    Path,
+    /// `true` or `false`.
+    Truth,
+    /// `true`: it says what would be without it.
+    True,
+    /// Columns and their values.
+    Columns,
+}
+
+/// By what a step is believed: claims, and how many of them must hold.
+#[derive(Debug, Clone)]
+pub struct Evidence {
+    /// How many must hold; none means all.
+    pub at_least: Option<u32>,
+    /// The claims; at least one.
+    pub claims: Vec<ClaimTemplate>,
+}
+
+/// A claim as the file makes it.
+#[derive(Debug, Clone)]
+pub struct ClaimTemplate {
+    /// Its kind.
+    pub kind: &'static KindOfEvidence,
+    /// What it is about; `None` for the step itself.
+    pub subject: Option<Template>,
+    /// What must be found; `None` if that is taken from the world when the step ends.
+    pub expect: Option<Expected>,
+    /// A name given by the user.
+    pub name: Option<String>,
+    /// How and when it is checked, and what it counts for.
+    pub terms: Terms,
+}
+
+/// A value in which expressions may stand.
+#[derive(Debug, Clone)]
+pub enum Expected {
+    /// As it stands.
+    Plain(Value),
+    /// What the expressions in it come to.
+    Filled(Template),
+    /// All of these.
+    List(Vec<Self>),
+    /// All of these, by name.
+    Map(Vec<(String, Self)>),
+}
+
+impl Expected {
+    fn templates(&self) -> Vec<&Template> {
+        match self {
+            Self::Plain(_) => Vec::new(),
+            Self::Filled(template) => vec![template],
+            Self::List(items) => items.iter().flat_map(Self::templates).collect(),
+            Self::Map(entries) => entries.iter().flat_map(|(_, value)| value.templates()).collect(),
+        }
+    }
+}
+
+impl Evidence {
+    /// Returns the texts in it that may hold expressions.
+    pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
+        self.claims
+            .iter()
+            .flat_map(|claim| claim.subject.iter().chain(claim.expect.iter().flat_map(Expected::templates)))
+    }
+}
+
+/// Evidence as it stands in the file, with the places of its texts.
+#[derive(Debug)]
+pub(super) struct EvidenceDraft<'n> {
+    pub(super) evidence: Evidence,
+    pub(super) texts: Vec<(Template, &'n Node)>,
+}
+
+/// `evidence`.
+pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<EvidenceDraft<'n>> {
+    let (claims_node, at_least) = match &node.kind {
+        Kind::List(_) => (node, None),
+        Kind::Map(entries) => {
+            if let Some((key, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
+                let help = format!("begin it with `- `: `evidence: [ {{ {}: … }} ]`", key.key_text());
+                checker.wrong(key, "`evidence` is a list of claims", &help);
+                return None;
+            }
+            rule(checker, node)?
+        }
+        _ => {
+            let help = "write `evidence: [ { file: out.txt } ]`";
+            checker.mismatch(node, "evidence", "a list of claims", help);
+            return None;
+        }
+    };
+    let Kind::List(items) = &claims_node.kind else {
+        checker.mismatch(claims_node, "of", "a list of claims", "begin every claim with `- `");
+        return None;
+    };
+    if items.is_empty() || items.len() > CLAIMS_MAX {
+        let message = match items.len() {
+            0 => "`evidence` without a claim shows nothing".to_owned(),
+            count => format!("`evidence` has {count} claims, at most {CLAIMS_MAX} are allowed"),
+        };
+        checker.wrong(claims_node, message, "write what shows that the step is done: `- file: out.txt`");
+        return None;
+    }
+    let mut texts = Vec::new();
+    let claims: Vec<ClaimTemplate> =
+        items.iter().filter_map(|item| claim(checker, item, &mut texts)).collect();
+    if claims.len() < items.len() {
+        return None;
+    }
+    let counting = claims.iter().filter(|claim| claim.terms.severity == Severity::Fail).count();
+    if counting == 0 {
+        let help = "remove `severity: warn` from one of them, or the evidence";
+        checker.wrong(claims_node, "claims that only warn show nothing of the step", help);
+        return None;
+    }
+    if let Some((at_least, place)) = at_least.filter(|(least, _)| *least as usize > counting) {
+        let message = format!("`at_least: {at_least}` can never hold: {counting} claims count");
+        checker.wrong(place, message, &format!("write a number from 1 to {counting}"));
+        return None;
+    }
+    let evidence = Evidence { at_least: at_least.map(|(least, _)| least), claims };
+    Some(EvidenceDraft { evidence, texts })
+}
+
+/// How many of which claims must hold.
+type Rule<'n> = (&'n Node, Option<(u32, &'n Node)>);
+
+fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
+    let fields = Fields::of(checker, node, &EVIDENCE)?;
+    let at_least = match (fields.get("at_least"), fields.get("any")) {
+        (Some(_), Some(place)) => {
+            checker.wrong(place, "`at_least` says already how many must hold", "remove `any`");
+            return None;
+        }
+        (Some(place), None) => {
+            let count = checker.integer(place, "at_least", 1..=CLAIMS_MAX as u64)?;
+            Some((u32::try_from(count).unwrap_or(u32::MAX), place))
+        }
+        (None, Some(place)) => match checker.truth(place, "any")? {
+            true => Some((1, place)),
+            false => {
+                checker.wrong(place, "`any: false` would ask for nothing", "remove it: all must hold then");
+                return None;
+            }
+        },
+        (None, None) => None,
+    };
+    match fields.get("of") {
+        Some(of) => Some((of, at_least)),
+        None if fields.has_any(&["of"]) => None,
+        None => {
+            checker.wrong(node, "`evidence` has no claims", "add `of:` and below it `- file: out.txt`");
+            None
+        }
+    }
+}
+
+fn kind_of(key: &str) -> Option<&'static KindOfEvidence> {
+    KINDS.iter().find(|kind| kind.key == key)
+}
+
+fn claim<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<ClaimTemplate> {
+    let help = "write `- file: out.txt`";
+    let Kind::Map(entries) = &node.kind else {
+        checker.wrong(node, format!("a claim is a map, not {}", node.described()), help);
+        return None;
+    };
+    let Some((key, subject)) = entries.first() else {
+        checker.wrong(node, "a claim says what it is about", help);
+        return None;
+    };
+    let Some(kind) = kind_of(key.key_text()) else {
+        no_kind(checker, key, entries);
+        return None;
+    };
+    let fields = Fields::of(checker, node, kind.set)?;
+    let before = checker.problems.count();
+    let terms = terms(checker, &fields);
+    let name = fields.get("name").and_then(|node| checker.filled_text(node, "name"));
+    let mut claim =
+        ClaimTemplate { kind, subject: None, expect: None, name, terms: terms.unwrap_or_default() };
+    if kind.key == "exit" {
+        claim.expect = codes(checker, subject, texts);
+    } else {
+        let text = checker.template(subject, kind.key)?;
+        if text.as_str().trim().is_empty() {
+            checker.wrong(subject, format!("`{}` is empty", kind.key), "name what it is about");
+        }
+        texts.push((text.clone(), subject));
+        claim.subject = Some(text);
+        claim.expect = expectations(checker, (kind, node), &fields, texts);
+    }
+    if claim.expect.is_none() && kind.key == "sha256" {
+        refuse_unpinnable(checker, &claim.terms, &fields);
+    }
+    (checker.problems.count() == before).then_some(claim)
+}
+
+/// What is pinned is what the step left: there is no opposite of it, and it cannot be kept to itself.
+fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'_>) {
+    if let Some(place) = fields.get("not").filter(|_| terms.not) {
+        let help = "say with `is:` which digest it must not have";
+        checker.wrong(place, "what is taken as it is cannot be other than it is", help);
+    }
+    if let Some(place) = fields.get("sensitive").filter(|_| terms.sensitive) {
+        let help = "remove `sensitive`: of the file, only its digest is kept";
+        checker.wrong(place, "what is compared with later must be kept until then", help);
+    }
+}
+
+/// Says that a claim does not begin with a kind.
+fn no_kind(checker: &mut Checker<'_>, key: &Node, entries: &[(Node, Node)]) {
+    let name = key.key_text();
+    if LATER.contains(&name) {
+        let help = "it is part of the language, but not built yet; remove it or use a newer version";
+        checker.wrong(key, format!("`{name}` evidence is not supported by this version of waypost"), help);
+        return;
+    }
+    let keys = || KINDS.iter().map(|kind| kind.key);
+    if let Some((kind, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
+        let help = format!("write `{}` first", kind.key_text());
+        checker.wrong(key, "the first key of a claim says of which kind it is", &help);
+        return;
+    }
+    let hint = nearest(name, keys().chain(LATER));
+    let mut problem = checker.source.problem(&key.span, format!("there is no `{name}` evidence"));
+    if hint.is_none() {
+        problem = problem.help(format!("a claim begins with one of {}", listed(keys())));
+    }
+    checker.problems.push(problem.hint(hint));
+}
+
+fn terms(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Option<Terms> {
+    let truth = |checker: &mut Checker<'_>, key: &str| {
+        fields.get(key).and_then(|node| checker.truth(node, key)).unwrap_or_default()
+    };
+    let time_ms = |checker: &mut Checker<'_>, key: &str| {
+        let time = fields.get(key).and_then(|node| checker.duration(node, key))?;
+        Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    };
+    let severity = fields.get("severity").and_then(|node| checker.word(node, "severity", &["fail", "warn"]));
+    let mut terms = Terms {
+        not: truth(checker, "not"),
+        timeout_ms: time_ms(checker, "timeout"),
+        within_ms: time_ms(checker, "within"),
+        at: fields.get("at").map(|node| occasions(checker, node)).unwrap_or_default(),
+        severity: if severity == Some("warn") { Severity::Warn } else { Severity::Fail },
+        sensitive: truth(checker, "sensitive"),
+        metadata: fields.get("metadata").and_then(|node| metadata(checker, node)).unwrap_or_default(),
+    };
+    if terms.sensitive {
+        // What it expects is not kept, so that only who has the file at hand can check it.
+        if let Some(place) = fields.get("at").filter(|_| terms.at.iter().any(|at| *at != Occasion::Commit)) {
+            let help = "write `at: commit`, or remove `at`";
+            checker.wrong(place, "what is `sensitive` is not kept, and cannot be checked again later", help);
+        }
+        terms.at = BTreeSet::from([Occasion::Commit]);
+    }
+    Some(terms)
+}
+
+fn occasions(checker: &mut Checker<'_>, node: &Node) -> BTreeSet<Occasion> {
+    let items: Vec<&Node> = match &node.kind {
+        Kind::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    if items.is_empty() {
+        checker.wrong(node, "`at` names no occasion", "write `commit`, `resume` or `verify`, or remove it");
+    }
+    let occasion = |item: &&Node| match checker.word(item, "at", &["commit", "resume", "verify"])? {
+        "commit" => Some(Occasion::Commit),
+        "resume" => Some(Occasion::Resume),
+        _ => Some(Occasion::Verify),
+    };
+    items.iter().filter_map(occasion).collect()
+}
+
+fn metadata(checker: &mut Checker<'_>, node: &Node) -> Option<BTreeMap<String, Value>> {
+    let value = node.to_json();
+    if holds_expression(&value) {
+        checker.wrong(node, "`metadata` is kept as it stands, without expressions", "write plain values");
+        return None;
+    }
+    match value {
+        Value::Object(map) => Some(map.into_iter().collect()),
+        _ => {
+            checker.mismatch(node, "metadata", "a map", "write `metadata: { ticket: OPS-7 }`");
+            None
+        }
+    }
+}
+
+/// The exit codes that are expected of the step.
+fn codes<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let items: Vec<&Node> = match &node.kind {
+        Kind::Null => return Some(Expected::Plain(Value::from(0))),
+        Kind::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    let (mut codes, mut has_zero) = (Vec::new(), false);
+    for item in items {
+        if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
+            let template = checker.template(item, "exit")?;
+            texts.push((template.clone(), item));
+            codes.push(Expected::Filled(template));
+            has_zero = true;
+            continue;
+        }
+        let code = checker.integer(item, "exit", 0..=255)?;
+        has_zero |= code == 0;
+        codes.push(Expected::Plain(Value::from(code)));
+    }
+    if !has_zero {
+        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
+        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
+        return None;
+    }
+    Some(Expected::List(codes))
+}
+
+fn expectations<'n>(
+    checker: &mut Checker<'_>,
+    (kind, node): (&KindOfEvidence, &Node),
+    fields: &Fields<'n>,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let mut found = Vec::new();
+    for (name, wanted) in kind.expectations {
+        let Some(node) = fields.get(name) else { continue };
+        // That a value is null can be expected.
+        let is_null = matches!((&node.kind, wanted), (Kind::Null, Wanted::Fit));
+        let value =
+            if is_null { Some(Expected::Plain(Value::Null)) } else { value(checker, name, node, texts) };
+        let Some(value) = value else { continue };
+        if let Expected::Plain(plain) = &value {
+            check(checker, (name, *wanted), node, plain);
+        }
+        found.push(((*name).to_owned(), value));
+    }
+    complete(checker, kind, node, &found);
+    match kind.key {
+        "sha256" => found.pop().map(|(_, digest)| digest),
+        _ => Some(match found.is_empty() {
+            true => Expected::Plain(Value::Null),
+            false => Expected::Map(found),
+        }),
+    }
+}
+
+/// A value with the expressions in it.
+fn value<'n>(
+    checker: &mut Checker<'_>,
+    what: &str,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    match &node.kind {
+        Kind::Null => {
+            checker.wrong(
+                node,
+                format!("`{what}` expects nothing"),
+                "write what is expected, or remove the key",
+            );
+            None
+        }
+        Kind::Text(text) if text.contains("${{") => {
+            let template = checker.template(node, what)?;
+            texts.push((template.clone(), node));
+            Some(Expected::Filled(template))
+        }
+        Kind::List(items) if items.is_empty() => {
+            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
+            None
+        }
+        Kind::List(items) if holds_expression(&node.to_json()) => {
+            let items = items.iter().map(|item| value(checker, what, item, texts));
+            Some(Expected::List(items.collect::<Option<_>>()?))
+        }
+        Kind::Map(entries) if holds_expression(&node.to_json()) => {
+            let entry = |(key, node): &'n (Node, Node)| {
+                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
+            };
+            Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
+        }
+        _ => Some(Expected::Plain(node.to_json())),
+    }
+}
+
+/// Sees that a claim says enough for something to be compared.
+fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
+    let has = |name: &str| found.iter().any(|(known, _)| known == name);
+    let wrong = match kind.key {
+        "json" if !has("path") || !has("value") => Some((
+            "`json` evidence says where in the file which value stands",
+            "add `path: $.count` and `value: 3`",
+        )),
+        "sqlite" if has("table") == has("query") => {
+            Some(("`sqlite` evidence has a `table`, or a `query`", "write one of the two"))
+        }
+        "sqlite" if has("query") != has("equals") => {
+            Some(("a `query` says what it `equals`, and a `table` does not", "write `query:` and `equals:`"))
+        }
+        "sqlite" if has("query") && found.len() > 2 => {
+            Some(("a `query` says all by itself", "keep only `query:` and `equals:`"))
+        }
+        "file" if has("absent") && found.len() > 1 => {
+            Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
+        }
+        _ => None,
+    };
+    if let Some((message, help)) = wrong {
+        checker.wrong(node, message, help);
+    }
+}
+
+/// Sees whether a plain value can be what is expected.
+fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+    let text = |checker: &mut Checker<'_>| {
+        if plain.as_str().is_none_or(|text| text.is_empty()) {
+            checker.mismatch(node, name, "text", "write a text, in quotes");
+        }
+    };
+    match wanted {
+        Wanted::Fit => {
+            if let Err(error) = waypost_evidence::check(plain) {
+                let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
+                checker.wrong(node, format!("`{name}`: {error}"), help);
+            }
+        }
+        Wanted::Text => text(checker),
+        Wanted::Texts => match plain {
+            Value::Array(items)
+                if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}
+            _ => text(checker),
+        },
+        Wanted::Pattern => match plain.as_str().map(regex_lite::Regex::new) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                let message = format!("`{name}` is not a regular expression: {error}");
+                checker.wrong(node, message, "in single quotes YAML leaves `\\` alone");
+            }
+            None => checker.mismatch(node, name, "a regular expression", "write it in single quotes"),
+        },
+        Wanted::Path => {
+            if let Err(why) = check_path(plain.as_str().unwrap_or_default()) {
+                checker.wrong(node, why, "a name may have no dot and no bracket");
+            }
+        }
+        Wanted::Truth => drop(checker.truth(node, name)),
+        Wanted::True => {
+            if checker.truth(node, name) == Some(false) {
+                checker.wrong(node, format!("`{name}: false` says nothing"), "remove it");
+            }
+        }
+        Wanted::Columns => {
+            let is_map = plain.as_object().is_some_and(|map| !map.is_empty());
+            let values = plain.as_object().into_iter().flat_map(serde_json::Map::values);
+            if !is_map || values.into_iter().any(Value::is_object) {
+                let help = format!("write `{name}: {{ id: 7 }}`");
+                checker.mismatch(node, name, "a map of columns and values", &help);
+            }
+        }
+        Wanted::Word(words) => drop(checker.word(node, name, words)),
+        Wanted::Size => {
+            if let Err(error) = check_size(plain) {
+                checker.wrong(node, format!("`{name}`: {error}"), "write `12`, `\"> 0\"` or `\">= 2 KiB\"`");
+            }
+        }
+        Wanted::Digest => {
+            let is_digest =
+                |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !plain.as_str().is_some_and(is_digest) {
+                let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
+                checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Evidence of a step: filled in with what the step sees, and checked before it counts as done.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use waypost::engine::{Attempt, Performed, Salvage, Spot};
+use waypost::evidence::COMMAND_EXIT;
+use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
+
+use crate::expr::{ExprError, Scope};
+use crate::file::{ClaimTemplate, Evidence, Expected, Step, Work};
+use crate::mask::Mask;
+
+use super::command::Command;
+use super::handover::Handover;
+use super::state::{StepOutput, StepState, WorkflowState};
+use super::{WorkflowProgram, expression};
+
+/// The evidence of a step, with what it reads.
+#[derive(Debug, Clone)]
+pub(super) struct Vouching {
+    evidence: Arc<Evidence>,
+    scope: Scope,
+    step: String,
+    /// Where its paths begin, from the base folder of the run.
+    folder: PathBuf,
+    folder_of_run: Option<PathBuf>,
+    grace: Duration,
+}
+
+impl WorkflowProgram {
+    /// Returns the evidence of a step, if it has some, to be checked when that has ended.
+    pub(super) fn vouching(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+    ) -> Result<Option<Vouching>, ExprError> {
+        let step = self.step(spot);
+        let (around, base) = self.around(spot);
+        self.vouching_of(step, state, base.strip_prefix(&around.base).unwrap_or(base))
+    }
+
+    /// The same of a step whose paths begin in `folder`.
+    pub(super) fn vouching_of(
+        &self,
+        step: &Step,
+        state: &WorkflowState,
+        folder: &Path,
+    ) -> Result<Option<Vouching>, ExprError> {
+        let Some(evidence) = &step.evidence else { return Ok(None) };
+        let scope = self.scope_of(step, state);
+        let env = step.resolve_env(&scope)?;
+        Ok(Some(Vouching {
+            evidence: Arc::clone(evidence),
+            scope: scope.for_step(&step.id, &env),
+            step: step.id.clone(),
+            folder: folder.to_owned(),
+            folder_of_run: self.folder(),
+            grace: step.grace,
+        }))
+    }
+
+    /// Names what the evidence of a step is about, as far as that can be said before the step has ended.
+    pub(super) fn subjects_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
+        let Ok(Some(vouching)) = self.vouching(spot, state) else { return Vec::new() };
+        let claims = vouching.evidence.claims.iter();
+        claims.filter_map(|claim| vouching.subject(claim, &vouching.scope).ok()).collect()
+    }
+
+    /// Returns what shows that a step is done whose end nobody saw, and its outputs, where they can be read again: they come
+    /// from files, and nobody reads another one.
+    pub(super) fn salvage_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
+        let step = self.step(spot);
+        let Work::Run(text) = &step.work else { return None };
+        let is_told = step.capture.is_some() || step.keeps_stdout || text.as_str().contains("WAYPOST_OUTPUT");
+        if is_told || self.workflow().reads_undeclared(step) || !step.hooks.is_empty() {
+            return None;
+        }
+        let vouching = self.vouching(spot, state).ok()??;
+        let command = Command::render(step, text, &self.scope_of(step, state), self.around(spot)).ok()?;
+        let outputs =
+            Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?;
+        let ending = Ending { outputs: outputs.outputs.clone().into_iter().collect(), ..Ending::default() };
+        let mut pack = vouching.pack(&outputs, &ending).ok()?;
+        // What a step pins when it ends was not pinned; other claims count where they are enough.
+        let count = pack.claims.len();
+        pack.claims.retain(|claim| !claim.pinned && claim.is_due(Occasion::Resume));
+        if pack.at_least.is_none() && pack.claims.len() < count || pack.check().is_err() {
+            return None;
+        }
+        for claim in &mut pack.claims {
+            // It is asked about now, on whatever occasion that is.
+            claim.terms.at.clear();
+        }
+        Some(Salvage { pack, output: outputs, ending })
+    }
+
+    /// Says whether a service is to be believed; what is started anew is looked at each time, and not before a resume.
+    pub(super) fn is_checked_later(step: &Step) -> bool {
+        step.evidence.is_some() && !matches!(step.work, Work::Service(_))
+    }
+}
+
+impl Vouching {
+    fn subject(&self, claim: &ClaimTemplate, scope: &Scope) -> Result<String, ExprError> {
+        let Some(subject) = &claim.subject else { return Ok(self.step.clone()) };
+        let subject = subject.render(scope)?;
+        if Path::new(&subject).is_absolute() || self.folder.as_os_str().is_empty() {
+            return Ok(subject);
+        }
+        Ok(self.folder.join(subject).to_string_lossy().into_owned())
+    }
+
+    /// Makes the claims of a step that came to `output`.
+    fn pack(&self, output: &StepOutput, ending: &Ending) -> Result<Pack, ExprError> {
+        let mut scope = self.scope.clone();
+        let own = StepState::completed(output.clone(), ending.exit_code);
+        scope.insert_step(&self.step, &own.view(self.folder_of_run.as_deref()));
+        let claim = |template: &ClaimTemplate| {
+            let mut claim = Claim::new(template.kind.recorded, self.subject(template, &scope)?);
+            claim.name.clone_from(&template.name);
+            let claim = claim.on_terms(template.terms.clone());
+            Ok(match &template.expect {
+                Some(expect) => claim.expecting(value_of(expect, template.kind.recorded, &scope)?),
+                None => claim.pinning(),
+            })
+        };
+        let claims = self.evidence.claims.iter().map(claim).collect::<Result<_, ExprError>>()?;
+        Ok(Pack { at_least: self.evidence.at_least, claims })
+    }
+
+    /// Completes what has come to its end, if its evidence holds.
+    ///
+    /// The time that this takes is bounded by the claims, and is not that of the step. A stop leaves it as long as a step;
+    /// what was not checked by then counts as cut.
+    pub(super) async fn vouched(
+        &self,
+        performed: Performed<StepOutput>,
+        attempt: &Attempt,
+        mask: &Mask,
+    ) -> Performed<StepOutput> {
+        let Performed::Completed { output, ending, mut told } = performed else { return performed };
+        let pack = match self.pack(&output, &ending) {
+            Ok(pack) => pack,
+            Err(error) => {
+                return Performed::Failed { failure: Failure { ending, ..expression(error) }, told };
+            }
+        };
+        let checked = tokio::select! {
+            biased;
+            checked = attempt.check_evidence(&pack, ending.exit_code) => checked,
+            () = attempt.killed() => return Performed::Stopped { in_progress: true },
+            () = stopped_for(attempt, self.grace) => return Performed::Stopped { in_progress: true },
+        };
+        let checked = without_secrets(checked, mask);
+        let failure = self.failure_of(&checked);
+        told.evidence = Some(checked);
+        match failure {
+            None => Performed::Completed { output, ending, told },
+            Some(failure) => Performed::Failed { failure: Failure { ending, ..failure }, told },
+        }
+    }
+
+    /// Says why a step is not believed, if it is not.
+    fn failure_of(&self, checked: &Pack) -> Option<Failure> {
+        // All of it may be for another occasion.
+        if matches!(checked.verdict_at(Occasion::Commit), Verdict::Ok | Verdict::Skipped) {
+            return None;
+        }
+        let mut error = vec![format!("the evidence of step `{}` does not hold", self.step)];
+        error.extend(checked.unmet());
+        Some(Failure::new(FailureKind::Evidence, error))
+    }
+}
+
+/// Fills in what is expected.
+fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, ExprError> {
+    Ok(match expected {
+        Expected::Plain(value) => value.clone(),
+        Expected::Filled(template) => {
+            let text = template.render(scope)?;
+            match text.trim().parse::<i64>() {
+                Ok(code) if kind == COMMAND_EXIT => code.into(),
+                _ => text.into(),
+            }
+        }
+        Expected::List(items) => {
+            items.iter().map(|item| value_of(item, kind, scope)).collect::<Result<Vec<_>, _>>()?.into()
+        }
+        Expected::Map(entries) => {
+            let entry =
+                |(name, value): &(String, Expected)| Ok((name.clone(), value_of(value, kind, scope)?));
+            Value::Object(entries.iter().map(entry).collect::<Result<_, ExprError>>()?)
+        }
+    })
+}
+
+/// Hides secrets in what was found.
+fn without_secrets(mut pack: Pack, mask: &Mask) -> Pack {
+    for claim in &mut pack.claims {
+        hide(&mut claim.found, mask);
+        claim.error = claim.error.take().map(|error| mask.mask_str(&error).into_owned());
+    }
+    pack
+}
+
+fn hide(value: &mut Value, mask: &Mask) {
+    match value {
+        Value::String(text) => *text = mask.mask_str(text).into_owned(),
+        Value::Array(items) => items.iter_mut().for_each(|item| hide(item, mask)),
+        Value::Object(map) => {
+            let entries = std::mem::take(map).into_iter();
+            *map = entries
+                .map(|(name, mut value)| {
+                    hide(&mut value, mask);
+                    (mask.mask_str(&name).into_owned(), value)
+                })
+                .collect();
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+async fn stopped_for(attempt: &Attempt, grace: Duration) {
+    attempt.stop_asked().await;
+    tokio::time::sleep(grace).await;
+}

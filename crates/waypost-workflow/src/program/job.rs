@@ -1,0 +1,96 @@
+//! What is to be done for a step, made while the state is at hand.
+
+use std::sync::Arc;
+
+use waypost::engine::{Joined, Spot};
+use waypost::record::Failure;
+
+use crate::file::Work;
+
+use super::command::Command;
+use super::evidence::Vouching;
+use super::items::{Joining, Listing};
+use super::repeat::Passing;
+use super::service::Service;
+use super::state::WorkflowState;
+use super::waiting::Waiting;
+use super::{WorkflowProgram, expression, hooks};
+
+/// A step with everything filled in, ready to be done without the state.
+#[derive(Debug)]
+pub struct Job {
+    pub(super) doing: Doing,
+    /// What is done after it.
+    pub(super) hooks: Arc<[hooks::Plan]>,
+    /// The pass that it is, of a step that is repeated before they are done.
+    pub(super) passing: Option<Passing>,
+    /// What must run beside it.
+    pub(super) services: Arc<[Service]>,
+    /// By what it is believed.
+    pub(super) vouching: Option<Box<Vouching>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Doing {
+    Command(Box<Command>),
+    Waiting(Waiting),
+    Listing(Box<Listing>),
+    Joining(Joining),
+    Gathering(Joined),
+    /// Another file has ended.
+    Returning(Joined),
+    /// Its hooks have ended.
+    Hooked(Joined),
+    Service(Box<Service>),
+}
+
+impl Job {
+    /// A job after which nothing else is done.
+    fn of(doing: Doing) -> Self {
+        Self { doing, hooks: Arc::from([]), passing: None, services: Arc::from([]), vouching: None }
+    }
+}
+
+impl WorkflowProgram {
+    /// Makes the job of a step, but for its evidence.
+    pub(super) fn job(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        joined: Option<Joined>,
+    ) -> Result<Job, Failure> {
+        let step = self.step(spot);
+        let scope = self.scope_of(step, state);
+        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
+        let passing = step.repeat.as_ref().filter(|_| !hooks.is_empty());
+        let passing = passing.map(|_| Passing::new(spot, state.passes(&step.id) + 1, self.scope(state)));
+        let job = |doing| Job { hooks: Arc::clone(&hooks), passing: passing.clone(), ..Job::of(doing) };
+        if let Some(joined) = joined {
+            return Ok(match (&step.work, self.foreach(spot)) {
+                _ if joined.is_after() => Job::of(Doing::Hooked(joined)),
+                (_, Some(foreach)) => {
+                    job(Doing::Joining(Joining::new(joined, foreach, self.outcomes_file(spot))))
+                }
+                (Work::Group(_), _) => job(Doing::Gathering(joined)),
+                _ => job(Doing::Returning(joined)),
+            });
+        }
+        if let Some(foreach) = self.foreach(spot) {
+            let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
+            return Ok(Job::of(Doing::Listing(Box::new(listing))));
+        }
+        self.check_passes(step, state)?;
+        if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
+            return Ok(job(Doing::Waiting(waiting)));
+        }
+        let services = self.services_of(state)?;
+        if matches!(step.work, Work::Service(_)) {
+            let service = Box::new(self.service(step, state)?);
+            return Ok(Job { services, ..job(Doing::Service(service)) });
+        }
+        let command = step.work.command().expect("what does not wait is a command");
+        let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
+        let command = Box::new(command.after(state.bytes()));
+        Ok(Job { services, ..job(Doing::Command(command)) })
+    }
+}

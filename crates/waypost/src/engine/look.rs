@@ -1,0 +1,114 @@
+//! Looking at a run without going on with it: what its evidence comes to now. Reading and asking only.
+
+use std::collections::BTreeMap;
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken};
+use crate::record::{Claim, FrontierEntry, Occasion, Status, Verdict};
+use crate::shape::Shape;
+
+use super::recheck::{forget_other_names, in_flux, verify};
+use super::snapshot::{Snapshot, effective_of, position_of};
+use super::stand::{salvageable, survey};
+use super::{Engine, OnUnknown, Program, RunError};
+
+/// What the evidence of a run comes to now.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// The verdicts that a resume would go by.
+    pub verdicts: Verdicts,
+    /// The claims that were checked, by the record that has them.
+    pub claims: BTreeMap<(BranchPath, u64), Vec<Claim>>,
+    /// Steps that were cut and must not be repeated blindly, and are done as their evidence shows.
+    pub settled: Vec<(BranchPath, StepId)>,
+    /// What a resume would do about steps on branches that have ended.
+    pub ended: Vec<Decision>,
+}
+
+impl Engine {
+    /// Checks the evidence of what is finished in a run, as a resume would; with `occasion`
+    /// [`Verify`](Occasion::Verify) the claims that are due then.
+    ///
+    /// Each claim counts for the newest step that makes one about its subject: what a later step legitimately rewrote does
+    /// not count against an older one.
+    ///
+    /// # Errors
+    /// Those of reading the run.
+    pub async fn look<P: Program>(
+        &self,
+        program: &P,
+        snapshot: &Snapshot,
+        occasion: Occasion,
+    ) -> Result<Look, RunError> {
+        let (shape, run) = (program.shape(), snapshot.entry.record.record());
+        let newest = snapshot.newest();
+        let position = position_of(newest)?;
+        let branches = survey(self, program, (newest, &position)).await?;
+        let mut effective: Vec<Effective> = Vec::new();
+        for known in branches.values() {
+            let mut found = effective_of(self.store.as_ref(), shape, &known.record).await?;
+            found.in_flux.extend(in_flux(program, known));
+            effective.push(found);
+        }
+        forget_other_names(self, run, &mut effective).await;
+        let (verdicts, found) = verify(self, shape, run, (&effective, occasion), OnUnknown::Stop).await?;
+        let is_ended = |branch: &BranchPath| {
+            let known = branches.get(&(branch.depth(), branch.clone()));
+            !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())
+        };
+        let ended = decided(shape, &effective, &verdicts, is_ended);
+        let site = self.site(run);
+        let cut = |entry: &FrontierEntry| {
+            let step = shape.step(entry.step.as_str());
+            entry.status == Status::Started && step.is_some_and(|step| !step.idempotent)
+        };
+        let ask = |entry: &FrontierEntry| Decision {
+            branch: BranchPath::main(),
+            step: entry.step.clone(),
+            action: Action::Ask,
+            cause: Cause::InDoubt(entry.at.clone()),
+        };
+        let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
+        let settled = salvageable(self, program, (&site, newest), &mut asked).await?;
+        let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
+        Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended })
+    }
+}
+
+/// Decides about steps on branches that no plan has, as nothing is open there.
+fn decided(
+    shape: &Shape,
+    effective: &[Effective],
+    verdicts: &Verdicts,
+    is_ended: impl Fn(&BranchPath) -> bool,
+) -> Vec<Decision> {
+    let found = broken(shape, effective, verdicts).into_iter().filter(|broken| is_ended(&broken.branch));
+    let decision = |broken: crate::plan::Broken| {
+        let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
+        let may_run = step.is_some_and(|step| step.idempotent);
+        let action = if may_run { Action::Run } else { Action::Ask };
+        let cause = Cause::EvidenceFailed(broken.claims);
+        Decision { branch: broken.branch, step: broken.step, action, cause }
+    };
+    let mut decisions: Vec<Decision> = found.map(decision).collect();
+    let unknown = effective.iter().filter(|branch| is_ended(&branch.branch));
+    for branch in unknown {
+        for (step, pack) in &branch.evidence {
+            let is_it = |(index, claim): &(usize, &Claim)| {
+                let key = (branch.branch.clone(), step.clone(), *index);
+                claim.counts() && verdicts.get(&key) == Some(&Verdict::Unknown)
+            };
+            let names: Vec<String> =
+                pack.claims.iter().enumerate().filter(is_it).map(|(_, claim)| claim.title()).collect();
+            if !names.is_empty() {
+                decisions.push(Decision {
+                    branch: branch.branch.clone(),
+                    step: step.clone(),
+                    action: Action::Ask,
+                    cause: Cause::EvidenceUnknown(names),
+                });
+            }
+        }
+    }
+    decisions
+}

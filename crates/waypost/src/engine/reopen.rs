@@ -1,0 +1,304 @@
+//! Doing again steps of a graph by needs, whose state tells what each step gave: only what depends on something else than
+//! before is done again with them.
+//!
+//! ```text
+//!   a --> b --> d            a's evidence fails: a stands in the frontier again, and what comes after it waits
+//!   c --------> d (open)     a gives what it gave: b is used again, d is open as before; c was never touched
+//!                            a gives something else: b runs; then the question is asked about what comes after b
+//! ```
+//!
+//! The branch does not go back: it goes on with its newest state, in which what a step gave is replaced when it ends anew.
+//! Where a graph is a chain, each step of which is given the whole state, [`redo`](super::redo) goes back instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::StepId;
+use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::shape::{Shape, Step, Unfinished};
+use crate::store::{Scan, StoreError, StoreExt as _};
+
+use super::back::{epochs, load_with_state};
+use super::begin::decode_state;
+use super::fit::Forget;
+use super::recheck::{Judged, Known};
+use super::redo::{Move, Target, broken_by, done_before, redo_draft, same_claims, with_state};
+use super::snapshot::position_of;
+use super::{Engine, Program, RunError, Spot, given};
+
+/// Where a branch stands that does steps again.
+#[derive(Debug)]
+pub(super) struct Level {
+    /// As it is gone on with: without what can be used again.
+    pub(super) position: Position,
+    /// Something of what was open is used again.
+    pub(super) reuses: bool,
+    /// All that was done again has come out as before.
+    pub(super) is_same: bool,
+}
+
+/// Puts a finished step into the frontier again, in a new epoch; none where that has to wait for what comes before it.
+pub(super) async fn open_again(
+    engine: &Engine,
+    shape: &Shape,
+    known: &Known,
+    (target, judged): (&Target, &Judged),
+) -> Result<Option<Move>, RunError> {
+    let header = known.record.header();
+    let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
+    let Some(shape) = shape.of_branch(branch) else { return Ok(None) };
+    let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
+    let stands = known.position.frontier.iter().any(|entry| entry.step == target.step);
+    if stands || Unfinished::of(shape, &known.position).has(place) {
+        return Ok(None);
+    }
+    let made = store.load(run, branch, target.seq).await?;
+    let made = made.header();
+    let epoch = epochs(engine, run, branch).await? + 1;
+    let mut position = known.position.clone();
+    let loops = shape.share_loop(place, place);
+    let entry = match target.claims {
+        // Its branches do something again, and it joins them. One that loops begins with its first pass.
+        None if !loops => joining(engine, &shape.steps()[place], (made, epoch)).await?,
+        _ => FrontierEntry::ready(target.step.clone()),
+    };
+    let iteration = match loops {
+        true => {
+            let around = made.at.iteration.len().saturating_sub(1);
+            shape.first_iteration(place, &made.at.iteration[..around])
+        }
+        false => made.at.iteration.clone(),
+    };
+    let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, ..entry };
+    let after = Unfinished::from_places(shape, std::iter::once(place));
+    let is_after =
+        |entry: &FrontierEntry| shape.place(entry.step.as_str()).is_some_and(|place| after.has(place));
+    position.frontier.retain(|entry| !is_after(entry));
+    position.frontier.push(entry);
+    position.ledger.remove(&target.step);
+    position.revisited = true;
+    position.ahead =
+        Some(known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
+    // One that loops begins over the state of now.
+    let forgotten = loops.then(|| Forget::Step(target.step.clone())).into_iter().collect();
+    let draft = redo_draft(made, branch, (target, judged), epoch);
+    Ok(Some(Move { record: known.record.clone(), position, draft: Some(draft), basis: None, forgotten }))
+}
+
+/// Returns the entry of a step that joins the same branches again. Where it is not kept any more which they are, it opens
+/// them anew.
+///
+/// # Errors
+/// [`RunError::NoState`]: it is not kept, and within them are steps that must not be repeated blindly.
+async fn joining(
+    engine: &Engine,
+    step: &Step,
+    (made, epoch): (&Header, u32),
+) -> Result<FrontierEntry, RunError> {
+    let starts = |record: &Record| given::starts(record.header(), made);
+    let entry = match engine.store.find_back(&made.run, &made.branch, made.seq, &starts).await? {
+        Some(start) => match load_with_state(engine, &made.run, &made.branch, start.header().seq).await {
+            Err(RunError::NoState { .. }) => None,
+            start => position_of(&start?)?.frontier.into_iter().find(|entry| entry.step == step.id),
+        },
+        None => None,
+    };
+    let Some(mut entry) = entry.filter(|entry| entry.fan.is_some()) else {
+        if step.children.as_ref().is_some_and(|children| is_careful(&children.shape)) {
+            let why = "its branches are done again, and which they are is not kept any more; start the run over, and \
+                       let it keep more states";
+            return Err(RunError::NoState { at: made.reference().to_string(), why: why.to_owned() });
+        }
+        return Ok(FrontierEntry::ready(step.id.clone()));
+    };
+    (entry.failures, entry.memos, entry.wake_at, entry.passed) = (0, 0, None, false);
+    entry.status = Status::Ready;
+    entry.at.epoch = epoch;
+    entry.waits.clear();
+    Ok(entry)
+}
+
+/// Says whether a graph has steps that must not be repeated blindly.
+fn is_careful(shape: &Shape) -> bool {
+    shape.steps().iter().any(|step| {
+        !step.idempotent || step.children.as_ref().is_some_and(|children| is_careful(&children.shape))
+    })
+}
+
+/// What became of steps that were done again.
+#[derive(Debug, Default)]
+struct Done {
+    /// Steps that have ended since, by whether they gave what they gave before.
+    same: BTreeMap<StepId, bool>,
+    /// Steps that are to be done again, and have not ended since.
+    wanted: BTreeSet<StepId>,
+    epoch: u32,
+}
+
+/// Finds out what of a branch that does steps again can be used again by now; none where that cannot be told any more.
+///
+/// `joins`: steps that join branches which have all come out as before.
+pub(super) async fn level<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (record, position): (&Record, &Position),
+    joins: &BTreeSet<StepId>,
+) -> Result<Option<Level>, RunError> {
+    let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(None) };
+    let header = record.header();
+    let stood = match engine.store.load(&header.run, &header.branch, ahead.seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        stood => stood?,
+    };
+    if stood.state_bytes().is_none() {
+        return Ok(None);
+    }
+    let then = position_of(&stood)?;
+    let Some(mut done) = done_since(engine, program, shape, record, ahead).await? else { return Ok(None) };
+    for step in joins {
+        done.wanted.remove(step);
+        done.same.insert(step.clone(), true);
+    }
+    Ok(Some(settle(shape, &then, position, &done)))
+}
+
+async fn done_since<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    record: &Record,
+    ahead: Ahead,
+) -> Result<Option<Done>, RunError> {
+    let header = record.header();
+    // The one that went back may stand in a batch with others behind it, so that `since` is not the first.
+    let seq_min = Some(ahead.seq + 1);
+    let mut scan = Scan { branch: Some(header.branch.clone()), seq_min, ..Scan::of(&header.run) };
+    let (mut done, mut ended) = (Done::default(), BTreeMap::new());
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        for found in page.records.iter().map(Record::header) {
+            let Some(step) = &found.step else { continue };
+            done.epoch = done.epoch.max(found.at.epoch);
+            match &found.phase {
+                Phase::Restored
+                    if found.reason == Reason::Redo && found.about.is_some() && is_wish(found) =>
+                {
+                    ended.remove(step);
+                    done.wanted.insert(step.clone());
+                }
+                Phase::Completed(_) | Phase::Skipped(_) => {
+                    done.wanted.remove(step);
+                    ended.insert(step.clone(), found.clone());
+                }
+                Phase::Failed(failure) if failure.tolerated => {
+                    done.wanted.remove(step);
+                    ended.insert(step.clone(), found.clone());
+                }
+                _ => {}
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for (step, ended) in ended {
+        let is_same = gave_the_same(engine, program, shape, (record, &ended), ahead).await?;
+        done.same.insert(step, is_same);
+    }
+    Ok(Some(done))
+}
+
+/// Says whether a record takes its branch back to a step, and not forward again.
+fn is_wish(header: &Header) -> bool {
+    broken_by(header).is_some() || header.notes.is_empty()
+}
+
+/// Says whether a step that has ended again gave what it gave before, and pinned the same.
+async fn gave_the_same<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (record, ended): (&Record, &Header),
+    ahead: Ahead,
+) -> Result<bool, RunError> {
+    let (Some(step), Phase::Completed(_)) = (&ended.step, &ended.phase) else { return Ok(false) };
+    let pass = (step, ended.at.iteration.as_slice());
+    let Some((then, pack)) = done_before(engine.store.as_ref(), ended, pass, ahead.seq).await? else {
+        return Ok(false);
+    };
+    if !same_claims(ended.evidence.as_ref(), pack.as_ref()) {
+        return Ok(false);
+    }
+    let Some(place) = shape.place(step.as_str()) else { return Ok(false) };
+    let spot = Spot { branch: &ended.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    if let (Phase::Completed(before), Phase::Completed(now)) = (&then.header().phase, &ended.phase)
+        && program.is_told_by(spot, before)
+        && program.is_told_by(spot, now)
+    {
+        return Ok(before.outputs == now.outputs && before.exit_code == now.exit_code);
+    }
+    let (Some(then), Some(now)) =
+        (with_state(engine, then).await?, with_state(engine, record.clone()).await?)
+    else {
+        return Ok(false);
+    };
+    let gave = |record: &Record| {
+        decode_state(program, shape.level(), record).map(|state| program.gave(spot, &state))
+    };
+    let (then, now) = (gave(&then)?, gave(&now)?);
+    Ok(then.is_some() && then == now)
+}
+
+/// Says where a branch stands, of which steps are done again. Pure.
+///
+/// `then` is where it stood before, `now` where it stands. What was finished then is used again where all that it needs is,
+/// or has ended again as before.
+fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level {
+    let (open_then, open_now) = (Unfinished::of(shape, then), Unfinished::of(shape, now));
+    let entry_of = |position: &Position, step: &StepId| {
+        position.frontier.iter().find(|entry| entry.step == *step).cloned()
+    };
+    let count = shape.steps().len();
+    let (mut finished, mut changed) = (vec![false; count], vec![false; count]);
+    let (mut frontier, mut is_complete) = (Vec::new(), true);
+    for place in shape.order() {
+        let step = &shape.steps()[place].id;
+        let was_finished = !open_then.has(place);
+        let here = entry_of(now, step);
+        let is_ready = shape.needs(place).iter().all(|need| finished[*need]);
+        let is_tainted = shape.needs(place).iter().any(|need| changed[*need]);
+        // One that joins what came out as before was found to be finished without an end of its own.
+        let is_wanted = done.wanted.contains(step) && open_now.has(place);
+        finished[place] = match (done.same.get(step), &here) {
+            (Some(is_same), None) if is_ready => {
+                changed[place] = was_finished && !is_same;
+                true
+            }
+            // It stands there again, as what it needs was done again after it; or for its next pass.
+            (Some(true), Some(_)) => is_ready && !is_tainted && !shape.share_loop(place, place),
+            (None, _) => was_finished && is_ready && !is_tainted && !is_wanted,
+            _ => false,
+        };
+        if finished[place] {
+            continue;
+        }
+        is_complete &= !was_finished;
+        if is_ready {
+            let there = entry_of(then, step).filter(|_| !is_tainted);
+            let anew = || {
+                let mut entry = FrontierEntry::ready(step.clone());
+                entry.at.epoch = done.epoch;
+                entry
+            };
+            frontier.push(here.or(there).unwrap_or_else(anew));
+        }
+    }
+    let names = |frontier: &[FrontierEntry]| -> BTreeSet<StepId> {
+        frontier.iter().map(|entry| entry.step.clone()).collect()
+    };
+    let reuses = names(&frontier) != names(&now.frontier);
+    let is_same = !changed.contains(&true);
+    let ahead = now.ahead.filter(|_| !is_complete || !is_same);
+    Level { position: Position { frontier, ahead, ..now.clone() }, reuses, is_same }
+}
