@@ -222,15 +222,15 @@ fn what_needs_a_skipped_step_will_be_skipped() {
     let shape = "a\nb: ?a\nc: ?b\nd: b\ne: ?c";
 
     expect!(
-        plan_of(shape, "main@2 | b ready, d waiting asks ok | a=skipped:2", ""),
+        plan_of(shape, "main@2 | b ready 0, d waiting asks ok | a=skipped:2", ""),
         "skip a: skipped at @2
          skip b: it needs `a`, which is skipped
          skip c: it needs `b`, which is skipped
-         wait d: waits for an answer to `ok`
+         wait d: it waits for an answer to `ok`
          skip e: it needs `c`, which is skipped"
     );
     expect!(
-        plan_of(shape, "main@2 | b ready 1 | a=skipped:2", ""),
+        plan_of(shape, "main@2 | b ready | a=skipped:2", ""),
         "skip a: skipped at @2
          run b: all it needs is finished
          run c: after `b`
