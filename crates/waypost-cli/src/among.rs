@@ -56,8 +56,9 @@ impl FailedItem {
         }
     }
 
-    /// Says which item it is, why it failed, and where all are listed; each line indented.
-    pub(crate) fn told(&self, paint: Paint, list: &str) -> String {
+    /// Says which item of a run it is, why it failed, where all are listed, and how they are tried again; each line indented.
+    /// `words`: what a command needs beside the run, with a space before it.
+    pub(crate) fn told(&self, paint: Paint, run: &str, words: &str) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let mut errors = self.error.iter();
         let first = errors.next().map_or("it failed", String::as_str);
@@ -69,7 +70,8 @@ impl FailedItem {
             let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&shown(line)));
         }
         if self.is_letter {
-            let _ = writeln!(text, "  all of them: {list}");
+            let _ = writeln!(text, "  all of them: waypost dead-letters list {run}{words}");
+            let _ = writeln!(text, "  tried again by: waypost resume {run}{words} --retry-failed");
         }
         text
     }

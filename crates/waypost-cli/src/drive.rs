@@ -229,8 +229,7 @@ impl<'a> Session<'a> {
             if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
                 let item = failed_item(engine.store().as_ref(), program, outcome, told).await?;
                 let words = told.store_words.as_deref().unwrap_or_default();
-                let list = format!("waypost dead-letters list {}{words}", told.run);
-                let item = item.map(|item| item.told(output.paint_err, &list));
+                let item = item.map(|item| item.told(output.paint_err, told.run.as_str(), words));
                 output.aside(&self.failure(at, failure, item.as_deref()));
             }
             output.answer(&sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at)))?;

@@ -81,8 +81,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         let about = (&decision.branch, &decision.step, FailureKind::Limit);
         let workflow = super::show::workflow_in_force(&snapshot);
         if let Some(item) = FailedItem::find(store.as_ref(), &run, workflow.as_ref(), about).await? {
-            let list = format!("waypost dead-letters list {run}{}", context.store_words());
-            text.push_str(&item.told(context.output.paint, &list));
+            text.push_str(&item.told(context.output.paint, run.as_str(), &context.store_words()));
         }
     }
     if records.is_empty() {

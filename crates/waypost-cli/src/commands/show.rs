@@ -509,8 +509,7 @@ fn failure(context: &Context, run: &str, step: &StepView) -> String {
         }
     }
     if let Some(item) = &step.failed_item {
-        let list = format!("waypost dead-letters list {run}{}", context.store_words());
-        text.push_str(&item.told(output.paint, &list));
+        text.push_str(&item.told(output.paint, run, &context.store_words()));
     }
     text
 }

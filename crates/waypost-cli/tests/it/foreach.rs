@@ -532,13 +532,17 @@ fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
         .at(store);
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
 
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1), "{store}");
+        assert_eq!(rig.read("trace"), "kx\nky\nkw\n", "{store}");
+        assert_eq!(rig.call(&["dead-letters", "drop", "r", "w", "-q"]).status.code(), Some(0), "{store}");
+
         for _ in 0..2 {
             assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(3), "{store}");
             assert_eq!(rig.read("trace"), "kx\nky\nkw\nafter 2\n", "{store}");
         }
 
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
-        assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().len(), 2);
+        assert_eq!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().len(), 1);
     }
 }
 

@@ -144,3 +144,37 @@ fn a_step_that_is_killed_behind_such_a_checkpoint_runs_again() {
     assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
     assert_eq!(rig.json(&["show", "r", "--json"])["steps"][0]["attempts"], 2);
 }
+
+// What happened: with two plain resumes, a run went past a step of whose items more had failed than may. Why: each session
+// counted for itself. What stops it now: the step that joins them counts all.
+#[test]
+fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for (limit, text) in [
+            ("max_failures: 1", "4 of 6 branches failed, and no more than 1 may"),
+            ("failure_rate: 0.2", "4 of 6 branches failed, which is more than the part of 0.2 that may"),
+        ] {
+            let flow = "steps:
+  - id: f
+    foreach: {items: [1, 2, 3, 4, 5, 6], as: i, max_parallel: 1, LIMIT, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I -gt 4', env: {I: '${{ i }}'}}]}
+  - {id: z, run: 'echo z$N >> trace', env: {N: '${{ steps.f.failed }}'}}
+";
+            let rig = Rig::with(&flow.replace("LIMIT", limit)).at(store);
+            assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+            assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1), "{store}");
+
+            for _ in 0..2 {
+                let resumed = rig.call(&["resume", "r"]);
+
+                assert_eq!(resumed.status.code(), Some(1), "{store} {limit}: {}", rig.told(&resumed));
+                assert!(rig.told(&resumed).contains(text), "{store}: {}", rig.told(&resumed));
+                assert!(rig.told(&resumed).contains("tried again by: waypost resume r"));
+            }
+            assert_eq!(rig.read("trace").lines().count(), 6, "{store}: each was worked on once");
+            rig.write("go", "");
+            let retried = rig.call(&["resume", "r", "--retry-failed", "-q"]);
+            assert_eq!(retried.status.code(), Some(0), "{store} {limit}: {}", rig.told(&retried));
+            assert!(rig.read("trace").ends_with("z0\n"), "{store}");
+        }
+    }
+}

@@ -346,13 +346,18 @@ impl Joining {
     async fn count(&self) -> Result<StepItems, Failure> {
         let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
         let mut items = StepItems { total: self.joined.total(), ..StepItems::default() };
+        // Of those that failed, a person has left none at that.
+        let mut open = 0;
         let mut inline = Some((Vec::new(), 0));
         let mut file: Option<Lines> = None;
         let mut outcomes = self.joined.outcomes().await.map_err(unread)?;
         while let Some(end) = outcomes.next().await.map_err(unread)? {
             match end.end {
                 End::Completed => items.succeeded += 1,
-                End::Failed => items.failed += 1,
+                End::Failed => {
+                    items.failed += 1;
+                    open += 1;
+                }
                 End::Skipped if is_left(&end) => items.failed += 1,
                 End::Skipped | End::Cancelled => {}
             }
@@ -377,6 +382,7 @@ impl Joining {
                 lines.push(&outcome).map_err(|error| not_written(&lines.path, error))?;
             }
         }
+        self.check_limits(open, items.total)?;
         items.items = inline.map(|(kept, _)| kept);
         if let Some(lines) = file {
             let path = lines.path.clone();
@@ -384,6 +390,21 @@ impl Joining {
             items.file = path.file_name().map(|name| name.to_string_lossy().into_owned());
         }
         Ok(items)
+    }
+}
+
+impl Joining {
+    /// Sees that no more items have failed than may, in whatever sessions that was.
+    fn check_limits(&self, failed: u64, total: u64) -> Result<(), Failure> {
+        let Foreach { max_failures, failure_rate, .. } = &*self.foreach;
+        let more = match (max_failures, failure_rate) {
+            (Some(max), _) if failed > *max => format!("and no more than {max} may"),
+            (_, Some(rate)) if failed as f64 > *rate * total as f64 => {
+                format!("which is more than the part of {rate} that may")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::new(FailureKind::Limit, vec![format!("{failed} of {total} branches failed, {more}")]))
     }
 }
 
