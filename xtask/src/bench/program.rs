@@ -266,7 +266,7 @@ impl Program for Again {
         }
         let ending = Ending { exit_code: Some(1), ..Ending::default() };
         let error = vec!["exit code 1".to_owned()];
-        let failure = Failure { kind: FailureKind::Exit, error, retried: false, tolerated: false, ending };
+        let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
         Performed::Failed { failure, told: Told::default() }
     }
 

@@ -1,5 +1,7 @@
 //! The kinds of evidence: what is claimed, what the world is like, and what comes of it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot make its world fails")]
+
 use std::fs;
 use std::path::Path;
 

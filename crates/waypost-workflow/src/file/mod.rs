@@ -17,6 +17,7 @@ mod child;
 mod config;
 mod document;
 mod evidence;
+mod expectation;
 mod fields;
 mod fingerprint;
 mod foreach;

@@ -220,12 +220,12 @@ pub(super) fn work<'n>(
         let message = format!("`params` are for another file, and this step has `{kind}`");
         checker.wrong(place, message, "declare those of this file beside `steps`");
     }
-    if ["foreach", "steps", "workflow"].contains(&kind) {
-        if let Some(place) = fields.get("on_exit_code") {
-            let message =
-                format!("`on_exit_code` is for a step that does something itself, and this has `{kind}`");
-            checker.wrong(place, message, "give it to the steps within, or use `on_failure` or `on_success`");
-        }
+    if ["foreach", "steps", "workflow"].contains(&kind)
+        && let Some(place) = fields.get("on_exit_code")
+    {
+        let message =
+            format!("`on_exit_code` is for a step that does something itself, and this has `{kind}`");
+        checker.wrong(place, message, "give it to the steps within, or use `on_failure` or `on_success`");
     }
     if kind == "foreach" {
         // It was read with its steps.

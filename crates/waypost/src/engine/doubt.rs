@@ -3,9 +3,10 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{FrontierEntry, Position, Try, Verdict};
+use crate::record::{FrontierEntry, Position, Record, Try, Verdict};
 use crate::shape::Shape;
 
+use super::begin::decode_state;
 use super::carry::cut_in;
 use super::line::Line;
 use super::{
@@ -110,6 +111,24 @@ pub(super) async fn salvaged<P: Program>(
         }
     }
     found
+}
+
+/// Takes those questions away that evidence answers: steps of the main branch that were cut and are done.
+pub(super) async fn salvageable<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (site, record): (&Site, &Record),
+    questions: &mut Vec<Decision>,
+) -> Result<Vec<Decision>, RunError> {
+    if !questions.iter().any(|question| matches!(question.cause, Cause::InDoubt(_))) {
+        return Ok(Vec::new());
+    }
+    let (shape, main) = (program.shape(), BranchPath::main());
+    let state = decode_state(program, shape.level(), record)?;
+    let asked = questions.clone();
+    let found = salvaged(engine, program, shape, (site, &main, &state), questions).await;
+    let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
+    Ok(asked.into_iter().filter(is_found).collect())
 }
 
 /// Settles steps by their evidence.

@@ -7,9 +7,10 @@ use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken};
 use crate::record::{Claim, FrontierEntry, Occasion, Status, Verdict};
 use crate::shape::Shape;
 
+use super::doubt::salvageable;
 use super::recheck::{forget_other_names, in_flux, verify};
 use super::snapshot::{Snapshot, effective_of, position_of};
-use super::stand::{salvageable, survey};
+use super::stand::survey;
 use super::{Engine, OnUnknown, Program, RunError};
 
 /// What the evidence of a run comes to now.

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::evidence::Site;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
@@ -14,8 +13,8 @@ use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::anew;
-use super::begin::{Base, decode_state};
-use super::doubt::salvaged;
+use super::begin::Base;
+use super::doubt::salvageable;
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -179,24 +178,6 @@ pub(super) async fn survey<P: Program>(
     let shape = program.shape();
     let mut scout = Scout::new(engine, program, shape);
     Ok(scout.survey(main).await?.0)
-}
-
-/// Takes those questions away that evidence answers: steps of the main branch that were cut and are done.
-pub(super) async fn salvageable<P: Program>(
-    engine: &Engine,
-    program: &P,
-    (site, record): (&Site, &Record),
-    questions: &mut Vec<Decision>,
-) -> Result<Vec<Decision>, RunError> {
-    if !questions.iter().any(|question| matches!(question.cause, Cause::InDoubt(_))) {
-        return Ok(Vec::new());
-    }
-    let (shape, main) = (program.shape(), BranchPath::main());
-    let state = decode_state(program, shape.level(), record)?;
-    let asked = questions.clone();
-    let found = salvaged(engine, program, shape, (site, &main, &state), questions).await;
-    let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
-    Ok(asked.into_iter().filter(is_found).collect())
 }
 
 /// Looks around in a run.
