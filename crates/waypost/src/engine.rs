@@ -62,6 +62,7 @@ mod stand;
 mod stop;
 mod take_up;
 mod travel;
+mod turns;
 mod wish;
 
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};

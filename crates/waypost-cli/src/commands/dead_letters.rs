@@ -59,7 +59,19 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
-    Ok(failed_before(&snapshot).unwrap_or_else(|| "no item failed for good".to_owned()))
+    let why = failed_before(&snapshot).or_else(|| failed_in_passes(&snapshot));
+    Ok(why.unwrap_or_else(|| "no item failed for good".to_owned()))
+}
+
+/// Says how many items had failed in passes of a loop that has gone on since, which nobody can work on again.
+fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
+    let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
+    let main = heads.into_iter().find(|record| record.header().branch.is_main())?;
+    match main.position().ok()?.dead {
+        0 => None,
+        1 => Some("1 item failed in an earlier pass of a loop, which has gone on since".to_owned()),
+        count => Some(format!("{count} items failed in earlier passes of a loop, which has gone on since")),
+    }
 }
 
 /// Says how many items had failed where the run that this one began from stood, if it has none of them itself.

@@ -124,3 +124,23 @@ steps:
         assert!(many.contains("may mean several: f:src%2Fa.rs%2Fs, f:src%2Fa.rs/s"), "{store}: {many}");
     }
 }
+
+// What happened: of a run that had failures of an earlier pass it was said that no item had failed. Why: only the branches of
+// the last pass were looked at. What stops it now: what the position counts is told.
+#[test]
+fn items_of_an_earlier_pass_are_told_of() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    repeat: {until: iteration == 2, max: 3}
+    steps:
+      - id: f
+        foreach: {items: [1, 2], as: i, steps: [{id: p, run: 'test $I-$P != 2-1', env: {I: '${{ i }}', P: '${{ iteration }}'}}]}
+",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+
+    let told = rig.waypost(&["dead-letters", "list", "r"]);
+
+    assert!(told.contains("1 item failed in an earlier pass of a loop, which has gone on since"), "{told}");
+}

@@ -61,12 +61,12 @@ pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related, Warning};
 pub(crate) use self::repeat::ITERATION;
 pub use self::repeat::Repeat;
 pub use self::schema::schema;
+pub use self::settings::{Checkpoints, Durability, OnCheckpointFailure};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
 pub use self::work::{Agent, AnswerKind, Approval, Work};
 pub use self::workflow::{
-    Backoff, Body, Checkpoints, Durability, Mode, OnCheckpointFailure, OutputSource, Retry, RetryCause,
-    Shell, Step, Tolerance, Workflow,
+    Backoff, Body, Mode, OutputSource, Retry, RetryCause, Shell, Step, Tolerance, Workflow,
 };
 
 use self::checker::Checker;

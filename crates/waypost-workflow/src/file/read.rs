@@ -14,9 +14,9 @@ use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
 use super::params::{Param, ParamKind, Pattern};
-use super::settings::{self, Variable};
+use super::settings::{self, Checkpoints, Variable};
 use super::step::{self, Defaults};
-use super::workflow::{Checkpoints, Mode, Retry, Shell, Workflow};
+use super::workflow::{Mode, Retry, Shell, Workflow};
 use crate::expr::Template;
 
 /// The version of the language.

@@ -6,9 +6,7 @@ use std::time::Duration;
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
-use super::workflow::{
-    Backoff, Checkpoints, Durability, OnCheckpointFailure, Retry, RetryCause, Shell, Tolerance,
-};
+use super::workflow::{Backoff, Retry, RetryCause, Shell, Tolerance};
 use crate::expr::Template;
 
 /// Tries after the first; a step that needs more should wait for what it needs instead.
@@ -299,4 +297,35 @@ pub(super) fn labels(checker: &mut Checker<'_>, node: &Node) -> BTreeMap<String,
         }
     }
     labels
+}
+
+/// How a run is checkpointed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// Step boundaries whose states are kept, at least 2; `None`: as the store does.
+    pub retention: Option<u32>,
+    /// When a checkpoint counts as written.
+    pub durability: Durability,
+    /// What a checkpoint that could not be written does to the run.
+    pub on_failure: OnCheckpointFailure,
+    /// How often a step that runs long writes a checkpoint meanwhile; `None`: never.
+    pub interval: Option<Duration>,
+}
+
+/// When a checkpoint counts as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When it is on the disk.
+    Sync,
+    /// When it is handed over; a crash may lose the last moments.
+    Async,
+}
+
+/// What a checkpoint that could not be written does to the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCheckpointFailure {
+    /// It stops.
+    Fail,
+    /// It goes on, with a warning.
+    Tolerate,
 }

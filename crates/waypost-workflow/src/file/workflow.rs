@@ -17,6 +17,7 @@ use super::hooks::Hook;
 use super::params::Param;
 use super::problem::{Problem, Problems, Source, Warning};
 use super::repeat::Repeat;
+use super::settings::Checkpoints;
 use super::work::{Agent, Work};
 use crate::expr::{Condition, ExprError, Formula, Reference, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
@@ -568,35 +569,4 @@ impl OutputSource {
             None => crate::output::file_text(bytes),
         }
     }
-}
-
-/// How a run is checkpointed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checkpoints {
-    /// Step boundaries whose states are kept, at least 2; `None`: as the store does.
-    pub retention: Option<u32>,
-    /// When a checkpoint counts as written.
-    pub durability: Durability,
-    /// What a checkpoint that could not be written does to the run.
-    pub on_failure: OnCheckpointFailure,
-    /// How often a step that runs long writes a checkpoint meanwhile; `None`: never.
-    pub interval: Option<Duration>,
-}
-
-/// When a checkpoint counts as written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// When it is on the disk.
-    Sync,
-    /// When it is handed over; a crash may lose the last moments.
-    Async,
-}
-
-/// What a checkpoint that could not be written does to the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnCheckpointFailure {
-    /// It stops.
-    Fail,
-    /// It goes on, with a warning.
-    Tolerate,
 }

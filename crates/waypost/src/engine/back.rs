@@ -4,7 +4,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{
     Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
 };
-use crate::shape::Shape;
+use crate::shape::{Shape, Step};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -60,6 +60,9 @@ pub(super) async fn go_back(
             true => entry.fan.is_some(),
             false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
         };
+        if is_left && !is_named {
+            check_left(shape, entry, &record)?;
+        }
         if let Some(fan) = entry.fan.take_if(|_| is_left) {
             // How they ended is not counted twice.
             position.dead = position.dead.min(dead_at(engine, &run, fan.since).await?.unwrap_or(u64::MAX));
@@ -83,6 +86,22 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Sees that branches which are opened anew have no steps that must not be repeated blindly: which of them had ended by a
+/// checkpoint amid them is not known.
+///
+/// # Errors
+/// [`RunError::NoState`]: they have.
+pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> Result<(), RunError> {
+    let step = &entry.step;
+    if entry.fan.is_none() || !shape.step(step.as_str()).is_some_and(Step::opens_careful) {
+        return Ok(());
+    }
+    let why = format!(
+        "step `{step}` is amid its branches there, which of them had ended by then is not known, and they have steps that must not be repeated"
+    );
+    Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
 
 /// Says whether an entry of an older position of the main branch waits for branches that do not go on from there: they

@@ -22,6 +22,7 @@ use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed, salva
 use super::edit;
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
+use super::options::merge;
 use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
@@ -512,16 +513,6 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
         None => (newest.header().seq + 1, Vec::new()),
     };
     Ok(Base { snapshot, record: newest, position, basis: None, next, damaged, redone: Vec::new() })
-}
-
-/// Lays one map over another, maps in them likewise; anything else replaces what was there.
-pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
-    for (key, value) in over {
-        match (config.get_mut(&key), value) {
-            (Some(Value::Object(below)), Value::Object(above)) => merge(below, above),
-            (_, value) => drop(config.insert(key, value)),
-        }
-    }
 }
 
 /// Says that a run that has ended needs nothing.

@@ -263,3 +263,13 @@ pub struct Adoption {
     /// Finished steps that the change touches run again, with everything after them; otherwise it is refused.
     pub redo: bool,
 }
+
+/// Lays one map over another, maps in them likewise; anything else replaces what was there.
+pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (key, value) in over {
+        match (config.get_mut(&key), value) {
+            (Some(Value::Object(below)), Value::Object(above)) => merge(below, above),
+            (_, value) => drop(config.insert(key, value)),
+        }
+    }
+}

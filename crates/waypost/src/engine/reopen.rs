@@ -103,7 +103,7 @@ async fn joining(
         None => None,
     };
     let Some(mut entry) = entry.filter(|entry| entry.fan.is_some()) else {
-        if step.children.as_ref().is_some_and(|children| is_careful(&children.shape)) {
+        if step.children.as_ref().is_some_and(|children| children.shape.is_careful()) {
             let why = "its branches are done again, and which they are is not kept any more; start the run over, and \
                        let it keep more states";
             return Err(RunError::NoState { at: made.reference().to_string(), why: why.to_owned() });
@@ -115,13 +115,6 @@ async fn joining(
     entry.at.epoch = epoch;
     entry.waits.clear();
     Ok(entry)
-}
-
-/// Says whether a graph has steps that must not be repeated blindly.
-fn is_careful(shape: &Shape) -> bool {
-    shape.steps().iter().any(|step| {
-        !step.idempotent || step.children.as_ref().is_some_and(|children| is_careful(&children.shape))
-    })
 }
 
 /// What became of steps that were done again.

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
-use crate::plan::{Action, Broken, Cause, Decision, LeftOut};
+use crate::plan::{Broken, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
 use crate::shape::Shape;
-use crate::store::{Scan, Store, StoreError, StoreExt as _};
+use crate::store::{StoreError, StoreExt as _};
 
 use super::anew;
 use super::begin::Base;
@@ -19,11 +19,12 @@ use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, Targets, back_to, broken_by, done_before, forward, forward_draft, opener_of, pace,
-    standing_at, targets,
+    Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, opener_of, pace, standing_at,
+    targets,
 };
 use super::reopen::{Level, open_again};
 use super::snapshot::position_of;
+use super::turns::undone;
 use super::wish::Wishes;
 use super::{Engine, Program, RunError};
 
@@ -126,7 +127,7 @@ pub(super) async fn stand<P: Program>(
         let Targets { targets, unreached } =
             targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
         if asked.again {
-            let questions = scout.undone(&run.run, &targets, asked.token).await?;
+            let questions = undone(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
             if !questions.is_empty() {
                 return Ok(Stand { questions, ..Stand::default() });
             }
@@ -512,39 +513,6 @@ impl<'a, P: Program> Scout<'a, P> {
         Ok(())
     }
 
-    /// Asks about steps that were done again for their evidence under this lease, and would be once more: what others
-    /// did again since has undone it. Without this, two such steps would take turns for ever.
-    async fn undone(
-        &self,
-        run: &RunId,
-        targets: &BTreeMap<BranchPath, Vec<Target>>,
-        token: u64,
-    ) -> Result<Vec<Decision>, RunError> {
-        let done = done_again(self.engine.store.as_ref(), run, token).await?;
-        let mut questions = Vec::new();
-        let mut all = Vec::new();
-        for (branch, targets) in targets {
-            all.extend(targets.iter().map(|target| (branch, target)));
-        }
-        for (branch, Target { seq, step, claims, .. }) in all {
-            let Some(claims) = claims else { continue };
-            let made = self.engine.store.load(run, branch, *seq).await?;
-            let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());
-            if done.contains_key(&pass) {
-                let others = done.iter().filter(|(other, _)| **other != pass);
-                let others = others.map(|((_, step, _), claims)| (step.clone(), claims.clone())).collect();
-                let cause = Cause::EvidenceUndone { claims: claims.clone(), others };
-                questions.push(Decision {
-                    branch: branch.clone(),
-                    step: step.clone(),
-                    action: Action::Ask,
-                    cause,
-                });
-            }
-        }
-        Ok(questions)
-    }
-
     /// Finds steps that come next on branches that went back, were finished before, and must not be repeated blindly.
     async fn doubts(
         &self,
@@ -577,28 +545,6 @@ impl<'a, P: Program> Scout<'a, P> {
             }
         }
         Ok(doubts)
-    }
-}
-
-/// Finds what was done again under a lease for its evidence: branch, step and pass, and the claims that did not hold.
-async fn done_again(
-    store: &dyn Store,
-    run: &RunId,
-    token: u64,
-) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
-    let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
-    let mut done = BTreeMap::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for header in page.records.iter().map(Record::header).filter(|header| header.token == token) {
-            if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
-                done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(done),
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::record::{
 use crate::shape::Shape;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
-use super::back::load_with_state;
+use super::back::{check_left, load_with_state};
 use super::begin::decode_state;
 use super::carry::{Along, copy_settled, cut_in, cut_there, openings, settled_on};
 use super::chain::{Chain, Draft};
@@ -172,7 +172,14 @@ impl Engine {
         let mut settled = settled_on(self.store.as_ref(), checkpoint.header(), &position).await?;
         let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
         let at = (checkpoint.header(), &mut position);
+        let before = at.1.frontier.clone();
         let along = Along::of_store(self, at, start.edit.is_some(), shape).await?;
+        for entry in before.iter().filter(|_| start.edit.is_none()) {
+            let now = position.frontier.iter().find(|now| now.step == entry.step);
+            if now.is_some_and(|now| now.fan.is_none()) {
+                check_left(program.shape(), entry, &checkpoint)?;
+            }
+        }
         settled.extend(openings(self.store.as_ref(), checkpoint.header(), along.joins()).await?);
         let cut = self.still_cut(checkpoint.header(), &position, program.shape()).await?;
         let origin = Origin { checkpoint, position, definition, settled, along, cut };
