@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use waypost::store::{Store, StoreError};
 use waypost::{Clock as _, RunId, SystemClock};
 
-use crate::cli::{Cli, Color, Command, ImportWhat};
+use crate::cli::{Cli, Color, Command, DeadLetters, ImportWhat};
 use crate::config::{Config, Origin};
 use crate::error::Error;
 use crate::everywhere;
@@ -81,6 +81,18 @@ pub(crate) struct Context {
     pub(crate) color_flag: Option<Color>,
 }
 
+/// Says whether a command tells what happens while it does: as JSON, an object a line, whatever it comes to.
+fn tells_meanwhile(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Run(_)
+            | Command::Resume(_)
+            | Command::Events(_)
+            | Command::Fork(_)
+            | Command::DeadLetters(DeadLetters::Retry(_))
+    )
+}
+
 impl Context {
     /// Makes it from the global options.
     pub(crate) fn new(cli: &Cli) -> Self {
@@ -88,7 +100,7 @@ impl Context {
         let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
         let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
         Self {
-            output: Output::new(&cli.global),
+            output: Output::new(&cli.global, tells_meanwhile(&cli.command)),
             store,
             store_origin: Origin::Default,
             near: OnceLock::new(),
@@ -115,7 +127,7 @@ impl Context {
         };
         let config = Config::find(near)?;
         config.complete(cli, matches);
-        self.output = Output::new(&cli.global);
+        self.output = Output::new(&cli.global, tells_meanwhile(&cli.command));
         surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));
         surroundings::use_agents(config.agent_commands());
         if let (None, Some(found)) = (&self.store, config.store()?) {

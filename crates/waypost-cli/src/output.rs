@@ -33,6 +33,8 @@ const WORD_COLUMNS_MAX: usize = 30;
 pub(crate) struct Output {
     /// The answer is JSON.
     pub(crate) json: bool,
+    /// Each object of it is on a line of its own, as of commands that tell what happens while it does.
+    pub(crate) one_line: bool,
     /// Nothing but errors and warnings on stderr.
     pub(crate) quiet: bool,
     /// More than usual on stderr.
@@ -53,10 +55,11 @@ pub(crate) struct Output {
 
 impl Output {
     /// Looks at both streams and the options.
-    pub(crate) fn new(global: &Global) -> Self {
+    pub(crate) fn new(global: &Global, one_line: bool) -> Self {
         let color = global.color.unwrap_or(Color::Auto);
         Self {
             json: global.json,
+            one_line,
             quiet: global.quiet,
             verbose: global.verbose,
             paint: Paint(colours(color, &io::stdout())),
@@ -101,6 +104,9 @@ impl Output {
 
     /// Writes the answer as one JSON document.
     pub(crate) fn document(&self, view: &impl Serialize) -> io::Result<()> {
+        if self.one_line {
+            return self.line(view);
+        }
         self.answer(&serde_json::to_string_pretty(view)?)
     }
 

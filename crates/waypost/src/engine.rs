@@ -65,6 +65,7 @@ mod travel;
 mod turns;
 mod wish;
 
+pub use anew::opened_again;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use by_hand::{MARK, labelled};
 pub use cancel::Cancel;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use waypost::engine::RunError;
 use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::StoreError;
 
@@ -43,7 +44,8 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
 fn not_exported(error: ExportError) -> Error {
     let hint = match &error {
         ExportError::Store(_) => None,
-        ExportError::Absent { reference } | ExportError::Items { reference, .. } => {
+        ExportError::Absent { .. } => None,
+        ExportError::Items { reference, .. } => {
             Some(format!("`waypost checkpoints {}` lists the others", reference.run))
         }
         ExportError::Amid { reference, .. } | ExportError::Overtaken { reference } => {
@@ -53,6 +55,10 @@ fn not_exported(error: ExportError) -> Error {
     };
     match error {
         ExportError::Store(error) => error.into(),
+        ExportError::Absent { reference } => {
+            let why = "its state is not kept any more".to_owned();
+            RunError::NoState { at: reference.to_string(), why }.into()
+        }
         error => Error::Usage { message: error.to_string(), hint },
     }
 }

@@ -102,6 +102,37 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
     Anew { position, forgotten }
 }
 
+/// Returns where a branch stands once a step is to run again, with all that needs it, where the state keeps apart what each
+/// step gave: what a resume from that step goes on from, but for epochs.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: there is no such step. [`RunError::NoState`]: it comes after one that is not finished; `at` is
+/// where that is.
+pub fn opened_again(
+    shape: &Shape,
+    position: &Position,
+    step: &StepId,
+    at: &str,
+) -> Result<Position, RunError> {
+    let place = place_of(shape, position, step, at)?;
+    let again = vec![(place, Try::default(), Again::Whole)];
+    Ok(anew(shape, position, again, true).position)
+}
+
+/// Finds a step that is to run again.
+fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<usize, RunError> {
+    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+    let unfinished = Unfinished::of(shape, position);
+    match shape.needs(place).iter().find(|need| unfinished.has(**need)) {
+        None => Ok(place),
+        Some(need) => {
+            let why =
+                format!("step `{step}` comes after `{}`, which is not finished", shape.steps()[*need].id);
+            Err(RunError::NoState { at: at.to_owned(), why })
+        }
+    }
+}
+
 /// Returns the epoch in which something is done again next on a branch.
 pub(super) async fn next_epoch(
     engine: &Engine,
@@ -152,12 +183,7 @@ pub(super) async fn from_step(
     (step, asks): (&StepId, bool),
 ) -> Result<Draft, RunError> {
     aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
-    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
-    let unfinished = Unfinished::of(shape, &base.position);
-    if let Some(need) = shape.needs(place).iter().find(|need| unfinished.has(**need)) {
-        let why = format!("step `{step}` comes after `{}`, which is not finished", shape.steps()[*need].id);
-        return Err(RunError::NoState { at: format!("run {}", base.record.header().run), why });
-    }
+    let place = place_of(shape, &base.position, step, &format!("run {}", base.record.header().run))?;
     let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let anew = anew(shape, &base.position, vec![(place, at.clone(), Again::Whole)], asks);

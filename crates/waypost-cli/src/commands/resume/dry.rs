@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use waypost::engine::{ResumeFrom, RunError, Snapshot};
+use waypost::engine::{ResumeFrom, RunError, Snapshot, opened_again};
 use waypost::plan::{Action, Decision, Effective, Plan, Verdicts, plan};
 use waypost::record::{End, FrontierEntry, Occasion, Position, Record, Status, WaitKind};
 use waypost::shape::Shape;
@@ -139,8 +139,12 @@ async fn gone_back(
     let shape = &chosen.shape;
     let mut would = match from {
         ResumeFrom::Step(step) => {
-            let (seq, position) = stood_before(store, snapshot, shape, step).await?;
-            let notes = vec![format!("The run would go back to where step {step} was about to run.")];
+            let (seq, position) = opened(store, snapshot, shape, step).await?;
+            let mut notes = vec![format!("Step {step} would run again, and what needs it.")];
+            let asks = |step: &StepId| {
+                format!("Step {step} must not be repeated: it would be in doubt when it comes next.")
+            };
+            notes.extend(position.undone.iter().map(asks));
             planned(context, store, snapshot, chosen, (seq, position), notes).await?
         }
         ResumeFrom::StepOn(branch, step) => {
@@ -189,33 +193,29 @@ async fn planned(
     Ok(Would { plan: plan(&chosen.shape, &main, &Verdicts::new(), context.now()), notes })
 }
 
-/// Finds where the main branch stood when it started a step for the last time.
-async fn stood_before(
+/// Finds where the main branch stands once a step that was started before is to run again.
+async fn opened(
     store: &dyn Store,
     snapshot: &Snapshot,
     shape: &Shape,
     step: &StepId,
 ) -> Result<(u64, Position), Error> {
+    let newest = snapshot.newest();
+    let (run, seq) = (&newest.header().run, newest.header().seq);
+    let position = newest.position().map_err(|flaw| RunError::NoState {
+        at: newest.header().reference().to_string(),
+        why: flaw.to_string(),
+    })?;
+    let at = format!("run {run}");
     if shape.place(step.as_str()).is_none() {
         return Err(RunError::InvalidStep(step.clone()).into());
     }
-    let newest = snapshot.newest().header();
-    let main = BranchPath::main();
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-    let found = store.find_back(&newest.run, &main, newest.seq, &starts).await?;
-    let no_state = |at: String, why: String| RunError::NoState { at, why };
-    let Some(found) = found else {
+    if store.find_back(run, &BranchPath::main(), seq, &starts).await?.is_none() {
         let why = format!("step `{step}` has not been started in this run");
-        return Err(no_state(format!("run {}", newest.run), why).into());
-    };
-    let record = store.load(&newest.run, &main, found.header().seq).await?;
-    let at = record.header().reference().to_string();
-    let mut position =
-        record.position().map_err(|_| no_state(at, "retention dropped its state".to_owned()))?;
-    for entry in position.frontier.iter_mut().filter(|entry| entry.step == *step) {
-        *entry = FrontierEntry::ready(step.clone());
+        return Err(RunError::NoState { at, why }.into());
     }
-    Ok((record.header().seq, position))
+    Ok((seq, opened_again(shape, &position, step, &at)?))
 }
 
 /// Plans a run from a step of a branch beside the main one on: that branch, and all that joins it.
