@@ -439,6 +439,10 @@ async fn refuse_without_doubt(
     snapshot: &Snapshot,
     chosen: &Chosen,
 ) -> Result<(), Error> {
+    if chosen.shape.has_evidence() {
+        // What is asked for the sake of evidence may be found only on the way.
+        return Ok(());
+    }
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
     let plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
     if look.ended.iter().any(|decision| decision.action == Action::Ask) {

@@ -199,11 +199,14 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
 
 /// Hides secrets in what was found.
 fn without_secrets(mut pack: Pack, mask: &Mask) -> Pack {
-    for claim in &mut pack.claims {
-        hide(&mut claim.found, mask);
-        claim.error = claim.error.take().map(|error| mask.mask_str(&error).into_owned());
-    }
+    pack.claims.iter_mut().for_each(|claim| redact(claim, mask));
     pack
+}
+
+/// Hides secrets in what was found of a claim.
+pub(super) fn redact(claim: &mut Claim, mask: &Mask) {
+    hide(&mut claim.found, mask);
+    claim.error = claim.error.take().map(|error| mask.mask_str(&error).into_owned());
 }
 
 fn hide(value: &mut Value, mask: &Mask) {

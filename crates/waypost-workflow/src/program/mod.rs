@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
     Spot, StateError,
 };
-use waypost::record::{Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -381,6 +381,10 @@ impl Program for WorkflowProgram {
             step if step.repeat.is_some() => state.unpass(&step.id),
             step => repeat::forget(step, state),
         }
+    }
+
+    fn redact(&self, claim: &mut Claim) {
+        evidence::redact(claim, &self.mask);
     }
 
     fn keeps_apart(&self) -> bool {

@@ -403,6 +403,8 @@ impl<'a, S> Line<'a, S> {
 
     /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
     pub(super) fn doubt(&mut self, step: &StepId) {
+        // Its evidence is that of then, and settles nothing.
+        self.position.undone.insert(step.clone());
         let by = "upstream changed: what it was done with has been done again, and is not what it was";
         self.put_in_doubt(step, by.to_owned());
     }

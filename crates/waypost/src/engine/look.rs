@@ -52,7 +52,8 @@ impl Engine {
             effective.push(found);
         }
         forget_other_names(self, run, &mut effective).await;
-        let (verdicts, found) = verify(self, shape, run, (&effective, occasion), OnUnknown::Stop).await?;
+        let (verdicts, found) =
+            verify(self, program, shape, run, (&effective, occasion), OnUnknown::Stop).await?;
         let is_ended = |branch: &BranchPath| {
             let known = branches.get(&(branch.depth(), branch.clone()));
             !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
 use crate::id::BranchPath;
-use crate::record::{Ending, Failure, Flaw, Note, Pack, SkipCause, Usage};
+use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, SkipCause, Usage};
 use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
 use crate::store::Lease;
@@ -87,6 +87,11 @@ pub trait Program: Send + Sync {
     /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
     fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State) {
         self.forget(spot, state);
+    }
+
+    /// Hides in what was found of a claim what nobody may keep or show.
+    fn redact(&self, claim: &mut Claim) {
+        let _ = claim;
     }
 
     /// Says whether the state keeps what each step gave apart, so that [`forget`](Self::forget) leaves it as if the step had

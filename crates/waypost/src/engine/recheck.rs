@@ -17,7 +17,7 @@ use crate::plan::{
 use crate::record::{
     Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
 };
-use crate::shape::{Shape, Unfinished};
+use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
@@ -126,8 +126,15 @@ pub(super) async fn joined_on(
     also: &BTreeSet<&StepId>,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
     let mut joined = HashMap::new();
-    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| step.opens_evidence() || also.contains(&step.id)) {
+    let Some(own) = shape.of_branch(&header.branch) else { return Ok(joined) };
+    let unfinished = Unfinished::of(own, position);
+    let is_looked_at = |step: &Step| step.opens_evidence() || also.contains(&step.id);
+    for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
+        // Also of one that was not joined anew, as all its branches had come out as before.
+        if let Some(fan) = position.joined.get(&step.id).filter(|_| !unfinished.has(place)) {
+            joined.insert(step.id.clone(), fan.since);
+            continue;
+        }
         let Some(settled) = position.ledger.get(&step.id) else { continue };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
@@ -211,7 +218,7 @@ pub(super) async fn judge<P: Program>(
     }
     let (verdicts, found) = match trust {
         Trust::Checked(on_unknown) => {
-            verify(engine, shape, run, (&effective, Occasion::Resume), on_unknown).await?
+            verify(engine, program, shape, run, (&effective, Occasion::Resume), on_unknown).await?
         }
         Trust::Blind => (believed(shape, &effective), HashMap::new()),
     };
@@ -336,8 +343,9 @@ pub(super) fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
 type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
 
 /// Checks the claims that must be checked, all within one budget.
-pub(super) async fn verify(
+pub(super) async fn verify<P: Program>(
     engine: &Engine,
+    program: &P,
     shape: &Shape,
     run: &RunRecord,
     (effective, occasion): (&[Effective], Occasion),
@@ -370,6 +378,8 @@ pub(super) async fn verify(
             (verdict, _) => verdict,
         };
         verdicts.insert((check.branch.clone(), check.step, check.index), verdict);
+        let mut claim = claim;
+        program.redact(&mut claim);
         found.entry((check.branch, check.seq.unwrap_or(0))).or_default().push(claim);
     }
     Ok((verdicts, found))

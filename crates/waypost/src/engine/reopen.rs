@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::StepId;
+use crate::plan::{Action, Cause, Decision};
 use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try};
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
@@ -42,6 +43,7 @@ pub(super) async fn open_again(
     shape: &Shape,
     known: &Known,
     (target, judged): (&Target, &Judged),
+    retries: bool,
 ) -> Result<Option<Move>, RunError> {
     let header = known.record.header();
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
@@ -53,9 +55,15 @@ pub(super) async fn open_again(
     }
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
+    let loops = shape.share_loop(place, place);
+    if (loops || target.claims.is_some()) && !retries && shape.steps()[place].opens_careful() {
+        let cause = Cause::EvidenceFailed(target.claims.clone().unwrap_or_default());
+        let (branch, step) = (branch.clone(), target.step.clone());
+        let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
+        return Err(RunError::InDoubt { run: run.clone(), questions });
+    }
     let epoch = epochs(engine, run, branch).await? + 1;
     let mut position = known.position.clone();
-    let loops = shape.share_loop(place, place);
     let entry = match target.claims {
         // Its branches do something again, and it joins them. One that loops begins with its first pass.
         None if !loops => joining(engine, &shape.steps()[place], (made, epoch)).await?,
@@ -152,7 +160,16 @@ pub(super) async fn level<P: Program>(
         done.wanted.remove(step);
         done.same.insert(step.clone(), true);
     }
-    Ok(Some(settle(shape, &then, position, &done)))
+    let mut level = settle(shape, &then, position, &done);
+    for entry in position.frontier.iter().filter(|entry| joins.contains(&entry.step)) {
+        // Whoever waited for them again has taken back how many had failed, and nobody counts them once more.
+        let is_uncounted = entry.fan.as_ref().is_some_and(|fan| fan.dead == 0);
+        let is_finished = level.position.frontier.iter().all(|open| open.step != entry.step);
+        if let Some(fan) = position.joined.get(&entry.step).filter(|_| is_uncounted && is_finished) {
+            level.position.dead += fan.dead;
+        }
+    }
+    Ok(Some(level))
 }
 
 async fn done_since<P: Program>(

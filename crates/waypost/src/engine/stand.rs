@@ -151,7 +151,7 @@ pub(super) async fn stand<P: Program>(
             let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
             let mut moved = match is_routed {
                 true => back_to(engine, shape, known, (target, &judged)).await?,
-                false => match open_again(engine, shape, known, (target, &judged)).await? {
+                false => match open_again(engine, shape, known, (target, &judged), asked.retries).await? {
                     Some(moved) => moved,
                     // What comes before it is done again first, and then it is looked at.
                     None => continue,
@@ -495,18 +495,17 @@ impl<'a, P: Program> Scout<'a, P> {
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
 
-    /// Notes the joins behind which the branches are that a person wants to be worked on again.
+    /// Notes the joins behind which branches may have something to do again, and that the ledger has not: steps without
+    /// evidence on their branches, and such as did not join again, as all had come out as before.
     async fn note_joins(&self, branches: &mut Branches) -> Result<(), RunError> {
         let store = self.engine.store.as_ref();
-        let Some(wishes) = self.wishes else { return Ok(()) };
-        for above in wishes.on_the_way() {
-            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
-            for step in wishes.ways_on(above).filter(|step| known.joined.contains_key(*step)) {
-                let ended =
-                    ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
-                if let Some(joined) = ended {
+        for known in branches.values_mut() {
+            let joins = known.joined.keys().filter(|step| !known.position.ledger.contains_key(*step));
+            for step in joins.cloned().collect::<Vec<_>>() {
+                let header = known.record.header();
+                if let Some(joined) = ended_on(store, self.shape, (header, &known.position), &step).await? {
                     let settled = Settled::Completed(joined.header().seq);
-                    known.position.ledger.entry(step.clone()).or_insert(settled);
+                    known.position.ledger.insert(step, settled);
                 }
             }
         }

@@ -67,9 +67,4 @@ impl Wishes {
     pub(super) fn ways_on(&self, branch: &BranchPath) -> impl Iterator<Item = &StepId> {
         self.ways.get(branch).into_iter().flatten()
     }
-
-    /// Returns the branches that are on the ways.
-    pub(super) fn on_the_way(&self) -> impl Iterator<Item = &BranchPath> {
-        self.ways.keys()
-    }
 }
