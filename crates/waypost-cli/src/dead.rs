@@ -279,8 +279,10 @@ pub(crate) async fn opened_at(
         let header = record.header();
         header.step.as_ref() == Some(each) && header.phase.opens_work()
     };
-    let found = store.find_back(run, branch, newest, &opens).await?;
-    Ok(found.map(|record| record.header().seq))
+    match store.find_back(run, branch, newest, &opens).await? {
+        Some(found) => Ok(Some(store.carrier(found.header()).await?)),
+        None => Ok(None),
+    }
 }
 
 fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId};
 use crate::lock::{Holder, RunLock};
-use crate::record::{Record, SealedRun};
+use crate::record::{Header, Record, SealedRun};
 
 mod batch;
 mod error;
@@ -427,6 +427,25 @@ pub trait StoreExt: Store {
         history.damaged.retain(|damage| is_missed(damage.seq));
         history.damaged.sort_by_key(|damage| std::cmp::Reverse(damage.seq));
         Ok(history)
+    }
+
+    /// Returns the seq of the record that carries the body of the batch which a record is of: its own, or that of a later
+    /// one. What a batch opened is named after that record.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn carrier(&self, header: &Header) -> Result<u64, StoreError> {
+        let (branch, from) = (Some(header.branch.clone()), Some(header.seq));
+        let mut scan = Scan { branch, seq_min: from, limit: FIND_FIRST_ITEMS, ..Scan::of(&header.run) };
+        loop {
+            let page = self.scan(&scan).await?;
+            let mut headers = page.records.iter().map(Record::header);
+            match (headers.find(|header| header.body.is_some()), page.next) {
+                (Some(carrier), _) => return Ok(carrier.seq),
+                (None, Some(cursor)) => scan.cursor = Some(cursor),
+                (None, None) => return Ok(header.seq),
+            }
+        }
     }
 
     /// Finds the newest record of the effective history of a branch from `seq` back that is `wanted`.

@@ -144,3 +144,27 @@ fn items_of_an_earlier_pass_are_told_of() {
 
     assert!(told.contains("1 item failed in an earlier pass of a loop, which has gone on since"), "{told}");
 }
+
+// What happened: of several steps that began to work on items in one commit, the dead letters of the first were not listed, and so
+// not tried again. Why: their branches are named after the record that carries the state of that commit, and the one that
+// tells of the step was looked at. What stops it now: the one with the state is found.
+#[test]
+fn steps_that_begin_together_have_their_letters_each() {
+    for store in STORES {
+        let mut flow = "max_parallel: 8\nsteps:\n".to_owned();
+        for step in ["a", "b", "c", "d"] {
+            flow += &format!(
+                "  - {{id: {step}, needs: [], foreach: {{items: [1], as: i, steps: [{{id: {step}1, run: 'test -e go'}}]}}}}\n"
+            );
+        }
+        let rig = Rig::with(&flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+        let listed = rig.json(&["dead-letters", "list", "r", "--json"]);
+
+        assert_eq!(listed["items"].as_array().unwrap().len(), 4, "{store}: {listed}");
+        rig.write("go", "");
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
+    }
+}

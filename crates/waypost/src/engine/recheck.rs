@@ -149,7 +149,7 @@ pub(super) async fn joined_on(
         };
         let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
         let since = match opened {
-            Some(opened) => Some(opened.header().seq),
+            Some(opened) => Some(store.carrier(opened.header()).await?),
             None => came_along(store, ended.header(), step).await?,
         };
         joined.extend(since.map(|since| ((*step).clone(), since)));
