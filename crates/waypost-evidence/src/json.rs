@@ -50,11 +50,11 @@ impl Probe for JsonProbe {
         };
         let bytes = match read_file(site, &claim.subject, JSON_BYTES_MAX).await {
             Ok(bytes) => bytes,
-            Err(finding) => return finding,
+            Err(finding) => return finding.either_way(),
         };
         let value: Value = match serde_json::from_slice(&bytes) {
             Ok(value) => value,
-            Err(error) => return Finding::absent(format!("it is no JSON: {error}")),
+            Err(error) => return Finding::failed(format!("it is no JSON: {error}")),
         };
         let Some(found) = parts.iter().try_fold(&value, |value, part| part.of(value)) else {
             return Finding::absent(format!("it has nothing at `{path}`"));

@@ -52,7 +52,7 @@ impl Probe for SqliteProbe {
         };
         let path = match find_file(site, &claim.subject).await {
             Ok(path) => path,
-            Err(finding) => return finding,
+            Err(finding) => return finding.either_way(),
         };
         let (told, handle) = tokio::sync::oneshot::channel();
         let work = tokio::task::spawn_blocking(move || {
@@ -167,7 +167,7 @@ impl Wanted {
 
 /// Sees that a table and its columns are there: an unknown name in quotes would be a text to SQLite.
 fn in_catalog(connection: &Connection, table: &str, columns: &[&str]) -> Result<(), Ended> {
-    let absent = |what: String| Err(Ended(Finding::absent(what)));
+    let absent = |what: String| Err(Ended(Finding::failed(what)));
     let mut tables =
         connection.prepare("SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND name = ?1")?;
     if !tables.exists([table])? {

@@ -263,6 +263,12 @@ impl Finding {
         self.is_of_world
     }
 
+    /// Makes it one by which the opposite of the claim does not hold either: what that would be about could not be looked at.
+    #[must_use]
+    pub fn either_way(self) -> Self {
+        Self { is_of_world: false, ..self }
+    }
+
     /// Makes it that of the opposite claim.
     fn reversed(self) -> Self {
         match (self.verdict, self.is_of_world) {

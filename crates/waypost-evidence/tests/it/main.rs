@@ -245,10 +245,16 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(JSON_VALUE, "a.json", json!({ "path": "$.n" })),
         not(DB_ROW, "a.db", json!({ "query": "DELETE FROM jobs", "equals": 0 })),
         not(NETWORK_REACHABLE, "http", json!(null)),
+        // What is not there, or no such thing, says nothing of what would be in it.
+        not(JSON_VALUE, "gone.json", json!({ "path": "$.errors", "value": "> 0" })),
+        not(JSON_VALUE, "a.txt", json!({ "path": "$.errors", "value": "> 0" })),
+        not(DB_ROW, "gone.db", json!({ "table": "jobs", "where": { "id": 1 } })),
+        not(DB_ROW, "a.db", json!({ "table": "jbos", "where": { "id": 1 } })),
+        not(DB_ROW, "a.db", json!({ "table": "jobs", "where": { "di": 1 } })),
     ]);
 
     let checked = runtime().block_on(verifier().verify(&pack, &Site::beneath(folder.path())));
 
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed; 5], "{checked:?}");
+    assert_eq!(verdicts, [Verdict::Failed; 10], "{checked:?}");
 }
