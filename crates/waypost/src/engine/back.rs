@@ -77,6 +77,10 @@ pub(super) async fn go_back(
         }
     }
     position.ahead = None;
+    if let Some(step) = step {
+        // Whoever names it has decided.
+        position.undone.remove(step);
+    }
     position.epoch_max = position.epoch_max.max(epoch);
     // The past is gone back to with the graph and the configuration of now.
     (position.definition, position.config) = (base.position.definition, base.position.config);
