@@ -205,7 +205,7 @@ pub(crate) struct ResumeArgs {
     /// Go on with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
-    /// Decide what became of a step in doubt: it is done, without outputs, or it runs again
+    /// Decide what became of a step in doubt: it is done, with what outputs it gave before, if any, or it runs again
     #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
     pub(crate) treat_as: Option<TreatAs>,
     /// Start over from the first step; what was recorded stays

@@ -122,10 +122,8 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     progress.done =
         progress.total - (Unfinished::of(&chosen.shape, &position).count() as u64).min(progress.total);
     let started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
-    let must_not_repeat =
-        |id: &waypost::StepId| chosen.shape.step(id.as_str()).is_some_and(|step| !step.idempotent);
     let lost = !lost_steps.is_empty();
-    if lost || started.into_iter().any(|entry| must_not_repeat(&entry.step)) {
+    if lost || started.into_iter().any(|entry| chosen.shape.must_ask(&position, &entry.step)) {
         summary.status = RunStatus::InDoubt;
     }
 }

@@ -480,13 +480,14 @@ impl BranchView<'_> {
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),
                 _ => (Action::Run, Cause::Ready),
             },
+            Status::Started if self.branch.position.undone.contains(&step.id) => (Action::Ask, Cause::Undone),
             Status::Started if step.idempotent => match &self.branch.stopped_by {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
             },
             Status::Started => match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
                 Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
-                _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
+                _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
             },
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
             // Its branches failed before the try that joins them.

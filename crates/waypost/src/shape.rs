@@ -311,6 +311,12 @@ impl Shape {
         self.steps.iter().any(|step| !step.idempotent || step.opens_careful())
     }
 
+    /// Says whether a person must be asked before a step that has been started is done once more: it must not be repeated
+    /// blindly, or was done before something that it needs was done again and has such steps on its branches.
+    pub fn must_ask(&self, position: &Position, step: &StepId) -> bool {
+        position.undone.contains(step) || self.step(step.as_str()).is_some_and(|step| !step.idempotent)
+    }
+
     /// Returns how many steps may run at once.
     pub fn parallel_max(&self) -> usize {
         self.parallel_max

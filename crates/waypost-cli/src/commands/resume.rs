@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Settle, Snapshot,
-    StopHandle, Then, TreatAs as Treatment,
+    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Snapshot,
+    StopHandle, Then,
 };
 use waypost::folder::REPORT;
 use waypost::plan::Action;
@@ -356,7 +356,11 @@ impl Prepared {
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
         let Self { run, frozen, chosen, local, params, .. } = self;
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
-        let on_doubt = on_doubt(args.treat_as, &chosen.workflow);
+        let on_doubt = match args.treat_as {
+            None => OnDoubt::Ask,
+            Some(TreatAs::Retry) => OnDoubt::Retry,
+            Some(TreatAs::Done) => OnDoubt::Done,
+        };
         let options = SessionOptions {
             stop,
             until: surroundings::until(args.until.as_deref())?,
@@ -397,25 +401,6 @@ fn with_item(item: Option<Value>) -> EditBranch<WorkflowState> {
         }
         Ok(())
     }))
-}
-
-/// Says what is to become of steps in doubt.
-fn on_doubt(treat_as: Option<TreatAs>, workflow: &Workflow) -> OnDoubt<WorkflowState> {
-    match treat_as {
-        None => OnDoubt::Ask,
-        Some(TreatAs::Retry) => OnDoubt::Retry,
-        Some(TreatAs::Done) => {
-            let workflow = workflow.clone();
-            OnDoubt::Settle(Settle(Box::new(move |state, doubtful| {
-                // What it gave when it was done, later steps read.
-                let settled = match doubtful.was_done {
-                    true => Ok(()),
-                    false => WorkflowProgram::settle_as_done(&workflow, state, &doubtful.step),
-                };
-                settled.map(|()| Treatment::Done)
-            })))
-        }
-    }
 }
 
 /// Refuses to go on with a run whose steps have used more than they may, before anything is written.

@@ -378,24 +378,16 @@ impl Chain {
 }
 
 fn verified(at: CheckpointRef, error: Option<String>, pack: Option<&Pack>) -> VerifiedView {
-    let claims = pack.map_or(&[][..], |pack| &pack.claims);
-    let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
-    let (total, ok) = (claims.len(), count(Verdict::Ok));
-    let needed = pack.and_then(|pack| pack.at_least).map_or(total, |least| least as usize).max(1);
+    let summary = EvidenceSummary::of(
+        pack.iter().flat_map(|pack| &pack.claims).map(|claim| claim.verdict),
+        pack.is_some_and(|pack| pack.verdict() == Verdict::Ok),
+    );
     VerifiedView {
         reference: at.to_string(),
         sound: error.is_none(),
         error,
-        verdict: (total > 0).then_some(Verdict::Skipped),
-        summary: EvidenceSummary {
-            total,
-            ok,
-            failed: count(Verdict::Failed),
-            unknown: count(Verdict::Unknown),
-            skipped: count(Verdict::Skipped),
-            rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
-            satisfied: (total > 0).then_some(ok >= needed),
-        },
+        verdict: summary.satisfied.map(|_| Verdict::Skipped),
+        summary,
         evidence: ClaimView::of_pack(pack),
         at_least: pack.and_then(|pack| pack.at_least),
         checked: Vec::new(),

@@ -21,17 +21,27 @@ impl VerifiedView {
         let pack =
             Pack { at_least: self.at_least.filter(|least| *least as usize <= counting), claims: checked };
         self.verdict = Some(if counting == 0 { Verdict::Skipped } else { pack.verdict() });
-        let count = |verdict: Verdict| self.evidence.iter().filter(|claim| claim.verdict == verdict).count();
-        let (total, ok) = (self.evidence.len(), count(Verdict::Ok));
-        self.summary = EvidenceSummary {
+        self.summary = EvidenceSummary::of(
+            self.evidence.iter().map(|claim| claim.verdict),
+            self.verdict == Some(Verdict::Ok),
+        );
+        self.checked = pack.claims;
+    }
+}
+
+impl EvidenceSummary {
+    /// Counts verdicts. Without any, nothing is satisfied nor not.
+    pub(crate) fn of(verdicts: impl Iterator<Item = Verdict> + Clone, satisfied: bool) -> Self {
+        let count = |verdict: Verdict| verdicts.clone().filter(|one| *one == verdict).count();
+        let (total, ok) = (verdicts.clone().count(), count(Verdict::Ok));
+        Self {
             total,
             ok,
             failed: count(Verdict::Failed),
             unknown: count(Verdict::Unknown),
             skipped: count(Verdict::Skipped),
             rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
-            satisfied: (total > 0).then_some(self.verdict == Some(Verdict::Ok)),
-        };
-        self.checked = pack.claims;
+            satisfied: (total > 0).then_some(satisfied),
+        }
     }
 }

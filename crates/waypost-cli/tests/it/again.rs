@@ -254,6 +254,77 @@ fn a_step_of_an_item_that_must_not_be_repeated_is_asked_about() {
     }
 }
 
+// What happened: items, groups and passes with such a step were done again whole, without a word. Why: only the step that
+// opens them was looked at, which may be repeated. What stops it now: what it opens is looked at too.
+#[test]
+fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
+    let openers = [
+        "{id: f, needs: [a], foreach: {items: [1, 2], max_parallel: 1, steps: [{id: g, idempotent: false, run: 'echo g >> trace'}]}}",
+        "{id: f, needs: [a], repeat: {until: iteration >= 2, max: 3}, steps: [{id: g, idempotent: false, run: 'echo g >> trace'}]}",
+        "{id: f, needs: [a], workflow: child.yaml}",
+    ];
+    for store in STORES {
+        for (opener, answer) in openers.iter().flat_map(|opener| [(opener, "done"), (opener, "retry")]) {
+            let rig = Rig::with(&format!(
+                "steps:
+  - {{id: a, run: 'echo a >> trace', needs: []}}
+  - {opener}
+  - {{id: z, needs: [f], run: 'echo z >> trace'}}
+"
+            ))
+            .at(store);
+            rig.write(
+                "child.yaml",
+                "steps: [{id: c, idempotent: false, run: 'echo g >> trace; echo g >> trace'}]\n",
+            );
+            let made = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+            assert_eq!(made.status.code(), Some(0), "{}", rig.told(&made));
+            assert_eq!(traced(&rig), ["a", "g", "g", "z"], "{store} {opener}");
+
+            let asked = rig.call(&["resume", "r", "--from", "a"]);
+
+            assert_eq!(asked.status.code(), Some(8), "{store} {opener}: {}", rig.told(&asked));
+            assert_eq!(traced(&rig), ["a"], "{store} {opener}");
+            assert!(rig.told(&asked).contains("must not be repeated"), "{}", rig.told(&asked));
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store} {opener}");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "in_doubt", "{store} {opener}");
+            let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);
+            assert_eq!(settled.status.code(), Some(0), "{store} {opener} {answer}: {}", rig.told(&settled));
+            let expect: &[&str] = if answer == "done" { &["z"] } else { &["g", "g", "z"] };
+            assert_eq!(traced(&rig), expect, "{store} {opener} {answer}");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+            assert_eq!(traced(&rig), [""; 0], "{store} {opener} {answer}");
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
+        }
+    }
+}
+
+// What happened: a pass that was cut and is done was followed by another one, whatever the step is repeated for, and its
+// passes were counted from 0. Why: only the order of the steps was asked what comes next. What stops it now: the workflow is.
+#[test]
+fn a_pass_that_is_treated_as_done_counts_as_one() {
+    let cases = [("iteration >= 1", &["p1", "z"][..]), ("iteration >= 2", &["p1", "p2", "z"])];
+    for (until, expect) in cases {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: p, idempotent: false, repeat: {{until: {until}, max: 2}}, run: 'echo p$I >> trace; test -e go || sleep 1000', env: {{I: '${{{{ iteration }}}}'}}}}
+  - {{id: z, run: 'echo z >> trace'}}
+"
+        ));
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| text.contains("p1"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+
+        let settled = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+        assert_eq!(settled.status.code(), Some(0), "{until}: {}", rig.told(&settled));
+        assert_eq!(traced(&rig), expect, "{until}");
+    }
+}
+
 // What happened: a step that was repeated in vain did its last pass again with each resume. Why: that pass counted as failed.
 // What stops it now: it counts, and the next one is not begun.
 #[test]

@@ -426,3 +426,25 @@ fn only_who_made_a_detached_run_says_that_it_goes_on() {
         wait_until("it is completed", || rig.json(&["show", "x", "--json"])["status"] == "completed");
     }
 }
+
+// What happened: a step that had said something for later steps and ran into its timeout took the whole command down, at
+// each resume again. Why: that its time is up was waited for twice. What stops it now: once it is up, only a stop is waited for.
+#[test]
+fn a_step_that_said_something_may_run_into_its_timeout() {
+    let says = [
+        "echo x=1 >> $WAYPOST_OUTPUT",
+        "echo so far >> $WAYPOST_SUMMARY",
+        concat!(env!("CARGO_BIN_EXE_waypost"), " event half done=5"),
+        "rm $WAYPOST_OUTPUT; mkfifo $WAYPOST_OUTPUT",
+    ];
+    for say in says {
+        let rig = Rig::with(&format!(
+            "steps: [{{id: slow, run: '{say}; sleep 100', timeout: 300ms, grace: 200ms, retry: {{max: 1, delay: 10ms}}}}]\n"
+        ));
+        for args in [&["run", "flow.yaml", "--id", "r"][..], &["resume", "r"]] {
+            let out = rig.call(args);
+            assert_eq!(out.status.code(), Some(1), "{say}: {}", rig.told(&out));
+            assert!(rig.told(&out).contains("it took longer than 300ms"), "{say}: {}", rig.told(&out));
+        }
+    }
+}

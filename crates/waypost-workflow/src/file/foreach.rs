@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
+use waypost::shape::FailureLimits;
 
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
@@ -92,6 +93,13 @@ pub struct Foreach {
     pub circuit_breaker: Option<u32>,
     /// What is done with each.
     pub body: Body,
+}
+
+impl Foreach {
+    /// Returns how many of its items may fail.
+    pub fn limits(&self) -> FailureLimits {
+        FailureLimits { count: self.max_failures, rate: self.failure_rate, alike: self.circuit_breaker }
+    }
 }
 
 /// Where items come from.

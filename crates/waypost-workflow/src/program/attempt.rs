@@ -226,7 +226,18 @@ impl WorkflowProgram {
             Life::Lost(error) => cut(&error),
             life => {
                 let handover = job.handover(scratch, captured, &life, self.mask());
-                let performed = match handover.take(must_end).await {
+                let interrupted = async {
+                    match &life {
+                        // Its time was up already; what it left is read for as long as it had to end.
+                        Life::Told(ended) => tokio::select! {
+                            stop = attempt.stop_asked() => Ended::Stop(stop),
+                            () = tokio::time::sleep(job.grace) => ended.clone(),
+                        },
+                        _ => must_end.await,
+                    }
+                };
+                let taken = handover.take(interrupted).await;
+                let performed = match taken {
                     Ok(taken) => self.ended(&job, life, taken, ending, told),
                     Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
                     Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },

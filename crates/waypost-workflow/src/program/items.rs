@@ -396,15 +396,10 @@ impl Joining {
 impl Joining {
     /// Sees that no more items have failed than may, in whatever sessions that was.
     fn check_limits(&self, failed: u64, total: u64) -> Result<(), Failure> {
-        let Foreach { max_failures, failure_rate, .. } = &*self.foreach;
-        let more = match (max_failures, failure_rate) {
-            (Some(max), _) if failed > *max => format!("and no more than {max} may"),
-            (_, Some(rate)) if failed as f64 > *rate * total as f64 => {
-                format!("which is more than the part of {rate} that may")
-            }
-            _ => return Ok(()),
-        };
-        Err(Failure::new(FailureKind::Limit, vec![format!("{failed} of {total} branches failed, {more}")]))
+        match self.foreach.limits().passed_by(failed, total) {
+            Some(why) => Err(Failure::new(FailureKind::Limit, vec![why])),
+            None => Ok(()),
+        }
     }
 }
 

@@ -256,11 +256,7 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
             OnItemFailure::DeadLetter | OnItemFailure::Skip => OnChildFailure::Collect,
         },
         by_work: true,
-        limits: FailureLimits {
-            count: each.max_failures,
-            rate: each.failure_rate,
-            alike: each.circuit_breaker,
-        },
+        limits: each.limits(),
         afterwards: false,
         whole: true,
     }

@@ -245,22 +245,12 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
-    /// Puts into the state that a step is done, as a person says, without outputs.
-    ///
-    /// # Errors
-    /// A step reads outputs of it, which nobody has.
-    pub fn settle_as_done(
-        workflow: &Workflow,
-        state: &mut WorkflowState,
-        step: &StepId,
-    ) -> Result<(), String> {
-        let readers: Vec<String> =
-            workflow.readers_of(step.as_str()).map(|reader| format!("`{}`", reader.id)).collect();
-        if !readers.is_empty() {
-            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
-        }
-        state.settle(step.as_str(), StepState::completed(StepOutput::default(), None), None);
-        Ok(())
+    /// Returns the file in which the steps of a branch stand.
+    fn file_of(&self, branch: &BranchPath) -> &Workflow {
+        let Some((step, _)) = branch.opened_by() else { return &self.workflow };
+        let around = branch.parent().map_or(&self.workflow, |parent| self.file_of(&parent));
+        let child = around.step(step.as_str()).and_then(|step| step.work.child());
+        child.map_or(around, |child| child.workflow())
     }
 
     fn step(&self, spot: Spot<'_>) -> &Step {
@@ -480,6 +470,24 @@ impl Program for WorkflowProgram {
 
     fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
         self.subjects_of(spot, state)
+    }
+
+    fn settle_as_done(
+        &self,
+        spot: Spot<'_>,
+        state: &mut WorkflowState,
+        was_done: bool,
+    ) -> Result<Follow, String> {
+        if was_done {
+            return Ok(Follow::Needs);
+        }
+        let readers = self.file_of(spot.branch).readers_of(spot.step.id.as_str());
+        let readers: Vec<String> = readers.map(|reader| format!("`{}`", reader.id)).collect();
+        if !readers.is_empty() {
+            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
+        }
+        let done = Settlement::Completed(StepOutput::default(), &Ending::default());
+        self.apply(state, spot, done).map_err(|failure| failure.error.join(": "))
     }
 
     async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {

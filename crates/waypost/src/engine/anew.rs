@@ -20,6 +20,7 @@ use super::back::{aim, epochs, load_with_state};
 use super::begin::Base;
 use super::chain::Draft;
 use super::fit::Forget;
+use super::given;
 use super::recheck::Known;
 use super::redo::{Move, Target};
 use super::snapshot::position_of;
@@ -68,6 +69,15 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let entry = position.frontier.iter().position(|entry| entry.step == step.id);
         let entry = entry.map(|at| position.frontier.remove(at));
         let is_cut = entry.as_ref().is_some_and(|entry| entry.status == Status::Started);
+        position.ledger.remove(&step.id);
+        let was_done = !unfinished.has(place) || is_cut || position.undone.contains(&step.id);
+        let is_careful = !step.idempotent || step.opens_careful();
+        if asks && was_done && is_careful && !named.contains(&place) {
+            // What it gave stays: a person may say that it still holds.
+            position.undone.insert(step.id.clone());
+            continue;
+        }
+        position.undone.remove(&step.id);
         let joined = position.joined.remove(&step.id);
         let fan = joined.or_else(|| entry.and_then(|entry| entry.fan));
         let goes_on =
@@ -76,16 +86,8 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
             // How they ended is not counted twice.
             position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
         }
-        position.ledger.remove(&step.id);
-        let was_done = !unfinished.has(place) || is_cut || position.undone.contains(&step.id);
-        if asks && was_done && !step.idempotent && !named.contains(&place) {
-            // What it gave stays: a person may say that it still holds.
-            position.undone.insert(step.id.clone());
-        } else {
-            position.undone.remove(&step.id);
-            let id = step.id.clone();
-            forgotten.push(if goes_on { Forget::Join(id) } else { Forget::Step(id) });
-        }
+        let id = step.id.clone();
+        forgotten.push(if goes_on { Forget::Join(id) } else { Forget::Step(id) });
     }
     for (place, at, again) in steps {
         let fan = match again {
@@ -145,22 +147,21 @@ pub(super) async fn next_epoch(
     Ok(known.max(epochs(engine, &header.run, &header.branch).await?) + 1)
 }
 
-/// Finds the branches that a step joined last.
+/// Finds the branches that a step joined last, which ended with the record `made`.
 ///
 /// # Errors
-/// [`RunError::NoState`]: all of them had ended well, and the state in which it is told which they were is not kept.
+/// [`RunError::NoState`]: the position does not tell, as of a run that began from another, nor does a state that is kept.
 pub(super) async fn joined_by(
     engine: &Engine,
-    (header, position): (&Header, &Position),
-    target: &Target,
+    position: &Position,
+    (step, made): (&StepId, &Header),
 ) -> Result<Fan, RunError> {
-    let step = &target.step;
     if let Some(fan) = position.joined.get(step) {
         return Ok(fan.clone());
     }
-    let (run, branch) = (&header.run, &header.branch);
-    let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-    if let Some(start) = engine.store.find_back(run, branch, target.seq, &starts).await? {
+    let (run, branch) = (&made.run, &made.branch);
+    let starts = |record: &Record| given::starts(record.header(), made);
+    if let Some(start) = engine.store.find_back(run, branch, made.seq, &starts).await? {
         let start = load_with_state(engine, run, branch, start.header().seq).await?;
         let position = position_of(&start)?;
         let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
@@ -169,7 +170,7 @@ pub(super) async fn joined_by(
         }
     }
     let why = format!("which branches step `{step}` joined is not kept any more");
-    Err(RunError::NoState { at: format!("{run}@{}", target.seq), why })
+    Err(RunError::NoState { at: made.reference().to_string(), why })
 }
 
 /// Takes the main branch to where a step is about to run again.
@@ -215,7 +216,10 @@ pub(super) async fn again(
                 let around = &iteration[..iteration.len().saturating_sub(own)];
                 (shape.first_iteration(place, around), Again::Whole)
             }
-            None => (iteration, Again::Join(joined_by(engine, (header, &known.position), target).await?)),
+            None => {
+                let joined = joined_by(engine, &known.position, (&target.step, made.header())).await?;
+                (iteration, Again::Join(joined))
+            }
         };
         steps.push((place, Try { attempt: 0, epoch, iteration }, again));
     }

@@ -418,7 +418,7 @@ async fn main_line<'a, P: Program>(
     settle_salvaged(program, &mut main, done)?;
     // What does not hold any more by now is asked about.
     stand.questions.append(asked);
-    decide_as_told(&mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
+    decide_as_told(program, &mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
     let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
     main.position.epoch_max = main.position.epoch_max.max(newest);

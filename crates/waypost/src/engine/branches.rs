@@ -228,7 +228,7 @@ async fn take_up_one<P: Program>(
     }
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_told {
-        decide_as_told(line, questions, found.on_doubt)?;
+        decide_as_told(program, line, questions, found.on_doubt)?;
     } else {
         found.questions.extend(questions);
     }

@@ -530,9 +530,8 @@ pub(super) async fn openings(
 
 /// Returns the steps that were cut at a position and must not be repeated blindly.
 pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
-    let is_careful = |step: &StepId| shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
     let cut = position.frontier.iter().filter(|entry| entry.status == Status::Started);
-    cut.map(|entry| &entry.step).filter(|step| is_careful(step)).cloned().collect()
+    cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
 }
 
 /// Says why such a step is in doubt in a run that begins there.

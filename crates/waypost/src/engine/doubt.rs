@@ -53,8 +53,7 @@ pub(super) fn questions_of_passed(
 /// Asks about steps of a branch that was reopened: those that were cut and must not be repeated blindly.
 pub(super) fn questions_of_cut<S>(line: &Line<'_, S>) -> Vec<Decision> {
     let is_in_doubt = |entry: &&FrontierEntry| {
-        let step = line.shape.step(entry.step.as_str());
-        line.cut.contains(&entry.step) && step.is_some_and(|step| !step.idempotent)
+        line.cut.contains(&entry.step) && line.shape.must_ask(&line.position, &entry.step)
     };
     let ask = |entry: &FrontierEntry| Decision {
         branch: line.branch().clone(),
@@ -160,10 +159,11 @@ pub(super) fn settle_salvaged<P: Program>(
 /// # Errors
 /// - [`RunError::InDoubt`]: nothing was said, or something else is in question.
 /// - [`RunError::NotSettled`]: a step cannot be settled so.
-pub(super) fn decide_as_told<S>(
-    line: &mut Line<'_, S>,
+pub(super) fn decide_as_told<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
     questions: Vec<Decision>,
-    on_doubt: &OnDoubt<S>,
+    on_doubt: &OnDoubt<P::State>,
 ) -> Result<(), RunError> {
     let run = line.chain.run.clone();
     let is_ours = |decision: &Decision| {
@@ -179,7 +179,7 @@ pub(super) fn decide_as_told<S>(
         let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
             // It runs when its turn comes, as it would have.
-            if matches!(on_doubt, OnDoubt::Settle(_)) {
+            if !matches!(on_doubt, OnDoubt::Retry) {
                 return Err(not_settled(line, &doubtful, "what comes before it is not finished"));
             }
             continue;
@@ -188,7 +188,7 @@ pub(super) fn decide_as_told<S>(
             let why = format!("step `{step}` is in doubt, and does not come next any more");
             return Err(RunError::Changed { run, why });
         };
-        match settled(line, place, &doubtful, on_doubt)? {
+        match settled(program, line, (place, &doubtful), on_doubt)? {
             Some(follow) => line.settle_as_told(place, follow),
             None => line.redo_as_told(place),
         }
@@ -197,21 +197,27 @@ pub(super) fn decide_as_told<S>(
 }
 
 /// Puts into the state of a branch that a step is done, if that is what a person says; returns what comes after it.
-fn settled<S>(
-    line: &mut Line<'_, S>,
-    place: usize,
-    doubtful: &Doubtful,
-    on_doubt: &OnDoubt<S>,
+fn settled<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
+    (place, doubtful): (usize, &Doubtful),
+    on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<Follow>, RunError> {
-    let OnDoubt::Settle(settle) = on_doubt else { return Ok(None) };
-    match (settle.0)(&mut line.state, doubtful) {
-        Ok(TreatAs::Retry) => Ok(None),
-        Ok(TreatAs::Done) => {
-            let undecided = || not_settled(line, doubtful, "only its own run decides which step comes next");
-            next_of(line.shape, place).ok_or_else(undecided).map(Some)
-        }
-        Err(why) => Err(not_settled(line, doubtful, &why)),
-    }
+    let (branch, step) = (&doubtful.branch, &line.shape.steps()[place]);
+    let spot = Spot { branch, level: line.shape.level(), place, step };
+    let follow = match on_doubt {
+        OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
+        OnDoubt::Done => program.settle_as_done(spot, &mut line.state, doubtful.was_done),
+        OnDoubt::Settle(settle) => match (settle.0)(&mut line.state, doubtful) {
+            Ok(TreatAs::Retry) => return Ok(None),
+            Ok(TreatAs::Done) => {
+                let undecided = || "only its own run decides which step comes next".to_owned();
+                next_of(line.shape, place).ok_or_else(undecided)
+            }
+            Err(why) => Err(why),
+        },
+    };
+    follow.map(Some).map_err(|why| not_settled(line, doubtful, &why))
 }
 
 fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {

@@ -139,15 +139,9 @@ impl FanOut {
 
     /// Says which limit is passed, if one is.
     pub(super) fn beyond(&self, limits: &FailureLimits) -> Option<String> {
-        let (failed, total) = (self.failed_here, self.total);
         let (alike, error) = &self.alike;
-        if let Some(max) = limits.count.filter(|max| failed > *max) {
-            return Some(format!("{failed} of {total} branches failed, and no more than {max} may"));
-        }
-        if let Some(rate) = limits.rate.filter(|rate| failed as f64 > *rate * total as f64) {
-            return Some(format!(
-                "{failed} of {total} branches failed, which is more than the part of {rate} that may"
-            ));
+        if let Some(why) = limits.passed_by(self.failed_here, self.total) {
+            return Some(why);
         }
         let max = limits.alike.filter(|max| *alike >= *max)?;
         Some(format!(

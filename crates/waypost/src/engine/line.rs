@@ -454,15 +454,19 @@ impl<'a, S> Line<'a, S> {
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();
-        self.position.undone.remove(&step);
+        if self.position.undone.remove(&step)
+            && let Some(fan) = self.position.joined.remove(&step)
+        {
+            // What it gave counted until now, and so did what had failed of it.
+            self.position.dead = self.position.dead.saturating_sub(fan.dead_in_all());
+        }
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 
     /// Says whether a step is under way, or was cut, that must not be repeated blindly.
     pub(super) fn has_doubt(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
-            entry.status == Status::Started
-                && self.shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
+            entry.status == Status::Started && self.shape.must_ask(&self.position, &entry.step)
         };
         self.position.frontier.iter().any(doubtful)
     }

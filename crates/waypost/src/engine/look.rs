@@ -60,15 +60,13 @@ impl Engine {
         };
         let ended = decided(shape, &effective, &verdicts, is_ended);
         let site = self.site(run);
-        let cut = |entry: &FrontierEntry| {
-            let step = shape.step(entry.step.as_str());
-            entry.status == Status::Started && step.is_some_and(|step| !step.idempotent)
-        };
+        let cut =
+            |entry: &FrontierEntry| entry.status == Status::Started && shape.must_ask(&position, &entry.step);
         let ask = |entry: &FrontierEntry| Decision {
             branch: BranchPath::main(),
             step: entry.step.clone(),
             action: Action::Ask,
-            cause: Cause::InDoubt(entry.at.clone()),
+            cause: Cause::of_doubt(&position, entry),
         };
         let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
         let settled = salvageable(self, program, (&site, newest), &mut asked).await?;

@@ -153,6 +153,8 @@ pub enum OnDoubt<S> {
     Ask,
     /// Each is treated as a function says that has the state of its branch.
     Settle(Settle<S>),
+    /// Each took effect: it is settled as the program does it ([`Program::settle_as_done`](super::Program::settle_as_done)).
+    Done,
     /// It did not take effect, or may again: it runs again in a new epoch, so with another idempotency key.
     Retry,
 }

@@ -141,6 +141,21 @@ pub trait Program: Send + Sync {
         None
     }
 
+    /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave, and says what comes
+    /// after it. `was_done`: the state has what it gave.
+    ///
+    /// # Errors
+    /// Why that cannot be: nothing is changed then.
+    fn settle_as_done(
+        &self,
+        spot: Spot<'_>,
+        state: &mut Self::State,
+        was_done: bool,
+    ) -> Result<Follow, String> {
+        let _ = (spot, state, was_done);
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 

@@ -14,17 +14,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::StepId;
 use crate::plan::{Action, Cause, Decision};
-use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
 use crate::shape::{Shape, Step, Unfinished};
-use crate::store::{Scan, StoreError, StoreExt as _};
+use crate::store::{Scan, StoreError};
 
-use super::back::{epochs, load_with_state};
+use super::anew::joined_by;
+use super::back::epochs;
 use super::begin::decode_state;
 use super::fit::Forget;
 use super::recheck::{Judged, Known};
 use super::redo::{Move, Target, broken_by, done_before, redo_draft, same_claims, with_state};
 use super::snapshot::position_of;
-use super::{Engine, Program, RunError, Spot, given};
+use super::{Engine, Program, RunError, Spot};
 
 /// Where a branch stands that does steps again.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub(super) async fn open_again(
     let mut position = known.position.clone();
     let entry = match target.claims {
         // Its branches do something again, and it joins them. One that loops begins with its first pass.
-        None if !loops => joining(engine, &shape.steps()[place], (made, epoch)).await?,
+        None if !loops => joining(engine, &known.position, (&shape.steps()[place], made)).await?,
         _ => FrontierEntry::ready(target.step.clone()),
     };
     let iteration = match loops {
@@ -99,30 +100,13 @@ pub(super) async fn open_again(
 /// [`RunError::NoState`]: it is not kept, and within them are steps that must not be repeated blindly.
 async fn joining(
     engine: &Engine,
-    step: &Step,
-    (made, epoch): (&Header, u32),
+    position: &Position,
+    (step, made): (&Step, &Header),
 ) -> Result<FrontierEntry, RunError> {
-    let starts = |record: &Record| given::starts(record.header(), made);
-    let entry = match engine.store.find_back(&made.run, &made.branch, made.seq, &starts).await? {
-        Some(start) => match load_with_state(engine, &made.run, &made.branch, start.header().seq).await {
-            Err(RunError::NoState { .. }) => None,
-            start => position_of(&start?)?.frontier.into_iter().find(|entry| entry.step == step.id),
-        },
-        None => None,
-    };
-    let Some(mut entry) = entry.filter(|entry| entry.fan.is_some()) else {
-        if step.children.as_ref().is_some_and(|children| children.shape.is_careful()) {
-            let why = "its branches are done again, and which they are is not kept any more; start the run over, and \
-                       let it keep more states";
-            return Err(RunError::NoState { at: made.reference().to_string(), why: why.to_owned() });
-        }
-        return Ok(FrontierEntry::ready(step.id.clone()));
-    };
-    (entry.failures, entry.memos, entry.wake_at, entry.passed) = (0, 0, None, false);
-    entry.status = Status::Ready;
-    entry.at.epoch = epoch;
-    entry.waits.clear();
-    Ok(entry)
+    match joined_by(engine, position, (&step.id, made)).await {
+        Err(RunError::NoState { .. }) if !step.opens_careful() => Ok(FrontierEntry::ready(step.id.clone())),
+        joined => Ok(FrontierEntry { fan: Some(joined?), ..FrontierEntry::ready(step.id.clone()) }),
+    }
 }
 
 /// What became of steps that were done again.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status, Try};
-use crate::shape::Shape;
+use crate::shape::{Shape, Step};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::anew;
@@ -530,7 +530,9 @@ impl<'a, P: Program> Scout<'a, P> {
                 continue;
             }
             for entry in &known.position.frontier {
-                let careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
+                let opens_anew = |step: &Step| entry.fan.is_none() && step.opens_careful();
+                let careful = |step: &Step| !step.idempotent || opens_anew(step);
+                let careful = shape.step(entry.step.as_str()).is_some_and(careful);
                 let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
                 let waits = entry.fan.is_some()
                     && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;

@@ -118,7 +118,7 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Undone => f.write_str(
-                "it was done before, what it needs has been done again since, and the step is not idempotent",
+                "it was done before, what it needs has been done again since, and it must not be repeated blindly",
             ),
             Self::InLost(lost) => {
                 write!(

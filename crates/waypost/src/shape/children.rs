@@ -41,6 +41,17 @@ pub struct FailureLimits {
     pub alike: Option<u32>,
 }
 
+impl FailureLimits {
+    /// Says which limit of numbers is passed where so many branches of all have failed, if one is.
+    pub fn passed_by(&self, failed: u64, total: u64) -> Option<String> {
+        if let Some(max) = self.count.filter(|max| failed > *max) {
+            return Some(format!("{failed} of {total} branches failed, and no more than {max} may"));
+        }
+        let rate = self.rate.filter(|rate| failed as f64 > *rate * total as f64)?;
+        Some(format!("{failed} of {total} branches failed, which is more than the part of {rate} that may"))
+    }
+}
+
 impl Children {
     /// Says whether they begin behind the step before the one that joins them, and not by its own work, as items do.
     pub fn is_fork(&self) -> bool {

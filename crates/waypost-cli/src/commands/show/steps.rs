@@ -86,8 +86,11 @@ impl Branch {
             let place = own.and_then(|shape| shape.place(step));
             unfinished.as_ref().zip(place).map(|(unfinished, place)| unfinished.has(place))
         };
-        let is_doubtful =
-            |step: &str| own.and_then(|shape| shape.step(step)).is_some_and(|step| !step.idempotent);
+        let is_doubtful = |step: &StepId| match (own, &position) {
+            (Some(shape), Some(position)) => shape.must_ask(position, step),
+            (Some(shape), None) => shape.step(step.as_str()).is_some_and(|step| !step.idempotent),
+            (None, _) => false,
+        };
         let frontier = position.iter().flat_map(|position| &position.frontier);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
@@ -136,7 +139,7 @@ impl Branch {
                 state,
                 live,
                 is_hook: self.is_hook,
-                doubtful: is_doubtful(id),
+                doubtful: is_doubtful(step),
                 has_items: own.and_then(|shape| shape.step(id)).is_some_and(|step| {
                     step.children.as_ref().is_some_and(|children| children.by_work && !children.afterwards)
                 }),
