@@ -107,7 +107,7 @@ impl Chosen {
         let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-            let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape);
+            let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape, true);
             (branch.position, redone) = (carried.position, carried.redone);
         }
         // What was open within a step that is begun anew comes to nothing.

@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, Status, StepPrint};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -143,17 +143,21 @@ pub struct CarriedOver {
 ///
 /// A finished step that does something else now is open again, and so is every finished step after one that is open.
 /// They come up in a new epoch, because that is a deliberate redo: with new keys, and attempts counted from one.
+///
+/// `asks`: a person is asked about those that must not be repeated blindly when they come next, or what they open. A step
+/// that does something else itself, and opens nothing, is not one of them: what it does now has not been done.
 pub fn carry_over(
     before: &Shape,
     position: &Position,
     definition: &Definition,
     after: &Shape,
+    asks: bool,
 ) -> CarriedOver {
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
-    let mut redone = Vec::new();
+    let (mut redone, mut asked) = (Vec::new(), Vec::new());
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
@@ -167,7 +171,14 @@ pub fn carry_over(
             (true, None) => None,
         };
         finished[place] = was_finished && reason.is_none();
-        redone.extend(reason.map(|reason| (step.id.clone(), reason)));
+        let Some(reason) = reason else { continue };
+        let is_changed = reason == step.id;
+        let known = position.frontier.iter().find(|entry| entry.step == step.id);
+        if asks && (!is_changed || step.opens_careful()) && step.must_ask_again(was_finished, known) {
+            asked.push((step.id.clone(), known.filter(|entry| entry.is_begun()).cloned(), is_changed));
+        } else {
+            redone.push((step.id.clone(), reason));
+        }
     }
     let newest = position
         .frontier
@@ -177,12 +188,14 @@ pub fn carry_over(
         .max();
     let epoch = newest.unwrap_or_default() + 1;
     let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
+    let is_asked = |id: &StepId| asked.iter().any(|(step, _, _)| step == id);
+    let is_anew = |id: &StepId| is_redone(id) || is_asked(id);
     let entry = |place: usize| {
         let step = after.steps()[place].id.clone();
         let known = position.frontier.iter().find(|entry| entry.step == step).cloned();
-        let known = known.filter(|_| !is_redone(&step));
+        let known = known.filter(|_| !is_anew(&step));
         let mut entry = known.unwrap_or_else(|| FrontierEntry::ready(step));
-        if is_redone(&entry.step) {
+        if is_anew(&entry.step) {
             entry.at.epoch = epoch;
         }
         entry
@@ -193,16 +206,27 @@ pub fn carry_over(
     // How branches ended is not counted twice.
     let left: Vec<_> = redone.iter().filter_map(|(step, _)| joined.remove(step)).collect();
     let dead = left.iter().map(Fan::dead_in_all).sum();
-    let counts = |id: &StepId| after.place(id.as_str()).is_some() && !is_redone(id);
+    let counts = |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id);
     let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
-    let position = Position {
+    let is_new = redone.is_empty() && asked.is_empty();
+    let mut position = Position {
         frontier,
         ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
         joined,
         dead: position.dead.saturating_sub(dead),
-        epoch: if redone.is_empty() { position.epoch } else { epoch },
+        epoch: if is_new { position.epoch } else { epoch },
         ..position.clone()
     };
+    for (step, entry, is_changed) in asked {
+        // Branches of another definition cannot go on.
+        let fan = |entry: FrontierEntry| entry.fan.filter(|_| !is_changed);
+        let entry =
+            entry.map(|entry| FrontierEntry { fan: fan(entry.clone()), status: Status::Started, ..entry });
+        position.ask_about(&step, entry);
+    }
+    let is_there = |step: &StepId| after.place(step.as_str()).is_some();
+    position.undone.retain(is_there);
+    position.aside.retain(|entry| is_there(&entry.step));
     CarriedOver { position, redone }
 }
 

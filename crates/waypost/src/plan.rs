@@ -25,9 +25,11 @@ use crate::shape::{Shape, Step, Unfinished};
 
 mod cause;
 mod lost;
+mod standing;
 
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
+use standing::Standing;
 
 /// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -129,7 +131,9 @@ pub struct Plan {
 impl Plan {
     /// Returns what a person must decide before anything goes on.
     pub fn questions(&self) -> impl Iterator<Item = &Decision> {
-        self.decisions.iter().filter(|decision| decision.action == Action::Ask)
+        let asks =
+            |decision: &&Decision| decision.action == Action::Ask && decision.cause != Cause::AskedInTurn;
+        self.decisions.iter().filter(asks)
     }
 }
 
@@ -370,13 +374,6 @@ struct BranchView<'a> {
     now: Timestamp,
 }
 
-/// What the evidence of a step comes to.
-enum Standing {
-    Holds,
-    Failed { claims: Vec<String>, only_live: bool },
-    Unknown(Vec<String>),
-}
-
 impl BranchView<'_> {
     fn decide(&self, decisions: &mut Vec<Decision>) {
         let position = &self.branch.position;
@@ -403,6 +400,7 @@ impl BranchView<'_> {
                     (Action::Skip, Cause::NeedSkipped(need.expect("it was just seen").clone()))
                 }
                 Some(entry) => self.unfinished(place, entry),
+                None if self.branch.position.undone.contains(&step.id) => (Action::Ask, Cause::AskedInTurn),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
             };
@@ -475,12 +473,17 @@ impl BranchView<'_> {
     fn unfinished(&self, place: usize, entry: &FrontierEntry) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
         match entry.status {
+            Status::Ready if self.branch.position.undone.contains(&step.id) => {
+                (Action::Ask, Cause::AskedInTurn)
+            }
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),
                 _ => (Action::Run, Cause::Ready),
             },
-            Status::Started if self.branch.position.undone.contains(&step.id) => (Action::Ask, Cause::Undone),
+            Status::Started if self.branch.position.undone.contains(&step.id) => {
+                (Action::Ask, Cause::of_doubt(&self.branch.position, entry))
+            }
             Status::Started if step.idempotent => match &self.branch.stopped_by {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
@@ -517,83 +520,5 @@ impl BranchView<'_> {
     /// Says whether a step was finished, in this pass or an earlier one.
     fn is_finished(&self, step: &StepId) -> bool {
         self.branch.position.ledger.contains_key(step)
-    }
-
-    /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
-    fn standing(&self, step: &StepId) -> Option<Standing> {
-        let mut all = None;
-        for made in self.branch.made().iter().filter(|made| made.step == step) {
-            all = match (all, self.weigh(made)) {
-                (
-                    Some(Standing::Failed { mut claims, only_live }),
-                    Some(Standing::Failed { claims: more, only_live: both }),
-                ) => {
-                    claims.extend(more);
-                    Some(Standing::Failed { claims, only_live: only_live && both })
-                }
-                (Some(Standing::Unknown(mut claims)), Some(Standing::Unknown(more))) => {
-                    claims.extend(more);
-                    Some(Standing::Unknown(claims))
-                }
-                // What could not be checked stops the resume, whatever else is known.
-                (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
-                    Some(unknown)
-                }
-                (Some(failed @ Standing::Failed { .. }), _) | (_, Some(failed @ Standing::Failed { .. })) => {
-                    Some(failed)
-                }
-                (one, other) => one.or(other),
-            };
-        }
-        all
-    }
-
-    /// Weighs the verdicts of one pack; `None` if nothing of it was to be checked.
-    ///
-    /// Of a finished step, a claim that is not checked now (a newer step has the subject) stands as it was committed.
-    /// Of a cut one, only what is checked now counts.
-    fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
-        let Made { step, seq, pack, first } = made;
-        let wanted = self.wanted.get(&(self.branch.branch.clone(), (*step).clone()))?;
-        let places = *first..*first + pack.claims.len();
-        wanted.range(places).next()?;
-        let verdict = |(index, claim): (usize, &Claim)| {
-            if wanted.contains(&(first + index)) {
-                let key = (self.branch.branch.clone(), (*step).clone(), first + index);
-                self.verdicts.get(&key).copied().unwrap_or(Verdict::Unknown)
-            } else if seq.is_some() {
-                claim.verdict
-            } else {
-                Verdict::Skipped
-            }
-        };
-        // What was to be checked neither when the step ended nor now says nothing, and what only warns, nothing that counts.
-        let counts = |(index, claim): &(usize, &Claim)| {
-            let is_left =
-                seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;
-            claim.counts() && !is_left
-        };
-        let weighed: Vec<(&Claim, Verdict)> = pack
-            .claims
-            .iter()
-            .enumerate()
-            .filter(counts)
-            .map(|(index, claim)| (claim, verdict((index, claim))))
-            .collect();
-        let count = |wanted: Verdict| weighed.iter().filter(|(_, verdict)| *verdict == wanted).count();
-        if weighed.is_empty() {
-            return None;
-        }
-        let needed = pack.at_least.map_or(weighed.len(), |least| weighed.len().min(least as usize)).max(1);
-        if count(Verdict::Ok) >= needed {
-            return Some(Standing::Holds);
-        }
-        let with = |wanted: Verdict| weighed.iter().filter(move |(_, verdict)| *verdict == wanted);
-        let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim.title()).collect::<Vec<_>>();
-        if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
-            return Some(Standing::Unknown(names(Verdict::Unknown)));
-        }
-        let only_live = with(Verdict::Failed).all(|(claim, _)| claim.live);
-        Some(Standing::Failed { claims: names(Verdict::Failed), only_live })
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, Fan, Position, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
 
 mod children;
 mod loops;
@@ -105,6 +105,13 @@ impl Step {
     /// Returns what the branches of one of its fan-outs are.
     pub fn opened(&self, fan: &Fan) -> Option<&Children> {
         if fan.after { self.after.as_ref() } else { self.children.as_ref() }
+    }
+
+    /// Says whether a person must be asked before it is done after something that it needs was done again: it was done, or
+    /// begun (`entry` is where it stands), and must not be repeated blindly, or what it opens.
+    pub(crate) fn must_ask_again(&self, was_done: bool, entry: Option<&FrontierEntry>) -> bool {
+        let is_careful = !self.idempotent || self.opens_careful();
+        is_careful && (was_done || entry.is_some_and(FrontierEntry::is_begun))
     }
 
     /// Says whether the branches of its work have steps that must not be repeated blindly.

@@ -173,7 +173,7 @@ fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
             (text("step"), text("action"))
         })
         .collect();
-    let expect = [("a", "reuse"), ("b", "reuse"), ("c", "run"), ("d", "run")];
+    let expect = [("a", "reuse"), ("b", "reuse"), ("c", "run"), ("d", "ask")];
     let expect: Vec<(String, String)> =
         expect.iter().map(|(step, action)| ((*step).to_owned(), (*action).to_owned())).collect();
     assert_eq!(actions, expect, "{text}");

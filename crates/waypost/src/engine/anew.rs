@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use crate::id::StepId;
-use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
 use crate::shape::{Shape, Unfinished};
 use crate::store::StoreExt as _;
 
@@ -68,16 +68,15 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let step = &shape.steps()[place];
         let entry = position.frontier.iter().position(|entry| entry.step == step.id);
         let entry = entry.map(|at| position.frontier.remove(at));
-        let is_cut = entry.as_ref().is_some_and(|entry| entry.status == Status::Started);
         position.ledger.remove(&step.id);
-        let was_done = !unfinished.has(place) || is_cut || position.undone.contains(&step.id);
-        let is_careful = !step.idempotent || step.opens_careful();
-        if asks && was_done && is_careful && !named.contains(&place) {
+        let was_done = !unfinished.has(place) || position.undone.contains(&step.id);
+        if asks && !named.contains(&place) && step.must_ask_again(was_done, entry.as_ref()) {
             // What it gave stays: a person may say that it still holds.
-            position.undone.insert(step.id.clone());
+            let begun = entry.filter(FrontierEntry::is_begun);
+            position.ask_about(&step.id, begun);
             continue;
         }
-        position.undone.remove(&step.id);
+        let entry = position.ask_no_more(&step.id).or(entry);
         let joined = position.joined.remove(&step.id);
         let fan = joined.or_else(|| entry.and_then(|entry| entry.fan));
         let goes_on =

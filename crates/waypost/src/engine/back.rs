@@ -8,8 +8,8 @@ use crate::shape::{Shape, Step};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::carry::cut_in;
 use super::chain::Draft;
+use super::doubt::cut_in;
 use super::snapshot::position_of;
 use super::{Engine, ResumeFrom, RunError};
 
@@ -79,7 +79,7 @@ pub(super) async fn go_back(
     position.ahead = None;
     if let Some(step) = step {
         // Whoever names it has decided.
-        position.undone.remove(step);
+        position.ask_no_more(step);
     }
     position.epoch_max = position.epoch_max.max(epoch);
     // The past is gone back to with the graph and the configuration of now.

@@ -211,6 +211,7 @@ async fn go_on<'a, P: Program>(
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
+    session.before = options.adopt.as_ref().map(|adoption| adoption.before.clone());
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     if is_written {
@@ -218,7 +219,9 @@ async fn go_on<'a, P: Program>(
     }
     let edits = edit::Edits::of(options.edit_branches);
     let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt, edits).await?;
-    if options.from.is_none() && !questions.is_empty() {
+    // Whoever goes on from a checkpoint has decided.
+    let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
+    if !is_decided && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
@@ -316,6 +319,7 @@ async fn find_begin<P: Program>(
         return Err(in_doubt(stand.questions));
     }
     let mut drafts = Vec::new();
+    let asks = !matches!(options.on_doubt, OnDoubt::Retry);
     if let Some(from) = &options.from {
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
@@ -323,7 +327,6 @@ async fn find_begin<P: Program>(
         let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                let asks = !matches!(options.on_doubt, OnDoubt::Retry);
                 anew::from_step(engine, began_with, base, (step, asks)).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
@@ -335,7 +338,7 @@ async fn find_begin<P: Program>(
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        let carried = adopt_change(base, program.shape(), adoption).map_err(misfit)?;
+        let carried = adopt_change(base, program.shape(), (adoption, asks)).map_err(misfit)?;
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
     }

@@ -220,7 +220,7 @@ async fn take_up_one<P: Program>(
         // Its end counts no more, also after another crash.
         line.drafts.push(by_hand());
     }
-    questions.extend(questions_of_cut(line));
+    questions.extend(questions_of_cut(line, session.before.as_ref()));
     if matches!(found.on_doubt, OnDoubt::Ask) {
         let about = (&*site, &branch, &line.state);
         let done = salvaged(engine, program, line.shape, about, &mut questions).await;

@@ -25,6 +25,7 @@ use super::back::{dead_at, is_left_behind, joins, load_with_state};
 use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
+use super::doubt::{cut_in, cut_there};
 use super::fan::{FanOut, Item, Items, thaw};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::open::Begin;
@@ -346,7 +347,11 @@ impl Along {
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
         let (fans, ledger) = (Sitting::of(&position, shape), position.ledger.clone());
-        let cut = cut_in(&position, shape);
+        let mut cut = cut_in(&position, shape);
+        if let Some(before) = session.before.as_ref().and_then(|before| before.of_branch(&name)) {
+            let more = cut_in(&position, before).into_iter().filter(|step| !cut.contains(step));
+            cut.extend(more.collect::<Vec<_>>());
+        }
         let from = record.header().run.clone();
         let position = Position { origin: Some(0), ..begun_anew(position) };
         let mut line = Line::new(Chain::child(&above.chain, name), shape, position, state);
@@ -359,7 +364,7 @@ impl Along {
         self.note_opened(line.branch().clone(), opened);
         if end.is_none() {
             line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
-            cut.iter().for_each(|step| line.put_in_doubt(step, cut_there(&from)));
+            cut.iter().for_each(|step| line.doubt_cut(step, cut_there(&from)));
         }
         line.end = end;
         line.is_counted_out = end.is_some();
@@ -526,17 +531,6 @@ pub(super) async fn openings(
         }
     }
     Ok(opening)
-}
-
-/// Returns the steps that were cut at a position and must not be repeated blindly.
-pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
-    let cut = position.frontier.iter().filter(|entry| entry.status == Status::Started);
-    cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
-}
-
-/// Says why such a step is in doubt in a run that begins there.
-pub(super) fn cut_there(run: &RunId) -> String {
-    format!("it was cut in run {run}, from which this one began")
 }
 
 /// Opens a branch of which nothing sound is left.

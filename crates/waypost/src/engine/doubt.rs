@@ -1,13 +1,13 @@
 //! Steps of which nobody but a person knows whether they took effect: what is asked, and what is done as told.
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{FrontierEntry, Position, Record, Try, Verdict};
+use crate::record::{FrontierEntry, Position, Record, Status, Try, Verdict};
 use crate::shape::Shape;
 
 use super::begin::decode_state;
-use super::carry::cut_in;
+use super::fit::{Forget, forget};
 use super::line::Line;
 use super::{
     Doubtful, Engine, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage, Settlement, Spot, TreatAs,
@@ -50,10 +50,25 @@ pub(super) fn questions_of_passed(
     cut.map(ask).collect()
 }
 
+/// Returns the steps that were cut at a position and must not be repeated blindly.
+pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
+    let cut = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
+}
+
+/// Says why such a step is in doubt in a run that begins there.
+pub(super) fn cut_there(run: &RunId) -> String {
+    format!("it was cut in run {run}, from which this one began")
+}
+
 /// Asks about steps of a branch that was reopened: those that were cut and must not be repeated blindly.
-pub(super) fn questions_of_cut<S>(line: &Line<'_, S>) -> Vec<Decision> {
+///
+/// `before`: the graph by which they were started, where that is another.
+pub(super) fn questions_of_cut<S>(line: &Line<'_, S>, before: Option<&Shape>) -> Vec<Decision> {
+    let before = before.and_then(|shape| shape.of_branch(line.branch()));
     let is_in_doubt = |entry: &&FrontierEntry| {
-        line.cut.contains(&entry.step) && line.shape.must_ask(&line.position, &entry.step)
+        let mut graphs = before.into_iter().chain([line.shape]);
+        line.cut.contains(&entry.step) && graphs.any(|shape| shape.must_ask(&line.position, &entry.step))
     };
     let ask = |entry: &FrontierEntry| Decision {
         branch: line.branch().clone(),
@@ -167,14 +182,15 @@ pub(super) fn decide_as_told<P: Program>(
 ) -> Result<(), RunError> {
     let run = line.chain.run.clone();
     let is_ours = |decision: &Decision| {
-        let settles = matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::InLost(_));
+        let settles =
+            matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::Begun | Cause::InLost(_));
         decision.branch == *line.branch() && settles
     };
     if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {
         return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
     }
     for Decision { branch, step, cause, .. } in questions {
-        let doubtful = Doubtful { branch, step, was_done: matches!(cause, Cause::Undone) };
+        let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
         let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
@@ -188,9 +204,21 @@ pub(super) fn decide_as_told<P: Program>(
             let why = format!("step `{step}` is in doubt, and does not come next any more");
             return Err(RunError::Changed { run, why });
         };
+        let begun = line.position.aside.iter().find(|entry| entry.step == *step);
+        if begun.is_some_and(|entry| entry.fan.is_some()) && matches!(on_doubt, OnDoubt::Done) {
+            line.go_on_as_told(place);
+            continue;
+        }
         match settled(program, line, (place, &doubtful), on_doubt)? {
             Some(follow) => line.settle_as_told(place, follow),
-            None => line.redo_as_told(place),
+            None => {
+                if matches!(cause, Cause::Undone | Cause::Begun) {
+                    // It is done again from its first pass on.
+                    let again = [Forget::Step(doubtful.step)];
+                    forget(program, &doubtful.branch, &again, &mut line.state);
+                }
+                line.redo_as_told(place);
+            }
         }
     }
     Ok(())

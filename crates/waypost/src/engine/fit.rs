@@ -11,8 +11,12 @@ use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
 
 /// Carries the position over to the shape in hand, which is not that of the run.
-pub(super) fn adopt_change(base: &Base, shape: &Shape, adoption: &Adoption) -> Result<CarriedOver, String> {
-    carried(&base.position, &base.snapshot.definition, shape, adoption)
+pub(super) fn adopt_change(
+    base: &Base,
+    shape: &Shape,
+    (adoption, asks): (&Adoption, bool),
+) -> Result<CarriedOver, String> {
+    carried(&base.position, &base.snapshot.definition, shape, (adoption, asks))
 }
 
 /// Carries a position of one definition over to a shape.
@@ -20,7 +24,7 @@ pub(super) fn carried(
     position: &Position,
     definition: &Definition,
     shape: &Shape,
-    adoption: &Adoption,
+    (adoption, asks): (&Adoption, bool),
 ) -> Result<CarriedOver, String> {
     let changes = change::changes(&adoption.before, position, definition, shape);
     let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
@@ -28,7 +32,7 @@ pub(super) fn carried(
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
-    Ok(change::carry_over(&adoption.before, position, definition, shape))
+    Ok(change::carry_over(&adoption.before, position, definition, shape, asks))
 }
 
 /// What is taken out of a state.

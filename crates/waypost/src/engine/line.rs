@@ -272,7 +272,7 @@ impl<'a, S> Line<'a, S> {
             self.unfinished();
         }
         self.position.frontier.retain(|entry| entry.step != id);
-        self.position.undone.remove(&id);
+        self.position.ask_no_more(&id);
         self.fans.retain(|fan| fan.place != place);
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
@@ -409,8 +409,19 @@ impl<'a, S> Line<'a, S> {
         self.put_in_doubt(step, by.to_owned());
     }
 
+    /// Marks a step as in doubt that was cut in another run, also where the graph of now does not say so.
+    pub(super) fn doubt_cut(&mut self, step: &StepId, by: String) {
+        if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
+            && let Some(place) = self.shape.place(step.as_str())
+        {
+            let begun = FrontierEntry { fan: None, status: Status::Started, ..self.entry(place).clone() };
+            self.position.ask_about(step, Some(begun));
+        }
+        self.put_in_doubt(step, by);
+    }
+
     /// Marks a step as in doubt that comes next, for this reason.
-    pub(super) fn put_in_doubt(&mut self, step: &StepId, by: String) {
+    fn put_in_doubt(&mut self, step: &StepId, by: String) {
         let Some(place) = self.shape.place(step.as_str()) else { return };
         let entry = self.entry_mut(place);
         (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
@@ -444,6 +455,15 @@ impl<'a, S> Line<'a, S> {
         draft.told.notes.push(Note::Warning(text.to_owned()));
     }
 
+    /// Takes a step up where it stood before something that it needs was done again, as a person says: with its branches.
+    pub(super) fn go_on_as_told(&mut self, place: usize) {
+        let step = self.step_id(place).clone();
+        if let Some(begun) = self.position.ask_no_more(&step) {
+            *self.entry_mut(place) = begun;
+        }
+        self.draft_of(place, Phase::Restored, Reason::Manual);
+    }
+
     /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
     pub(super) fn redo_as_told(&mut self, place: usize) {
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
@@ -454,11 +474,13 @@ impl<'a, S> Line<'a, S> {
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();
-        if self.position.undone.remove(&step)
-            && let Some(fan) = self.position.joined.remove(&step)
-        {
+        if self.position.undone.contains(&step) {
+            let first = self.shape.first_iteration(place, &self.around);
+            self.entry_mut(place).at.iteration = first;
+            let begun = self.position.ask_no_more(&step).and_then(|entry| entry.fan);
             // What it gave counted until now, and so did what had failed of it.
-            self.position.dead = self.position.dead.saturating_sub(fan.dead_in_all());
+            let left = self.position.joined.remove(&step).or(begun).map_or(0, |fan| fan.dead_in_all());
+            self.position.dead = self.position.dead.saturating_sub(left);
         }
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }

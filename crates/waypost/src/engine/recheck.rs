@@ -225,7 +225,8 @@ pub(super) async fn judge<P: Program>(
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     // Of steps that were cut on other branches, who takes those up speaks.
     let ours = |decision: &&Decision| {
-        decision.branch.is_main() || !matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone)
+        decision.branch.is_main()
+            || !matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::Begun)
     };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));

@@ -36,6 +36,8 @@ pub(super) struct Level {
     pub(super) reuses: bool,
     /// All that was done again has come out as before.
     pub(super) is_same: bool,
+    /// What is taken out of the state, as it is about to begin with its first pass again.
+    pub(super) forgotten: Vec<Forget>,
 }
 
 /// Puts a finished step into the frontier again, in a new epoch; none where that has to wait for what comes before it.
@@ -81,6 +83,13 @@ pub(super) async fn open_again(
     let after = Unfinished::from_places(shape, std::iter::once(place));
     let is_after =
         |entry: &FrontierEntry| shape.place(entry.step.as_str()).is_some_and(|place| after.has(place));
+    let unfinished = Unfinished::of(shape, &known.position);
+    for (place, step) in shape.steps().iter().enumerate().filter(|(at, _)| *at != place && after.has(*at)) {
+        let known = known.position.frontier.iter().find(|entry| entry.step == step.id);
+        if !retries && step.must_ask_again(!unfinished.has(place), known) {
+            position.ask_about(&step.id, known.filter(|entry| entry.is_begun()).cloned());
+        }
+    }
     position.frontier.retain(|entry| !is_after(entry));
     position.frontier.push(entry);
     position.ledger.remove(&target.step);
@@ -256,6 +265,8 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
     let count = shape.steps().len();
     let (mut finished, mut changed) = (vec![false; count], vec![false; count]);
     let (mut frontier, mut is_complete) = (Vec::new(), true);
+    let (mut forgotten, mut asked) = (Vec::new(), BTreeSet::new());
+    let around = around(shape, now);
     for place in shape.order() {
         let step = &shape.steps()[place].id;
         let was_finished = !open_then.has(place);
@@ -280,13 +291,26 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
         is_complete &= !was_finished;
         if is_ready {
             let there = entry_of(then, step).filter(|_| !is_tainted);
-            let anew = || {
-                let mut entry = FrontierEntry::ready(step.clone());
-                entry.at.epoch = done.epoch;
-                entry
-            };
-            frontier.push(here.or(there).unwrap_or_else(anew));
+            if here.is_none() && there.is_some() {
+                // It stands where it stood: with what it was amid.
+                frontier.extend(there);
+                continue;
+            }
+            let mut anew = FrontierEntry::ready(step.clone());
+            anew.at.epoch = done.epoch;
+            anew.at.iteration = shape.first_iteration(place, around);
+            let entry = here.unwrap_or_else(|| anew.clone());
+            let is_first = entry.at.attempt == 0 && entry.fan.is_none();
+            if was_finished
+                && is_first
+                && shape.share_loop(place, place)
+                && entry.at.iteration == anew.at.iteration
+            {
+                forgotten.push(Forget::Step(step.clone()));
+            }
+            frontier.push(entry);
         }
+        asked.insert(step);
     }
     let names = |frontier: &[FrontierEntry]| -> BTreeSet<StepId> {
         frontier.iter().map(|entry| entry.step.clone()).collect()
@@ -294,5 +318,18 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
     let reuses = names(&frontier) != names(&now.frontier);
     let is_same = !changed.contains(&true);
     let ahead = now.ahead.filter(|_| !is_complete || !is_same);
-    Level { position: Position { frontier, ahead, ..now.clone() }, reuses, is_same }
+    let mut position = Position { frontier, ahead, ..now.clone() };
+    // Nobody is asked about what is used again.
+    position.undone.retain(|step| asked.contains(step));
+    position.aside.retain(|entry| asked.contains(&entry.step));
+    Level { position, reuses, is_same, forgotten }
+}
+
+/// Returns the passes of what is around a branch, as the steps that it stands at have them.
+fn around<'p>(shape: &Shape, position: &'p Position) -> &'p [u32] {
+    let passes = position.frontier.iter().find_map(|entry| {
+        let own = shape.first_iteration(shape.place(entry.step.as_str())?, &[]).len();
+        entry.at.iteration.get(..entry.at.iteration.len().checked_sub(own)?)
+    });
+    passes.unwrap_or_default()
 }

@@ -23,6 +23,7 @@ use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
 use crate::plan::{LeftOut, bound_as};
 use crate::record::{Definition, Failure, Pack, Phase, Reason, RunStatus, SealedRun};
+use crate::shape::Shape;
 use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{Memos, RUNNING_KEY};
@@ -79,6 +80,8 @@ pub(super) struct Session<'a, P: Program> {
     /// Checkpoints that were asked for: the id of the signal, and the label.
     marks: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
+    /// The graph of the definition so far, where another is adopted: what was started by it is judged by it.
+    pub(super) before: Option<Shape>,
     /// Names of the branches that the run has or is going to have, where its store keeps only so many; once asked for.
     pub(super) branches: Option<HashSet<BranchPath>>,
     /// A step has begun to wait for something that may be there already.
@@ -192,6 +195,7 @@ impl<'a, P: Program> Session<'a, P> {
             consumed: Vec::new(),
             marks: Vec::new(),
             adopt: None,
+            before: None,
             branches: None,
             asks_anew: false,
             config: Arc::default(),

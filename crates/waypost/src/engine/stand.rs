@@ -318,7 +318,7 @@ impl<'a, P: Program> Scout<'a, P> {
         match pace {
             // What has ended stands at its end, with what it did again.
             Pace::Needs(level) if known.0.header().end.is_none() => {
-                let Level { mut position, reuses, is_same } = *level;
+                let Level { mut position, reuses, is_same, forgotten } = *level;
                 if !branch.is_main() && !is_same {
                     // Whoever joins it must see that it came out in another way.
                     position.ahead = known.1.ahead;
@@ -329,7 +329,6 @@ impl<'a, P: Program> Scout<'a, P> {
                 let draft = reuses.then(|| forward_draft(up_to, at, step));
                 // Should it do something more again, it stood where it stands to be compared with.
                 known.1 = Position { ahead: known.1.ahead, ..position.clone() };
-                let forgotten = Vec::new();
                 let moved = Move { record: known.0.clone(), position, draft, basis: None, forgotten };
                 moves.insert(branch.clone(), moved);
             }

@@ -13,8 +13,9 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as 
 
 use super::back::{check_left, load_with_state};
 use super::begin::decode_state;
-use super::carry::{Along, copy_settled, cut_in, cut_there, openings, settled_on};
+use super::carry::{Along, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
+use super::doubt::{cut_in, cut_there};
 use super::fit::{Forget, forget};
 use super::line::{Line, MAIN};
 use super::recheck;
@@ -181,7 +182,8 @@ impl Engine {
             }
         }
         settled.extend(openings(self.store.as_ref(), checkpoint.header(), along.joins()).await?);
-        let cut = self.still_cut(checkpoint.header(), &position, program.shape()).await?;
+        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+        let cut = self.still_cut(checkpoint.header(), &position, before).await?;
         let origin = Origin { checkpoint, position, definition, settled, along, cut };
         self.start_from(program, origin, run, start).await
     }
@@ -238,7 +240,8 @@ impl Engine {
         let known = from.history().iter().chain([from.checkpoint()]);
         let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
-        let cut = cut_in(&position, program.shape());
+        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+        let cut = cut_in(&position, before);
         let origin = Origin { checkpoint, position, definition, settled, along, cut };
         self.start_from(program, origin, run, start).await
     }
@@ -255,13 +258,14 @@ impl Engine {
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
         if let Some(adoption) = &start.adoption {
-            let carried =
-                super::fit::carried(&position, &definition, program.shape(), adoption).map_err(refused)?;
+            let carried = super::fit::carried(&position, &definition, program.shape(), (adoption, true))
+                .map_err(refused)?;
             position = carried.position;
             redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
         }
         // They were joined in the run that this one begins from, and stay there.
         position.joined.clear();
+        position.aside.iter_mut().for_each(|entry| entry.fan = None);
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state);
@@ -294,10 +298,11 @@ impl Engine {
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         let stands = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
         let cut: Vec<&StepId> = cut.iter().filter(stands).collect();
-        cut.into_iter().for_each(|step| main.put_in_doubt(step, cut_there(&header.run)));
+        cut.into_iter().for_each(|step| main.doubt_cut(step, cut_there(&header.run)));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
+        session.before = start.adoption.map(|adoption| adoption.before);
         session.mark_dirty(MAIN);
         along.seat(&mut session, MAIN, (fans, leaves))?;
         along.seat_joined(&mut session, program)?;

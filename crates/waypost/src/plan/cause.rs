@@ -54,6 +54,10 @@ pub enum Cause {
     InDoubt(Try),
     /// It was done, or cut, before something that it needs was done again, and must not be repeated blindly.
     Undone,
+    /// It was begun, or cut, before something that it needs was done again, and must not be repeated blindly, or what it opens.
+    Begun,
+    /// As [`Undone`](Self::Undone) and [`Begun`](Self::Begun), but its turn has not come: it is asked about then, and stops nothing until then.
+    AskedInTurn,
     /// So many newer records are lost, in which it may have been started, and it must not be repeated blindly.
     InLost(u64),
     /// It was cut, and its evidence says that it is done.
@@ -66,6 +70,7 @@ impl Cause {
     /// Says why a step stands in doubt on a branch.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
         match position.undone.contains(&entry.step) {
+            true if position.aside.iter().any(|aside| aside.step == entry.step) => Self::Begun,
             true => Self::Undone,
             false => Self::InDoubt(entry.at.clone()),
         }
@@ -119,6 +124,12 @@ impl fmt::Display for Cause {
             }
             Self::Undone => f.write_str(
                 "it was done before, what it needs has been done again since, and it must not be repeated blindly",
+            ),
+            Self::Begun => f.write_str(
+                "it was begun before, whether all that it did still holds is not known, and it must not be repeated blindly",
+            ),
+            Self::AskedInTurn => f.write_str(
+                "it was done or begun before, what it needs is done again, and it must not be repeated blindly: it is asked about when its turn comes",
             ),
             Self::InLost(lost) => {
                 write!(

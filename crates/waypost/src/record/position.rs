@@ -44,6 +44,9 @@ pub struct Position {
     /// blindly: a person is asked when they come next.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub undone: BTreeSet<StepId>,
+    /// Where those of them stood that were begun and not finished, with the branches that they were amid.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aside: Vec<FrontierEntry>,
     /// The newest deliberate redo of finished steps on this branch: what comes up from then on is of this epoch, or a
     /// later one.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -60,6 +63,20 @@ pub struct Position {
 }
 
 impl Position {
+    /// Has a person asked about a step when it comes next. `entry` is where it stood, if it was begun and is not finished.
+    pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
+        if self.undone.insert(step.clone()) {
+            self.aside.extend(entry);
+        }
+    }
+
+    /// Says that what became of a step that is asked about is known; returns where it stood, if it was begun and is not finished.
+    pub(crate) fn ask_no_more(&mut self, step: &StepId) -> Option<FrontierEntry> {
+        self.undone.remove(step);
+        let place = self.aside.iter().position(|entry| entry.step == *step)?;
+        Some(self.aside.remove(place))
+    }
+
     /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
     #[must_use]
     pub fn back_at_work(mut self) -> Self {
@@ -155,6 +172,11 @@ impl FrontierEntry {
             exited: None,
             fan: None,
         }
+    }
+
+    /// Says whether the step has begun, so that it or its branches may have done something.
+    pub fn is_begun(&self) -> bool {
+        self.fan.is_some() || self.status == Status::Started
     }
 
     /// Stands where the branches that the step opened by its work are about to be joined, or opened, if it stands amid what

@@ -1,0 +1,240 @@
+//! Steps that must not be repeated blindly, and were done or begun before something else is done again: whatever way that
+//! comes about, a person is asked first.
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// What ran since it was asked last.
+fn ran(rig: &Rig) -> Vec<String> {
+    let lines = rig.read("trace").lines().map(str::to_owned).collect();
+    rig.write("trace", "");
+    lines
+}
+
+/// Has a step say so, and fail while there is a file of its name.
+fn says(id: &str) -> String {
+    format!("run: 'echo {id} >> trace; test ! -e fail-{id}'")
+}
+
+fn has_ended(rig: &Rig, args: &[&str], code: i32, what: &str) {
+    let out = rig.call(args);
+    assert_eq!(out.status.code(), Some(code), "{what}: {args:?}: {}", rig.told(&out));
+}
+
+/// Workflows of `a`, of a step that opens `pay` and then `q`, and of `z`.
+fn flows() -> Vec<String> {
+    let (a, pay, q, z) = (says("a"), says("pay"), says("q"), says("z"));
+    let inner = format!("[{{id: pay, idempotent: false, {pay}}}, {{id: q, {q}}}]");
+    let openers = [
+        format!("foreach: {{items: [x], on_item_failure: stop, steps: {inner}}}"),
+        format!("repeat: {{until: iteration >= 1, max: 1}}, steps: {inner}"),
+        "workflow: child.yaml".to_owned(),
+    ];
+    let whole = |opener: &String| {
+        format!(
+            "steps:\n  - {{id: a, {a}, evidence: [{{file: ev}}]}}\n  - {{id: o, {opener}}}\n  - {{id: z, idempotent: false, {z}}}\n"
+        )
+    };
+    openers.iter().map(whole).collect()
+}
+
+fn rig_of(flow: &str, store: &str) -> Rig {
+    let rig = Rig::with(flow).at(store);
+    let (pay, q) = (says("pay"), says("q"));
+    rig.write("child.yaml", &format!("steps: [{{id: pay, idempotent: false, {pay}}}, {{id: q, {q}}}]\n"));
+    rig.write("ev", "");
+    rig
+}
+
+// What happened: a payment within items, a group or another file was repeated without a word, as the step that holds it had
+// not ended. Why: only what is finished was asked about. What stops it now: also what has begun is put aside and asked about;
+// "done" goes on with it as it stood.
+#[test]
+fn what_has_begun_behind_a_step_that_is_done_again_is_asked_about() {
+    for store in STORES {
+        for flow in flows() {
+            for answer in ["done", "retry"] {
+                let rig = rig_of(&flow, store);
+                rig.write("fail-q", "");
+                let made = code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+                assert_ne!(made, Some(0), "{flow}");
+                assert_eq!(ran(&rig), ["a", "pay", "q"]);
+                std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+
+                has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+
+                assert_eq!(ran(&rig), ["a"], "{store} {flow}");
+                has_ended(&rig, &["resume", "r", "-q"], 8, &flow);
+                has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, &flow);
+                let expect: &[&str] = if answer == "done" { &["q", "z"] } else { &["pay", "q", "z"] };
+                assert_eq!(ran(&rig), expect, "{store} {answer} {flow}");
+                assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+                has_ended(&rig, &["verify", "r", "-q"], 0, &flow);
+                has_ended(&rig, &["resume", "r", "-q"], 0, &flow);
+                assert_eq!(ran(&rig), [""; 0]);
+            }
+        }
+    }
+}
+
+// What happened: once the first step that was asked about was said to be done, the one behind it ran again unasked. Why: it
+// counted as changed. What stops it now: what a person says is done gave what it gave. So does what gives the same again.
+#[test]
+fn what_comes_after_broken_evidence_is_asked_about_to_its_end() {
+    for store in STORES {
+        for (answer, expect) in [("done", &[][..]), ("retry", &["b"])] {
+            let rig = Rig::with(&format!(
+                "steps:\n  - {{id: a, run: 'echo a >> trace; echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{{file: ev}}]}}\n  - {{id: b, idempotent: false, {}}}\n  - {{id: z, idempotent: false, {}}}\n",
+                says("b"),
+                says("z")
+            ))
+            .at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, answer);
+            ran(&rig);
+            std::fs::remove_file(rig.path("ev")).expect("it was made");
+
+            has_ended(&rig, &["resume", "r", "-q"], 8, answer);
+
+            assert_eq!(ran(&rig), ["a"], "{store}");
+            let codes: Vec<_> = (0..2)
+                .map(|_| code_of(&rig, &["resume", "r", "--treat-as", answer, "-q"]))
+                .take_while(|code| *code != Some(0))
+                .collect();
+            assert!(codes.iter().all(|code| *code == Some(8)), "{store} {answer}: {codes:?}");
+            assert_eq!(ran(&rig), expect, "{store} {answer}");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store} {answer}");
+        }
+    }
+}
+
+// What happened: with a changed file, payments behind the changed step were repeated without a word. Why: a change was taken
+// for the wish to repeat all that comes after it. What stops it now: it is asked about as after `--from`.
+#[test]
+fn a_changed_file_repeats_nothing_unasked() {
+    for store in STORES {
+        for flow in flows() {
+            for (is_half, answer) in [(false, "done"), (false, "retry"), (true, "done"), (true, "retry")] {
+                let rig = rig_of(&flow, store);
+                if is_half {
+                    rig.write("fail-q", "");
+                }
+                code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+                ran(&rig);
+                let _ = std::fs::remove_file(rig.path("fail-q"));
+                rig.write("flow.yaml", &flow.replace("echo a >>", "echo A >>"));
+                let plan = rig.told(&rig.call(&["resume", "r", "--with", "flow.yaml", "--dry-run"]));
+                assert!(plan.contains("must not be repeated blindly"), "{plan}");
+
+                has_ended(&rig, &["resume", "r", "--with", "flow.yaml", "-q"], 8, &flow);
+
+                assert_eq!(ran(&rig), ["A"], "{store} {flow}");
+                assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+                let mut codes = Vec::new();
+                while codes.last() != Some(&Some(0)) && codes.len() < 3 {
+                    codes.push(code_of(&rig, &["resume", "r", "--treat-as", answer, "-q"]));
+                }
+                assert_eq!(codes.last(), Some(&Some(0)), "{store} {answer} {is_half} {flow}: {codes:?}");
+                let expect: &[&str] = match (answer, is_half) {
+                    ("done", false) => &[],
+                    ("done", true) => &["q", "z"],
+                    _ => &["pay", "q", "z"],
+                };
+                assert_eq!(ran(&rig), expect, "{store} {answer} {is_half} {flow}");
+            }
+        }
+    }
+}
+
+// What happened: `plan`, `why` and dry runs said that such a step runs. What stops it now: they say that it is asked about.
+#[test]
+fn who_looks_before_is_told_what_is_asked_about() {
+    for store in STORES {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, {}}}\n  - {{id: b, idempotent: false, {}}}\n  - {{id: c, {}}}\n",
+            says("a"),
+            says("b"),
+            says("c")
+        ))
+        .at(store);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+        let action = |args: &[&str], step: &str| {
+            let plan = rig.json(args);
+            let steps = plan["decisions"].as_array().cloned().unwrap_or_default();
+            steps.iter().find(|one| one["step"] == step).expect("it is in the plan")["action"].clone()
+        };
+        let dry = ["resume", "r", "--from", "a", "--dry-run", "--json"];
+        assert_eq!((action(&dry, "a"), action(&dry, "b")), ("run".into(), "ask".into()), "{store}");
+
+        has_ended(&rig, &["resume", "r", "--from", "a", "--only", "-q"], 0, store);
+
+        assert_eq!(action(&["plan", "r", "--json"], "b"), "ask", "{store}");
+        let why = rig.told(&rig.call(&["why", "r", "b"]));
+        assert!(why.contains("must not be repeated blindly"), "{why}");
+        ran(&rig);
+        has_ended(&rig, &["resume", "r", "-q"], 8, store);
+        assert_eq!(ran(&rig), [""; 0], "{store}");
+    }
+}
+
+// What happened: a payment of an item that was in doubt was repeated when another step was gone back to, or once the file did
+// not say any more that it must not be. Why: only the main branch was asked about, and by the graph of now. What stops it
+// now: every branch is, and by the graph that it was started with too.
+#[test]
+fn what_was_cut_within_an_item_is_asked_about_whatever_else_changes() {
+    let slow = "run: 'echo pay >> trace; test -e go || sleep 1000'";
+    for store in STORES {
+        for opener in [
+            format!("foreach: {{items: [i], steps: [{{id: pay, idempotent: false, {slow}}}]}}"),
+            format!(
+                "repeat: {{until: iteration >= 1, max: 2}}, steps: [{{id: pay, idempotent: false, {slow}}}]"
+            ),
+        ] {
+            let flow = format!(
+                "steps:\n  - {{id: x, needs: [], {}}}\n  - {{id: o, needs: [], {opener}}}\n  - {{id: z, needs: [x, o], {}}}\n",
+                says("x"),
+                says("z")
+            );
+            let rig = Rig::with(&flow).at(store);
+            let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+            rig.wait_for("trace", |text| text.contains("pay") && text.contains('x'));
+            running.signal(libc::SIGKILL);
+            running.end();
+            rig.write("go", "");
+            ran(&rig);
+
+            has_ended(&rig, &["resume", "r", "--from", "x", "-q"], 8, &flow);
+            assert!(!ran(&rig).contains(&"pay".to_owned()), "{store} {opener}");
+            rig.write("flow.yaml", &flow.replace("idempotent: false, ", ""));
+            has_ended(&rig, &["resume", "r", "-q"], 8, &flow);
+            has_ended(&rig, &["fork", "r", "--id", "f", "--with", "flow.yaml", "-q"], 8, &flow);
+            assert!(!ran(&rig).contains(&"pay".to_owned()), "{store} {opener}");
+            has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &flow);
+            assert!(!ran(&rig).contains(&"pay".to_owned()), "{store} {opener}");
+        }
+    }
+}
+
+// What happened: passes behind a step that gave something else went on with the one after the last. What stops it now: they
+// begin with the first.
+#[test]
+fn passes_behind_broken_evidence_begin_with_the_first() {
+    for store in STORES {
+        for group in [
+            "run: 'echo g$I >> trace', env: {I: '${{ iteration }}'}",
+            "steps: [{id: n, run: 'echo g$I >> trace', env: {I: '${{ iteration }}'}}]",
+        ] {
+            let rig = Rig::with(&format!(
+                "steps:\n  - {{id: a, run: 'echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{{file: ev}}]}}\n  - {{id: g, repeat: {{until: iteration == 2, max: 3}}, {group}}}\n"
+            ))
+            .at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, group);
+            assert_eq!(ran(&rig), ["g1", "g2"]);
+            std::fs::remove_file(rig.path("ev")).expect("it was made");
+
+            has_ended(&rig, &["resume", "r", "-q"], 0, group);
+
+            assert_eq!(ran(&rig), ["g1", "g2"], "{store} {group}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What the verdicts about the claims of a step come to.
+
+use crate::id::StepId;
+use crate::record::{Claim, Verdict};
+
+use super::{BranchView, Made};
+
+/// What the evidence of a step comes to.
+pub(super) enum Standing {
+    Holds,
+    Failed { claims: Vec<String>, only_live: bool },
+    Unknown(Vec<String>),
+}
+
+impl BranchView<'_> {
+    /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
+    pub(super) fn standing(&self, step: &StepId) -> Option<Standing> {
+        let mut all = None;
+        for made in self.branch.made().iter().filter(|made| made.step == step) {
+            all = match (all, self.weigh(made)) {
+                (
+                    Some(Standing::Failed { mut claims, only_live }),
+                    Some(Standing::Failed { claims: more, only_live: both }),
+                ) => {
+                    claims.extend(more);
+                    Some(Standing::Failed { claims, only_live: only_live && both })
+                }
+                (Some(Standing::Unknown(mut claims)), Some(Standing::Unknown(more))) => {
+                    claims.extend(more);
+                    Some(Standing::Unknown(claims))
+                }
+                // What could not be checked stops the resume, whatever else is known.
+                (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
+                    Some(unknown)
+                }
+                (Some(failed @ Standing::Failed { .. }), _) | (_, Some(failed @ Standing::Failed { .. })) => {
+                    Some(failed)
+                }
+                (one, other) => one.or(other),
+            };
+        }
+        all
+    }
+
+    /// Weighs the verdicts of one pack; `None` if nothing of it was to be checked.
+    ///
+    /// Of a finished step, a claim that is not checked now (a newer step has the subject) stands as it was committed.
+    /// Of a cut one, only what is checked now counts.
+    pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
+        let Made { step, seq, pack, first } = made;
+        let wanted = self.wanted.get(&(self.branch.branch.clone(), (*step).clone()))?;
+        let places = *first..*first + pack.claims.len();
+        wanted.range(places).next()?;
+        let verdict = |(index, claim): (usize, &Claim)| {
+            if wanted.contains(&(first + index)) {
+                let key = (self.branch.branch.clone(), (*step).clone(), first + index);
+                self.verdicts.get(&key).copied().unwrap_or(Verdict::Unknown)
+            } else if seq.is_some() {
+                claim.verdict
+            } else {
+                Verdict::Skipped
+            }
+        };
+        // What was to be checked neither when the step ended nor now says nothing, and what only warns, nothing that counts.
+        let counts = |(index, claim): &(usize, &Claim)| {
+            let is_left =
+                seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;
+            claim.counts() && !is_left
+        };
+        let weighed: Vec<(&Claim, Verdict)> = pack
+            .claims
+            .iter()
+            .enumerate()
+            .filter(counts)
+            .map(|(index, claim)| (claim, verdict((index, claim))))
+            .collect();
+        let count = |wanted: Verdict| weighed.iter().filter(|(_, verdict)| *verdict == wanted).count();
+        if weighed.is_empty() {
+            return None;
+        }
+        let needed = pack.at_least.map_or(weighed.len(), |least| weighed.len().min(least as usize)).max(1);
+        if count(Verdict::Ok) >= needed {
+            return Some(Standing::Holds);
+        }
+        let with = |wanted: Verdict| weighed.iter().filter(move |(_, verdict)| *verdict == wanted);
+        let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim.title()).collect::<Vec<_>>();
+        if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
+            return Some(Standing::Unknown(names(Verdict::Unknown)));
+        }
+        let only_live = with(Verdict::Failed).all(|(claim, _)| claim.live);
+        Some(Standing::Failed { claims: names(Verdict::Failed), only_live })
+    }
+}
