@@ -71,7 +71,10 @@ pub(super) async fn take_up<P: Program>(
             fan.ended = fan.opened - fan.ended;
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
             let step = &line.shape.steps()[fan.place].id;
-            if !fan.is_complete() || line.uncounted.contains(step) {
+            let entry = line.position.frontier.iter().find(|entry| entry.step == *step);
+            // One that had failed may have ended well in a session that wrote nothing here.
+            let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.dead > 0);
+            if !fan.is_complete() || is_counted || line.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
         }

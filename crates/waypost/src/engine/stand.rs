@@ -195,6 +195,8 @@ struct Scout<'a, P> {
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
+    /// Branches that went back and have failed on the way.
+    fallen: BTreeSet<BranchPath>,
     /// Branches that are to be found, and those above them, whether or not they have anything to show for themselves.
     wishes: Option<&'a Wishes>,
 }
@@ -202,8 +204,8 @@ struct Scout<'a, P> {
 impl<'a, P: Program> Scout<'a, P> {
     fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
         let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let same_joins = BTreeMap::new();
-        Self { engine, program, shape, stays, joins, same_joins, strays, wishes: None }
+        let (same_joins, fallen) = (BTreeMap::new(), BTreeSet::new());
+        Self { engine, program, shape, stays, joins, same_joins, strays, fallen, wishes: None }
     }
 
     /// Says whether a branch is one that is to be found, or above it.
@@ -238,6 +240,7 @@ impl<'a, P: Program> Scout<'a, P> {
         moves: &mut BTreeMap<BranchPath, Move>,
     ) -> Result<(), RunError> {
         self.strays.clear();
+        self.fallen.clear();
         let opens = |known: &Known| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
@@ -265,9 +268,13 @@ impl<'a, P: Program> Scout<'a, P> {
             let Some(stands) = stands else { continue };
             let position = position_of(&stands)?;
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
-            if position.origin != Some(wanted.origin)
-                || (is_given_up && !self.joined_what_is_wanted(&stands, &position).await?)
-            {
+            if position.origin != Some(wanted.origin) {
+                continue;
+            }
+            if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
+                if position.ahead.is_some() {
+                    self.fallen.insert(name);
+                }
                 continue;
             }
             if stands.header().seq != record.header().seq {
@@ -408,7 +415,8 @@ impl<'a, P: Program> Scout<'a, P> {
             child.parent().as_ref() == Some(branch)
                 && opener_of(self.shape, child).as_ref() == Some(&entry.step)
         };
-        let mut joint = Joint::Same;
+        // It had come out well when it was joined.
+        let mut joint = if self.fallen.iter().any(ours) { Joint::Other } else { Joint::Same };
         for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
             // One that is to be taken forward to its end has not ended yet.
             if known.record.header().end.is_none() || moves.contains_key(&known.record.header().branch) {
