@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use waypost::record::{End, Failure, FailureKind, Header, Phase, Reason, Record};
+use waypost::record::{End, Failure, FailureKind, Fan, Header, Phase, Reason, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
@@ -103,34 +103,59 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// Where steps last opened branches, by branch and step, as far as that was asked for.
+/// Where steps last opened branches, by branch and step, as far as that was asked for: the seq, and whether the branch still
+/// has what came of it.
 #[derive(Debug, Default)]
-struct Fans(BTreeMap<(BranchPath, StepId), Option<u64>>);
+struct Fans(BTreeMap<(BranchPath, StepId), Option<(u64, bool)>>);
 
 impl Fans {
-    /// Says whether a branch still counts whose newest record this is: whether it is of the last that `fan` opened.
+    /// Says whether a branch still counts whose newest record this is: whether it is of the last that `fan` opened, which is
+    /// joined, or waited for, and so on upwards.
     async fn counts(
         &mut self,
         store: &dyn Store,
         run: &RunId,
         newest: &Record,
-        fan: (BranchPath, StepId),
+        mut fan: (BranchPath, StepId),
     ) -> Result<bool, Error> {
-        let opened = match self.0.get(&fan) {
-            Some(opened) => *opened,
-            None => {
-                let opened = opened_at(store, run, &fan.0, &fan.1).await?;
-                self.0.insert(fan.clone(), opened);
-                opened
+        let mut origin = newest.position().ok().and_then(|position| position.origin);
+        loop {
+            let counts = match (self.opened(store, run, &fan).await?, origin) {
+                (Some((opened, is_kept)), origin) => is_kept && origin == Some(opened),
+                // Opened in the run that this one began from, and came along.
+                (None, Some(origin)) => has_open(store, run, &fan, origin).await?,
+                (None, None) => false,
+            };
+            let above = fan.0.parent().zip(fan.0.opened_by());
+            let Some((parent, (step, _))) = above.filter(|_| counts) else { return Ok(counts) };
+            origin = store.newest(run, &fan.0).await?.position().ok().and_then(|position| position.origin);
+            fan = (parent, step);
+        }
+    }
+
+    async fn opened(
+        &mut self,
+        store: &dyn Store,
+        run: &RunId,
+        fan: &(BranchPath, StepId),
+    ) -> Result<Option<(u64, bool)>, Error> {
+        if let Some(opened) = self.0.get(fan) {
+            return Ok(*opened);
+        }
+        let (branch, step) = fan;
+        let opened = match opened_at(store, run, branch, step).await? {
+            None => None,
+            Some(opened) => {
+                let position = store.newest(run, branch).await?.position().unwrap_or_default();
+                let entries =
+                    position.frontier.iter().chain(&position.aside).filter(|entry| entry.step == *step);
+                let stands = entries.flat_map(|entry| &entry.fan).flat_map(Fan::each);
+                let mut fans = stands.chain(position.joined.get(step));
+                Some((opened, fans.any(|fan| fan.since == opened)))
             }
         };
-        let origin = newest.position().ok().and_then(|position| position.origin);
-        match (opened, origin) {
-            (Some(opened), origin) => Ok(origin == Some(opened)),
-            // Opened in the run that this one began from, and came along.
-            (None, Some(origin)) => has_open(store, run, &fan, origin).await,
-            (None, None) => Ok(false),
-        }
+        self.0.insert(fan.clone(), opened);
+        Ok(opened)
     }
 }
 
