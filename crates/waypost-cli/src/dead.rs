@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use waypost::record::{End, Failure, FailureKind, Fan, Header, Phase, Reason, Record};
-use waypost::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
+use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
@@ -103,14 +103,13 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// Where steps last opened branches, by branch and step, as far as that was asked for: the seq, and whether the branch still
-/// has what came of it.
+/// The fan-outs that count, by branch and step, as far as that was asked for: what is waited for, and what was joined last.
 #[derive(Debug, Default)]
-struct Fans(BTreeMap<(BranchPath, StepId), Option<(u64, bool)>>);
+struct Fans(BTreeMap<(BranchPath, StepId), BTreeSet<u64>>);
 
 impl Fans {
-    /// Says whether a branch still counts whose newest record this is: whether it is of the last that `fan` opened, which is
-    /// joined, or waited for, and so on upwards.
+    /// Says whether a branch still counts whose newest record this is: whether it is of what `fan` waits for or has joined
+    /// last, and so on upwards.
     async fn counts(
         &mut self,
         store: &dyn Store,
@@ -120,14 +119,11 @@ impl Fans {
     ) -> Result<bool, Error> {
         let mut origin = newest.position().ok().and_then(|position| position.origin);
         loop {
-            let counts = match (self.opened(store, run, &fan).await?, origin) {
-                (Some((opened, is_kept)), origin) => is_kept && origin == Some(opened),
-                // Opened in the run that this one began from, and came along.
-                (None, Some(origin)) => has_open(store, run, &fan, origin).await?,
-                (None, None) => false,
-            };
-            let above = fan.0.parent().zip(fan.0.opened_by());
-            let Some((parent, (step, _))) = above.filter(|_| counts) else { return Ok(counts) };
+            let opened = self.opened(store, run, &fan).await?;
+            if !origin.is_some_and(|origin| opened.contains(&origin)) {
+                return Ok(false);
+            }
+            let Some((parent, (step, _))) = fan.0.parent().zip(fan.0.opened_by()) else { return Ok(true) };
             origin = store.newest(run, &fan.0).await?.position().ok().and_then(|position| position.origin);
             fan = (parent, step);
         }
@@ -138,40 +134,17 @@ impl Fans {
         store: &dyn Store,
         run: &RunId,
         fan: &(BranchPath, StepId),
-    ) -> Result<Option<(u64, bool)>, Error> {
-        if let Some(opened) = self.0.get(fan) {
-            return Ok(*opened);
-        }
+    ) -> Result<&BTreeSet<u64>, Error> {
         let (branch, step) = fan;
-        let opened = match opened_at(store, run, branch, step).await? {
-            None => None,
-            Some(opened) => {
-                let position = store.newest(run, branch).await?.position().unwrap_or_default();
-                let entries =
-                    position.frontier.iter().chain(&position.aside).filter(|entry| entry.step == *step);
-                let stands = entries.flat_map(|entry| &entry.fan).flat_map(Fan::each);
-                let mut fans = stands.chain(position.joined.get(step));
-                Some((opened, fans.any(|fan| fan.since == opened)))
-            }
-        };
-        self.0.insert(fan.clone(), opened);
-        Ok(opened)
+        if !self.0.contains_key(fan) {
+            let position = store.newest(run, branch).await?.position().unwrap_or_default();
+            let entries = position.frontier.iter().chain(&position.aside).filter(|entry| entry.step == *step);
+            let stands = entries.flat_map(|entry| &entry.fan).flat_map(Fan::each);
+            let fans = stands.chain(position.joined.get(step)).map(|fan| fan.since);
+            self.0.insert(fan.clone(), fans.collect());
+        }
+        Ok(&self.0[fan])
     }
-}
-
-/// Says whether a record stands amid the branches of a step.
-async fn has_open(
-    store: &dyn Store,
-    run: &RunId,
-    (branch, step): &(BranchPath, StepId),
-    seq: u64,
-) -> Result<bool, Error> {
-    let record = match store.load(run, branch, seq).await {
-        Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => return Ok(false),
-        record => record?,
-    };
-    let position = record.position().unwrap_or_default();
-    Ok(position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some()))
 }
 
 /// Returns the branches that ended in this phase, and whose newest record `is` of such an end.
