@@ -238,3 +238,153 @@ fn passes_behind_broken_evidence_begin_with_the_first() {
         }
     }
 }
+
+// What happened: after a rollback to a checkpoint at which a payment stood as started, and was still in doubt, it was
+// repeated. Why: who goes on from a checkpoint has decided. What stops it now: who only goes back has not.
+#[test]
+fn a_rollback_does_not_decide_what_became_of_a_step() {
+    for store in STORES {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, {}}}\n  - {{id: pay, idempotent: false, run: 'echo pay >> trace; test -e go || sleep 1000'}}\n",
+            says("a")
+        ))
+        .at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("trace", |text| text.contains("pay"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+        ran(&rig);
+
+        has_ended(&rig, &["rollback", "r@2", "-q"], 0, store);
+
+        has_ended(&rig, &["resume", "r", "-q"], 8, store);
+        has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, store);
+        assert_eq!(ran(&rig), [""; 0], "{store}");
+    }
+}
+
+// What happened: steps that had been skipped, and such as had no items, counted as done. What stops it now: what did nothing
+// is decided anew.
+#[test]
+fn nobody_is_asked_about_what_did_nothing() {
+    for store in STORES {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, {}}}\n  - {{id: b, idempotent: false, if: 'false', {}}}\n  - {{id: e, foreach: {{items: {{run: 'true'}}, steps: [{{id: p, idempotent: false, {}}}]}}}}\n  - {{id: z, {}}}\n",
+            says("a"), says("b"), says("p"), says("z")
+        ))
+        .at(store);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+        ran(&rig);
+
+        has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 0, store);
+
+        assert_eq!(ran(&rig), ["a", "z"], "{store}");
+    }
+}
+
+// What happened: the first step of a run that began from another could not be done again. What stops it now: it need not
+// have been started in this run.
+#[test]
+fn a_step_of_the_run_before_is_done_again_in_a_fork() {
+    for store in STORES {
+        let rig = Rig::with(&format!("steps:\n  - {{id: a, {}}}\n  - {{id: z, {}}}\n", says("a"), says("z")))
+            .at(store);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+        has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 0, store);
+        ran(&rig);
+
+        has_ended(&rig, &["resume", "f", "--from", "a", "-q"], 0, store);
+
+        assert_eq!(ran(&rig), ["a", "z"], "{store}");
+    }
+}
+
+/// Items whose first step has evidence that changes what it gives, and whose second fails while there is a file.
+const BELIEVED_ITEMS: &str = "steps:
+  - id: e
+    foreach:
+      items: [i, j]
+      LIMIT
+      steps:
+        - {id: a, run: 'touch ev-$I; echo v=$RANDOM$RANDOM >> $WAYPOST_OUTPUT', env: {I: '${{ item }}'}, evidence: [{file: 'ev-${{ item }}'}]}
+        - {id: b, run: 'echo b$I >> trace; test ! -e fail', env: {I: '${{ item }}'}}
+  - {id: z, run: 'echo z >> trace'}
+";
+
+// What happened: an item that was done again for its evidence, and failed then, counted as done. Why: of branches that went
+// back, only those that came out well were looked at. What stops it now: one that failed makes the join another.
+#[test]
+fn an_item_that_is_done_again_and_fails_has_failed() {
+    for store in STORES {
+        for (limit, code) in [("", 3), ("on_item_failure: skip", 3), ("max_failures: 0", 1)] {
+            let rig = Rig::with(&BELIEVED_ITEMS.replace("LIMIT", limit)).at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, limit);
+            ran(&rig);
+            std::fs::remove_file(rig.path("ev-i")).expect("it was made");
+            rig.write("fail", "");
+
+            for expect in if code == 3 { [&["bi", "z"][..], &[]] } else { [&["bi"][..], &[]] } {
+                has_ended(&rig, &["resume", "r", "-q"], code, limit);
+                assert_eq!(ran(&rig), expect, "{store} {limit}");
+            }
+
+            std::fs::remove_file(rig.path("fail")).expect("it was made");
+            if limit != "on_item_failure: skip" {
+                has_ended(&rig, &["dead-letters", "retry", "r", "-q"], 0, limit);
+                assert_eq!(ran(&rig), ["bi", "z"], "{store} {limit}");
+            }
+        }
+    }
+}
+
+// What happened: a run whose items had failed and were all done again well, as what comes before them was, ended with exit
+// code 3 for ever. Why: how they had failed was counted on. What stops it now: what begins anew counts anew.
+#[test]
+fn failures_that_were_done_again_count_no_more() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: 'touch ev; echo v=$RANDOM$RANDOM >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
+  - {id: e, foreach: {items: [i, j], steps: [{id: b, run: 'test ! -e fail || test $I = j', env: {I: '${{ item }}'}}]}}
+",
+        )
+        .at(store);
+        rig.write("fail", "");
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 3, store);
+        for file in ["fail", "ev"] {
+            std::fs::remove_file(rig.path(file)).expect("it was made");
+        }
+
+        has_ended(&rig, &["resume", "r", "-q"], 0, store);
+
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+        has_ended(&rig, &["resume", "r", "-q"], 0, store);
+    }
+}
+
+// What happened: an item within one that was begun anew stayed a dead letter, and stood in the way of all others. What stops
+// it now: only what is waited for, or was joined last, counts.
+#[test]
+fn what_was_left_behind_is_no_dead_letter() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps: [{id: e, foreach: {items: [x], steps: [{id: p, run: 'test ! -e fail-p'}, {id: in, foreach: {items: [u], steps: [{id: q, run: 'test ! -e fail-q'}]}}]}}]\n",
+        )
+        .at(store);
+        rig.write("fail-q", "");
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 3, store);
+        rig.write("fail-p", "");
+        has_ended(&rig, &["resume", "r", "--from", "e", "-q"], 3, store);
+
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+
+        let keys: Vec<_> =
+            letters["items"].as_array().into_iter().flatten().map(|item| item["key"].clone()).collect();
+        assert_eq!(keys, ["x"], "{store}");
+        for file in ["fail-p", "fail-q"] {
+            std::fs::remove_file(rig.path(file)).expect("it was made");
+        }
+        has_ended(&rig, &["dead-letters", "retry", "r", "-q"], 0, store);
+    }
+}

@@ -68,8 +68,8 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let step = &shape.steps()[place];
         let entry = position.frontier.iter().position(|entry| entry.step == step.id);
         let entry = entry.map(|at| position.frontier.remove(at));
+        let was_done = position.did(&step.id) && !unfinished.has(place) || position.undone.contains(&step.id);
         position.ledger.remove(&step.id);
-        let was_done = !unfinished.has(place) || position.undone.contains(&step.id);
         if asks && !named.contains(&place) && step.must_ask_again(was_done, entry.as_ref()) {
             // What it gave stays: a person may say that it still holds.
             let begun = entry.filter(FrontierEntry::is_begun);
@@ -182,7 +182,12 @@ pub(super) async fn from_step(
     base: &mut Base,
     (step, asks): (&StepId, bool),
 ) -> Result<Draft, RunError> {
-    aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
+    // Also one that ended in the run that this one began from.
+    let ended =
+        shape.place(step.as_str()).is_some_and(|place| !Unfinished::of(shape, &base.position).has(place));
+    if !ended {
+        aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
+    }
     let place = place_of(shape, &base.position, step, &format!("run {}", base.record.header().run))?;
     let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };

@@ -40,8 +40,8 @@ pub(super) async fn go_back(
     }
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
-    // Whoever goes back to a checkpoint has seen what comes next there.
-    let cut = if step.is_some() { cut_in(&base.position, shape) } else { Vec::new() };
+    // Whoever goes on from a checkpoint has seen what comes next there; who only goes back is asked when the run goes on.
+    let cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
     for entry in &mut position.frontier {
         entry.back_to_work();
         let is_named = step == Some(&entry.step);

@@ -86,7 +86,7 @@ pub(super) async fn open_again(
     let unfinished = Unfinished::of(shape, &known.position);
     for (place, step) in shape.steps().iter().enumerate().filter(|(at, _)| *at != place && after.has(*at)) {
         let known = known.position.frontier.iter().find(|entry| entry.step == step.id);
-        if !retries && step.must_ask_again(!unfinished.has(place), known) {
+        if !retries && step.must_ask_again(!unfinished.has(place) && position.did(&step.id), known) {
             position.ask_about(&step.id, known.filter(|entry| entry.is_begun()).cloned());
         }
     }
@@ -266,6 +266,7 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
     let (mut finished, mut changed) = (vec![false; count], vec![false; count]);
     let (mut frontier, mut is_complete) = (Vec::new(), true);
     let (mut forgotten, mut asked) = (Vec::new(), BTreeSet::new());
+    let (mut joined, mut dead) = (now.joined.clone(), now.dead);
     let around = around(shape, now);
     for place in shape.order() {
         let step = &shape.steps()[place].id;
@@ -300,13 +301,16 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
             anew.at.epoch = done.epoch;
             anew.at.iteration = shape.first_iteration(place, around);
             let entry = here.unwrap_or_else(|| anew.clone());
-            let is_first = entry.at.attempt == 0 && entry.fan.is_none();
-            if was_finished
-                && is_first
-                && shape.share_loop(place, place)
+            let is_first = entry.at.attempt == 0
+                && entry.fan.is_none()
                 && entry.at.iteration == anew.at.iteration
-            {
-                forgotten.push(Forget::Step(step.clone()));
+                && !now.undone.contains(step);
+            if was_finished && is_first {
+                if shape.share_loop(place, place) {
+                    forgotten.push(Forget::Step(step.clone()));
+                }
+                // How its branches ended is not counted twice.
+                dead -= joined.remove(step).map_or(0, |fan| fan.dead_in_all()).min(dead);
             }
             frontier.push(entry);
         }
@@ -318,7 +322,7 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
     let reuses = names(&frontier) != names(&now.frontier);
     let is_same = !changed.contains(&true);
     let ahead = now.ahead.filter(|_| !is_complete || !is_same);
-    let mut position = Position { frontier, ahead, ..now.clone() };
+    let mut position = Position { frontier, ahead, joined, dead, ..now.clone() };
     // Nobody is asked about what is used again.
     position.undone.retain(|step| asked.contains(step));
     position.aside.retain(|entry| asked.contains(&entry.step));

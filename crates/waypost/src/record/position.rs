@@ -63,6 +63,12 @@ pub struct Position {
 }
 
 impl Position {
+    /// Says whether a finished step did something: it was not skipped, and what it opens had branches.
+    pub(crate) fn did(&self, step: &StepId) -> bool {
+        let is_skipped = matches!(self.ledger.get(step), Some(Settled::Skipped(_)));
+        !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
+    }
+
     /// Has a person asked about a step when it comes next. `entry` is where it stood, if it was begun and is not finished.
     pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
         if self.undone.insert(step.clone()) {
