@@ -9,11 +9,13 @@ use jiff::Timestamp;
 use crate::exit::Exit;
 use crate::time;
 
+mod evidence;
 mod exchange;
 mod letters;
 mod scripts;
 mod steps;
 
+pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
     ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
 };
@@ -109,6 +111,9 @@ pub(crate) enum Command {
     /// Look at items that failed for good, and try them again or leave it at that
     #[command(subcommand)]
     DeadLetters(DeadLetters),
+    /// Find evidence for a step in what it wrote, and accept evidence as it is found
+    #[command(subcommand)]
+    Evidence(Evidence),
     /// Answer what a run asks
     Answer(AnswerArgs),
     /// Send a signal to a run, for a step that waits for it

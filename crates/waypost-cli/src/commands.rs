@@ -34,6 +34,7 @@ mod detach;
 mod doctor;
 mod event;
 mod events;
+mod evidence;
 mod export;
 mod import;
 mod import_workflow;
@@ -228,6 +229,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Delete(args) => delete::delete(context, args).await,
         Command::Prune(args) => prune::prune(context, args).await,
         Command::DeadLetters(command) => dead_letters::dead_letters(context, command).await,
+        Command::Evidence(command) => evidence::evidence(context, command).await,
         Command::Answer(args) => answer::answer(context, args).await,
         Command::Signal(args) => answer::signal(context, args).await,
         Command::Rollback(args) => travel::rollback(context, args).await,

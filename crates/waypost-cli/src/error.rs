@@ -175,6 +175,16 @@ pub(crate) enum Error {
         /// How many steps it has, in words.
         steps: String,
     },
+    /// Something else has to be done again first, as it does not hold any more.
+    #[error("run {run} cannot work on items again: step `{step}` comes first: {cause}")]
+    Broken {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: waypost::StepId,
+        /// Why, in words.
+        cause: String,
+    },
     /// The steps of a run have used more than they may.
     #[error("run {run} has passed its budget ({passed}), so that no step of it is started")]
     Budget {
@@ -408,6 +418,11 @@ impl Error {
                     "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
                     crate::place::quoted(&file.display().to_string())
                 )),
+            ),
+            Self::Broken { run, .. } => (
+                "evidence_failed",
+                Exit::Evidence,
+                Some(format!("have it done again with `waypost resume {run}`, and then try the items again")),
             ),
             Self::Budget { run, .. } => (
                 "budget",

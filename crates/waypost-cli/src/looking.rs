@@ -1,8 +1,10 @@
 //! What the evidence of a run comes to now, for commands that only look.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
+use waypost::StepId;
 use waypost::engine::{Engine, Look, Snapshot};
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::Occasion;
@@ -24,14 +26,59 @@ pub(crate) async fn look(
     if !chosen.shape.has_evidence() {
         return Ok(Look::default());
     }
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    Ok(engine.look(&program, snapshot, occasion).await?)
+}
+
+/// Makes what looks at a run: nothing of it is run.
+fn to_look(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+) -> Result<(Engine, WorkflowProgram), Error> {
     let frozen = snapshot.entry.record.record();
     let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
     let mut local = Local::look()?;
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
-    let engine = Engine::new(Arc::clone(store)).with_verifier(waypost_evidence::verifier());
-    Ok(engine.look(&program, snapshot, occasion).await?)
+    Ok((Engine::new(Arc::clone(store)).with_verifier(waypost_evidence::verifier()), program))
+}
+
+/// Pins the evidence of a finished step as it is found now; returns how many packs were.
+pub(crate) async fn accept(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    step: &StepId,
+) -> Result<usize, Error> {
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    Ok(engine.accept_program(&program, &snapshot.entry.summary.run, step).await?)
+}
+
+/// Takes finished steps as done whose evidence does not hold and that must not be repeated blindly, as a person says. Says
+/// which those are.
+pub(crate) async fn believe(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    plan: &Plan,
+) -> Result<BTreeSet<StepId>, Error> {
+    let is_held = |decision: &&Decision| {
+        let shape = chosen.shape.of_branch(&decision.branch);
+        let careful =
+            shape.and_then(|shape| shape.step(decision.step.as_str())).is_some_and(|step| !step.idempotent);
+        careful && matches!(decision.cause, Cause::EvidenceFailed(_))
+    };
+    let held: BTreeSet<StepId> =
+        plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect();
+    if !held.is_empty() {
+        let (engine, program) = to_look(store, snapshot, chosen)?;
+        for step in &held {
+            engine.believe_program(&program, &snapshot.entry.summary.run, step).await?;
+        }
+    }
+    Ok(held)
 }
 
 /// Puts into a plan what was found beside the verdicts.

@@ -468,6 +468,28 @@ pub(crate) struct MarkedView {
     pub(crate) label: Option<String>,
 }
 
+/// The answer of `evidence accept`.
+#[derive(Debug, Serialize)]
+pub(crate) struct AcceptedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) step: String,
+    /// On how many branches, and in how many passes, evidence was pinned anew.
+    pub(crate) accepted: usize,
+}
+
+/// The answer of `evidence suggest`.
+#[derive(Debug, Serialize)]
+pub(crate) struct SuggestedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) step: String,
+    /// As it would stand in the workflow file.
+    pub(crate) evidence: Vec<Value>,
+    /// There was more than is listed.
+    pub(crate) more: bool,
+}
+
 /// The answer of `logs`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogsView {

@@ -10,7 +10,7 @@ use waypost::engine::{
     StopHandle, Then,
 };
 use waypost::folder::REPORT;
-use waypost::plan::Action;
+use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Occasion, RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -270,8 +270,11 @@ impl Prepared {
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
-                if args.treat_as.is_some() {
-                    refuse_without_doubt(context, store, &snapshot, &chosen).await?;
+                if let Some(treat_as) = args.treat_as {
+                    decide(context, store, &snapshot, &chosen, treat_as).await?;
+                }
+                if !args.retry.is_empty() {
+                    refuse_broken(context, store, &snapshot, &chosen).await?;
                 }
                 if !args.set.is_empty() && !args.restart {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
@@ -417,23 +420,22 @@ async fn refuse_beyond_budget(
     }
 }
 
-/// Refuses a decision that nobody asked for.
-async fn refuse_without_doubt(
+/// Takes a decision about evidence, and refuses one that nobody asked for.
+async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
+    treat_as: TreatAs,
 ) -> Result<(), Error> {
-    if chosen.shape.has_evidence() {
-        // What is asked for the sake of evidence may be found only on the way.
-        return Ok(());
-    }
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
-    let plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    if look.ended.iter().any(|decision| decision.action == Action::Ask) {
+    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
+    looking::tell_in(&mut plan, look);
+    if treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty() {
         return Ok(());
     }
-    if plan.questions().next().is_some() {
+    // What is asked for the sake of evidence may be found only on the way.
+    if chosen.shape.has_evidence() || plan.questions().next().is_some() {
         return Ok(());
     }
     Err(Error::usage(
@@ -443,6 +445,29 @@ async fn refuse_without_doubt(
         ),
         "leave `--treat-as` out",
     ))
+}
+
+/// Refuses to work on items again where the evidence of finished steps does not hold any more: those come first.
+async fn refuse_broken(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+) -> Result<(), Error> {
+    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
+    looking::tell_in(&mut plan, look);
+    let is_broken = |decision: &&Decision| {
+        decision.action == Action::Run && matches!(decision.cause, Cause::EvidenceFailed(_))
+    };
+    match plan.decisions.iter().find(is_broken) {
+        None => Ok(()),
+        Some(decision) => Err(Error::Broken {
+            run: snapshot.entry.summary.run.clone(),
+            step: decision.step.clone(),
+            cause: decision.cause.to_string(),
+        }),
+    }
 }
 
 /// Refuses to go on from less than the run has told: what was finished since would be done again unasked.

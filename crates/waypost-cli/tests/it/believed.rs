@@ -89,3 +89,114 @@ fn evidence_of_before_settles_no_doubt() {
         assert_eq!(rig.read("trace"), "pay1\npay2\n", "{store}");
     }
 }
+
+// What happened: a step that must not be repeated and whose evidence was gone was asked about for ever: "done" was not
+// taken. What stops it now: a person's word counts, from then on.
+#[test]
+fn a_person_says_that_a_step_is_done_whose_evidence_is_gone() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for pay in ["", "foreach: {items: [x], steps: [", "repeat: {until: iteration >= 1, max: 1}, steps: ["]
+        {
+            let inner =
+                "{id: pay, idempotent: false, run: 'echo pay >> trace; touch ev', evidence: [{file: ev}]}";
+            let flow = match pay {
+                "" => format!("steps:\n  - {inner}\n  - {{id: z, run: 'echo z >> trace; test -e go'}}\n"),
+                _ if pay.starts_with("foreach") => {
+                    format!(
+                        "steps:\n  - {{id: o, {pay}{inner}]}}}}\n  - {{id: z, run: 'echo z >> trace; test -e go'}}\n"
+                    )
+                }
+                _ => format!(
+                    "steps:\n  - {{id: o, {pay}{inner}]}}\n  - {{id: z, run: 'echo z >> trace; test -e go'}}\n"
+                ),
+            };
+            let rig = Rig::with(&flow).at(store);
+            assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1), "{flow}");
+            std::fs::remove_file(rig.path("ev")).expect("the step made it");
+            rig.write("go", "");
+            assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(8), "{flow}");
+
+            let told = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+            assert_eq!(told.status.code(), Some(0), "{store} {flow}: {}", rig.told(&told));
+            assert_eq!(rig.read("trace"), "pay\nz\nz\n", "{store} {flow}");
+            assert_eq!(
+                rig.call(&["resume", "r", "-q"]).status.code(),
+                Some(0),
+                "it is believed from then on"
+            );
+            assert_eq!(rig.call(&["verify", "r", "-q"]).status.code(), Some(0), "{flow}");
+        }
+    }
+}
+
+// A file that a person changed is pinned as it is now; what is claimed to be so is not made so by a word.
+#[test]
+fn evidence_is_accepted_as_it_is_found() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:\n  - {id: a, run: 'echo a >> trace; echo one > out', evidence: [{sha256: out}, {file: said}]}\n  - {id: b, run: echo b >> trace}\n",
+        )
+        .at(store);
+        rig.write("said", "");
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+        rig.write("out", "two\n");
+        assert_eq!(rig.call(&["verify", "r", "-q"]).status.code(), Some(4));
+
+        let accepted = rig.json(&["evidence", "accept", "r", "a", "--json"]);
+
+        assert_eq!((&accepted["step"], &accepted["accepted"]), (&"a".into(), &1.into()));
+        assert_eq!(rig.call(&["verify", "r", "-q"]).status.code(), Some(0), "{store}");
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+        assert_eq!((rig.read("trace"), rig.read("out")), ("a\nb\n".to_owned(), "two\n".to_owned()));
+        let again = rig.told(&rig.call(&["evidence", "accept", "r", "a"]));
+        assert!(again.contains("Nothing to accept"), "{again}");
+        std::fs::remove_file(rig.path("said")).expect("it was written");
+        let refused = rig.call(&["evidence", "accept", "r", "a"]);
+        assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+        assert!(rig.told(&refused).contains("said"), "{}", rig.told(&refused));
+        assert_eq!(rig.call(&["evidence", "accept", "r", "nobody"]).status.code(), Some(5));
+    }
+}
+
+// What a step wrote is suggested, and what it suggests is believed when it is put into the file.
+#[test]
+fn evidence_is_suggested_by_what_a_step_wrote() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'sleep 0.1; mkdir -p out; echo x > out/a.txt; : > empty; sleep 0.1'}\n  - {id: b, run: 'sleep 0.1; echo b > b.txt'}\n",
+    );
+    rig.write("before", "x");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+    let told = rig.call(&["evidence", "suggest", "r", "a"]);
+
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert_eq!(text, "evidence:\n  - file: \"empty\"  # 0 B\n  - sha256: \"out/a.txt\"  # 2 B\n");
+    let json = rig.json(&["evidence", "suggest", "r", "b", "--json"]);
+    assert_eq!(json["evidence"], serde_json::json!([{"sha256": "b.txt"}]));
+    rig.write(
+        "other.yaml",
+        &format!("steps:\n  - id: a\n    run: echo\n    {}", text.replace('\n', "\n    ")),
+    );
+    assert_eq!(rig.call(&["check", "other.yaml"]).status.code(), Some(0));
+}
+
+// What happened: a retry of dead letters asked a person about a step that may simply run again, and "done" ran it. What stops
+// it now: it says that a resume comes first.
+#[test]
+fn items_are_tried_again_when_what_is_done_holds() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}\n  - {id: e, foreach: {items: [x], steps: [{id: b, run: 'echo b >> trace; test -e go'}]}}\n",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+    std::fs::remove_file(rig.path("ev")).expect("the step made it");
+    rig.write("go", "");
+
+    let refused = rig.call(&["dead-letters", "retry", "r"]);
+
+    assert_eq!(refused.status.code(), Some(4), "{}", rig.told(&refused));
+    assert!(rig.told(&refused).contains("waypost resume r"), "{}", rig.told(&refused));
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(3));
+    assert_eq!(rig.call(&["dead-letters", "retry", "r", "-q"]).status.code(), Some(0));
+    assert_eq!(rig.read("trace"), "a\nb\na\nb\n");
+}

@@ -1,13 +1,13 @@
 //! Accepting what is found: a person says that a file may be as it is now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{Claim, Ending, Pack, Phase, Reason, Record, Verdict};
+use crate::record::{Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
@@ -19,6 +19,15 @@ use super::{Engine, OnUnknown, Program, RunError};
 
 /// Key of the progress that carries accepted evidence.
 const ACCEPTED_KEY: &str = "evidence accepted";
+
+/// What a person says about evidence that does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// What is there now is right: it is pinned.
+    Pinned,
+    /// The step is done all the same.
+    Done,
+}
 
 impl Engine {
     /// Takes the evidence of a finished step as it is found now: what was pinned is pinned anew, on a person's word, so
@@ -37,12 +46,36 @@ impl Engine {
         run: &RunId,
         step: &StepId,
     ) -> Result<usize, RunError> {
+        self.accept_as(program, run, (step, Word::Pinned)).await
+    }
+
+    /// Takes a finished step as done although its evidence does not hold, or cannot be checked, on a person's word: of the
+    /// claims that are not `ok` now, none is checked again before a resume. Otherwise as
+    /// [`accept_program`](Self::accept_program); returns how many packs were taken so.
+    ///
+    /// # Errors
+    /// As of [`accept_program`](Self::accept_program), but for what does not hold.
+    pub async fn believe_program<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        step: &StepId,
+    ) -> Result<usize, RunError> {
+        self.accept_as(program, run, (step, Word::Done)).await
+    }
+
+    async fn accept_as<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        (step, word): (&StepId, Word),
+    ) -> Result<usize, RunError> {
         if !program.shape().has_anywhere(step) {
             return Err(RunError::InvalidStep(step.clone()));
         }
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        let accepted = self.accept_under(program, &lease, step).await;
+        let accepted = self.accept_under(program, &lease, (step, word)).await;
         match accepted {
             // The batch gave the lease back.
             Ok(count) if count > 0 => Ok(count),
@@ -57,7 +90,7 @@ impl Engine {
         &self,
         program: &P,
         lease: &Lease,
-        step: &StepId,
+        (step, word): (&StepId, Word),
     ) -> Result<usize, RunError> {
         let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
@@ -75,7 +108,7 @@ impl Engine {
         let site = self.site(run);
         let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
         for broken in &meant {
-            let pack = self.repinned(lease.run(), broken, &site).await?;
+            let pack = self.repinned(lease.run(), (broken, word), &site).await?;
             packs.entry(broken.branch.clone()).or_default().push((broken.seq, pack));
         }
         if meant.is_empty() {
@@ -94,8 +127,13 @@ impl Engine {
         Ok(meant.len())
     }
 
-    /// Pins the evidence of a record anew.
-    async fn repinned(&self, run: &RunId, broken: &Broken, site: &Site) -> Result<Pack, RunError> {
+    /// Pins the evidence of a record anew, or leaves out of it what does not hold.
+    async fn repinned(
+        &self,
+        run: &RunId,
+        (broken, word): (&Broken, Word),
+        site: &Site,
+    ) -> Result<Pack, RunError> {
         let made = self.store.load(run, &broken.branch, broken.seq).await?;
         let accepted = accepted_on(self.store.as_ref(), made.header()).await?.remove(&broken.seq);
         let code = match &made.header().phase {
@@ -104,6 +142,16 @@ impl Engine {
         };
         let claimed = accepted.or_else(|| made.header().evidence.clone());
         let mut pack = claimed.unwrap_or_else(|| Pack::all([]));
+        if word == Word::Done {
+            let checked = self.verifier.verify(&pack, &site.clone().with_exit_code(code)).await;
+            for (claim, found) in pack.claims.iter_mut().zip(checked.claims) {
+                if found.verdict != Verdict::Ok {
+                    // As it was when the step ended.
+                    claim.terms.at = BTreeSet::from([Occasion::Commit]);
+                }
+            }
+            return Ok(pack);
+        }
         let open = |claim: Claim| if claim.pinned { claim.pinning() } else { claim };
         pack.claims = pack.claims.into_iter().map(open).collect();
         let pinned = self.verifier.commit(&pack, &site.clone().with_exit_code(code)).await;

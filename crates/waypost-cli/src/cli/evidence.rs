@@ -1,0 +1,19 @@
+//! What can be asked about the evidence of a step.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Evidence {
+    /// Print evidence for the workflow file, made of the files that the step wrote
+    Suggest(EvidenceArgs),
+    /// Pin what is there now: the step is believed by it from then on, and does not run again
+    Accept(EvidenceArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvidenceArgs {
+    /// Run, `@` for the newest, or the beginning of its name
+    pub(crate) run: String,
+    /// Step, on whatever branch
+    pub(crate) step: String,
+}

@@ -1,0 +1,170 @@
+//! `waypost evidence`: what a step can be believed by, and a person's word that it may be as it is.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use waypost::engine::Snapshot;
+use waypost::record::{Phase, Record};
+use waypost::store::{Store, StoreExt as _};
+use waypost::{RunId, StepId};
+
+use super::Context;
+use crate::cli::{Evidence, EvidenceArgs};
+use crate::definition::{Choice, choose};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::looking;
+use crate::place::{self, Access};
+use crate::reference::{Default, find};
+use crate::size;
+use crate::view::{AcceptedView, SuggestedView, VERSION};
+
+/// How many files are suggested at most.
+const SUGGESTED_MAX: usize = 20;
+/// How many files and folders are looked at at most.
+const LOOKED_AT_MAX: usize = 100_000;
+/// Times of files are not finer than this everywhere.
+const TIMES_DIFFER: Duration = Duration::from_millis(20);
+
+pub(crate) async fn evidence(context: &Context, command: Evidence) -> Result<Exit, Error> {
+    match command {
+        Evidence::Suggest(args) => suggest(context, args).await,
+        Evidence::Accept(args) => accept(context, args).await,
+    }
+}
+
+async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Write)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look())?;
+    let step = step_of(&run, &args.step, chosen.workflow.step(&args.step).is_some())?;
+    let accepted = looking::accept(&store, &snapshot, &chosen, &step).await?;
+    if context.output.json {
+        let (run, step) = (run.to_string(), step.to_string());
+        context.output.document(&AcceptedView { v: VERSION, run, step, accepted })?;
+        return Ok(Exit::Done);
+    }
+    context.output.answer(&match accepted {
+        0 => format!("Nothing to accept: the evidence of step {step} holds, or it has none."),
+        1 => format!("The evidence of step {step} is pinned as it is found now."),
+        count => format!("The evidence of step {step} is pinned as it is found now, {count} times."),
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look())?;
+    let step = step_of(&run, &args.step, chosen.workflow.step(&args.step).is_some())?;
+    let (begun, ended) = times(store.as_ref(), &run, &step).await?;
+    let frozen = snapshot.entry.record.record();
+    let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let mut written = written_between(&base, begun, ended);
+    let more = written.len() > SUGGESTED_MAX;
+    written.truncate(SUGGESTED_MAX);
+    if context.output.json {
+        let evidence = written.iter().map(Written::claim).collect();
+        let (run, step) = (run.to_string(), step.to_string());
+        context.output.document(&SuggestedView { v: VERSION, run, step, evidence, more })?;
+        return Ok(Exit::Done);
+    }
+    if written.is_empty() {
+        let folder = base.display();
+        let text = format!("Step {step} wrote no file below {folder} that is there as it left it.");
+        context.output.answer(&text)?;
+        return Ok(Exit::Done);
+    }
+    let mut text = String::from("evidence:\n");
+    for file in &written {
+        let key = if file.bytes == 0 { "file" } else { "sha256" };
+        // A text of JSON is one of YAML.
+        let path = json!(file.path);
+        text.push_str(&format!("  - {key}: {path}  # {}\n", size::shown(file.bytes)));
+    }
+    if more {
+        text.push_str(&format!("  # and more than {SUGGESTED_MAX} in all\n"));
+    }
+    context.output.answer(text.trim_end())?;
+    Ok(Exit::Done)
+}
+
+fn step_of(run: &RunId, name: &str, is_there: bool) -> Result<StepId, Error> {
+    let step = StepId::new(name).ok().filter(|_| is_there);
+    step.ok_or_else(|| Error::NotFound {
+        what: format!("there is no step `{name}` in run {run}"),
+        hint: Some(format!("`waypost show {run}` lists its steps")),
+    })
+}
+
+/// Returns when a step last began and ended, on whatever branch.
+async fn times(store: &dyn Store, run: &RunId, step: &StepId) -> Result<(SystemTime, SystemTime), Error> {
+    let mut found = None;
+    for branch in store.branches(run).await? {
+        let newest = store.newest(run, &branch).await?.header().seq;
+        let ends = |record: &Record| {
+            let header = record.header();
+            header.step.as_ref() == Some(step) && matches!(header.phase, Phase::Completed(_))
+        };
+        let Some(end) = store.find_back(run, &branch, newest, &ends).await? else { continue };
+        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
+        let Some(start) = store.find_back(run, &branch, end.header().seq, &starts).await? else { continue };
+        let times = (start.header().created_at, end.header().created_at);
+        if found.is_none_or(|(_, ended)| ended < times.1) {
+            found = Some(times);
+        }
+    }
+    let (begun, ended) = found.ok_or_else(|| {
+        Error::usage(
+            format!("step `{step}` of run {run} has not ended, so that it cannot be told what it wrote"),
+            "run it first",
+        )
+    })?;
+    Ok((SystemTime::from(begun) - TIMES_DIFFER, SystemTime::from(ended) + TIMES_DIFFER))
+}
+
+/// A file as a step left it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Written {
+    path: String,
+    bytes: u64,
+}
+
+impl Written {
+    fn claim(&self) -> Value {
+        if self.bytes == 0 { json!({ "file": self.path }) } else { json!({ "sha256": self.path }) }
+    }
+}
+
+/// Finds the files below a folder that were last written in a span of time, in the order of their paths. Links are not
+/// followed; what Waypost and Git keep for themselves is passed over, and so is what is no text as a path.
+fn written_between(base: &Path, begun: SystemTime, ended: SystemTime) -> Vec<Written> {
+    let mut open: Vec<PathBuf> = vec![base.to_owned()];
+    let (mut found, mut looked_at) = (Vec::new(), 0);
+    while let Some(folder) = open.pop() {
+        // What cannot be read was not written by a step that ran as the same user.
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            looked_at += 1;
+            let name = entry.file_name();
+            let Ok(kind) = entry.file_type() else { continue };
+            if looked_at > LOOKED_AT_MAX || name == ".waypost" || name == ".git" {
+                continue;
+            }
+            if kind.is_dir() {
+                open.push(entry.path());
+                continue;
+            }
+            let Some(metadata) = entry.metadata().ok().filter(|_| kind.is_file()) else { continue };
+            let is_within = metadata.modified().is_ok_and(|at| begun <= at && at <= ended);
+            let path = entry.path();
+            let path = path.strip_prefix(base).ok().and_then(Path::to_str).filter(|_| is_within);
+            found.extend(path.map(|path| Written { path: path.to_owned(), bytes: metadata.len() }));
+        }
+    }
+    found.sort();
+    found
+}
