@@ -14,6 +14,7 @@ mod exchange;
 mod letters;
 mod scripts;
 mod steps;
+mod travel;
 
 pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
@@ -22,6 +23,7 @@ pub(crate) use exchange::{
 pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
+pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 
 /// Most lines that one listing gives: what a store gives as one page.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -422,41 +424,6 @@ pub(crate) struct PruneArgs {
     /// Do not ask before runs are deleted
     #[arg(short, long)]
     pub(crate) yes: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RollbackArgs {
-    /// Checkpoint to go back to: RUN@SEQ or RUN@LABEL
-    pub(crate) checkpoint: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ForkArgs {
-    /// Checkpoint to begin with: RUN@SEQ or RUN@LABEL, or a run for its newest
-    pub(crate) checkpoint: String,
-    /// Go on with this workflow file; finished steps that it touches run again, with all after them
-    #[arg(long, value_name = "FILE")]
-    pub(crate) with: Option<PathBuf>,
-    /// Set a parameter of the new run to something else; may be repeated
-    #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
-    pub(crate) params: Vec<(String, String)>,
-    /// Name the new run [default: the workflow's name with four random characters]
-    #[arg(long, value_name = "RUN")]
-    pub(crate) id: Option<String>,
-    /// Label the new run, besides the labels of the other; may be repeated
-    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
-    pub(crate) labels: Vec<(String, String)>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
-    pub(crate) wait: Duration,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DiffArgs {
-    /// Checkpoint: RUN@SEQ or RUN@LABEL, or a run for its newest
-    pub(crate) before: String,
-    /// The other one
-    pub(crate) after: String,
 }
 
 #[derive(Debug, Args)]

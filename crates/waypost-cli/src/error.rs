@@ -175,6 +175,16 @@ pub(crate) enum Error {
         /// How many steps it has, in words.
         steps: String,
     },
+    /// Finished steps are not to be believed at a checkpoint.
+    #[error("evidence at {at} {why}")]
+    Unverified {
+        /// The checkpoint.
+        at: String,
+        /// How it stands, and which claims.
+        why: String,
+        /// What to do next.
+        hint: String,
+    },
     /// Something else has to be done again first, as it does not hold any more.
     #[error("run {run} cannot work on items again: step `{step}` comes first: {cause}")]
     Broken {
@@ -419,6 +429,7 @@ impl Error {
                     crate::place::quoted(&file.display().to_string())
                 )),
             ),
+            Self::Unverified { hint, .. } => ("evidence_failed", Exit::Evidence, Some(hint.clone())),
             Self::Broken { run, .. } => (
                 "evidence_failed",
                 Exit::Evidence,

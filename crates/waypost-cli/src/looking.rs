@@ -7,7 +7,7 @@ use serde_json::Value;
 use waypost::StepId;
 use waypost::engine::{Engine, Look, Snapshot};
 use waypost::plan::{Action, Cause, Decision, Plan};
-use waypost::record::Occasion;
+use waypost::record::{Occasion, Record};
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowProgram;
 
@@ -28,6 +28,35 @@ pub(crate) async fn look(
     }
     let (engine, program) = to_look(store, snapshot, chosen)?;
     Ok(engine.look(&program, snapshot, occasion).await?)
+}
+
+/// Checks the evidence of what is finished at a checkpoint of the main branch, as a resume from there would.
+pub(crate) async fn look_at(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    record: &Record,
+) -> Result<Look, Error> {
+    if !chosen.shape.has_evidence() {
+        return Ok(Look::default());
+    }
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    Ok(engine.look_at(&program, snapshot, (record, Occasion::Resume)).await?)
+}
+
+/// Names the finished steps whose evidence does not hold, or could not be checked, with the claims; none if there is none.
+pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
+    let meant =
+        look.doubted.iter().filter(|found| matches!(found.cause, Cause::EvidenceUnknown(_)) == is_unknown);
+    let named: Vec<String> = meant
+        .map(|found| match &found.cause {
+            Cause::EvidenceFailed(claims) | Cause::EvidenceUnknown(claims) => {
+                format!("step `{}` ({})", found.step, claims.join(", "))
+            }
+            _ => format!("step `{}`", found.step),
+        })
+        .collect();
+    (!named.is_empty()).then_some(named)
 }
 
 /// Makes what looks at a run: nothing of it is run.

@@ -400,6 +400,8 @@ pub(crate) struct RolledBackView {
     /// The checkpoint that says so.
     pub(crate) at: String,
     pub(crate) status: RunStatus,
+    /// What a resume does from there; nothing where the run stood there already.
+    pub(crate) decisions: Vec<DecisionView>,
 }
 
 /// The answer of `diff`.

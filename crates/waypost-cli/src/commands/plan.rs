@@ -177,7 +177,11 @@ pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String>
     cancelled.into_iter().chain(missing).chain(told).collect()
 }
 
-async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot) -> Result<Plan, Error> {
+pub(super) async fn planned(
+    context: &Context,
+    shared: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+) -> Result<Plan, Error> {
     let store = shared.as_ref();
     let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);

@@ -13,52 +13,156 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 use super::Context;
 use super::branched::{Params, id_of, tell_of_pending};
 use super::resume::Prepared;
-use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs};
+use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::definition::{Chosen, of_fork};
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::looking;
 use crate::place::{self, Access, kept};
 use crate::reference::{Default as Meant, Reference};
 use crate::surroundings::{self, Local};
-use crate::view::{DiffView, RolledBackView, VERSION};
+use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let (run, checkpoint) = Reference::parse(&args.checkpoint)?.locate(store.as_ref(), Meant::Newest).await?;
-    let Some((branch, seq)) = checkpoint else {
-        return Err(Error::usage(
-            format!("`{}` names no checkpoint to go back to", args.checkpoint),
-            format!("write {run}@SEQ; `waypost checkpoints {run}` lists them"),
-        ));
+    let (branch, seq) = match (args.to, checkpoint) {
+        (Some(RollbackTo::Verified), None) => match verified(&store, &run).await? {
+            Some(seq) => (BranchPath::main(), seq),
+            None => return nothing_to_undo(context, store.as_ref(), &run).await,
+        },
+        (Some(_), Some(_)) => {
+            return Err(Error::usage(
+                format!("`{}` names a checkpoint already", args.checkpoint),
+                format!("write `waypost rollback {run} --to verified`, or leave `--to` out"),
+            ));
+        }
+        (None, Some(checkpoint)) => checkpoint,
+        (None, None) => {
+            return Err(Error::usage(
+                format!("`{}` names no checkpoint to go back to", args.checkpoint),
+                format!("write {run}@SEQ; `waypost checkpoints {run}` lists them"),
+            ));
+        }
     };
     on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "goes back on")?;
     // Whether it is there is asked before anything is taken.
-    store.load(&run, &branch, seq).await?;
+    let target = store.load(&run, &branch, seq).await?;
+    refuse_unverified(&store, &target, args.redo).await?;
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let prepared = Prepared::of(context, &store, &run, &resume).await?;
     let newest = store.newest(&run, &branch).await?;
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
-        return stands_there(context, store.as_ref(), &newest, seq).await;
+        return stands_there(context, &store, &newest, seq).await;
     }
     let outcome = prepared.only_write(Arc::clone(&store), &resume, ResumeFrom::Checkpoint(seq)).await?;
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let plan = super::plan::planned(context, &store, &snapshot).await?;
     if context.output.json {
         let (v, run, status) = (VERSION, run.to_string(), outcome.status);
-        context.output.document(&RolledBackView { v, run, to, at, status })?;
+        let decisions = plan.decisions.iter().map(DecisionView::from).collect();
+        context.output.document(&RolledBackView { v, run, to, at, status, decisions })?;
         return Ok(Exit::Done);
     }
+    super::plan::show(context, Some(run.as_str()), &plan, Vec::new())?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Go on with: waypost resume {run}{}", context.store_words());
     context.output.answer(&format!("Run {run} stands where it stood at {to}: {done}.\n{next}"))?;
     Ok(Exit::Done)
 }
 
+/// Says that a run stands at a checkpoint whose evidence holds.
+async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
+    let newest = store.newest(run, &BranchPath::main()).await?;
+    let (at, status) = (newest.header().reference().to_string(), store.run(run).await?.summary.status);
+    if context.output.json {
+        let (v, run, to, decisions) = (VERSION, run.to_string(), at.clone(), Vec::new());
+        context.output.document(&RolledBackView { v, run, to, at, status, decisions })?;
+        return Ok(Exit::Done);
+    }
+    context.output.answer(&format!("Nothing to do for run {run}, because the evidence at {at} holds."))?;
+    Ok(Exit::Done)
+}
+
+/// Finds the newest checkpoint of the main branch whose evidence holds, and whose state is kept; none if that is where the run
+/// stands.
+///
+/// # Errors
+/// Evidence could not be checked; or there is none.
+async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Error> {
+    let snapshot = Snapshot::read(store.as_ref(), run).await?;
+    let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let newest = store.newest(run, &BranchPath::main()).await?.header().seq;
+    let history = store.effective_history(run, &BranchPath::main(), newest).await?;
+    for record in &history.records {
+        let seq = record.header().seq;
+        let record = store.load(run, &BranchPath::main(), seq).await?;
+        if record.body_bytes().is_none() {
+            continue;
+        }
+        let look = looking::look_at(store, &snapshot, &chosen, &record).await?;
+        if let Some(unknown) = looking::doubted(&look, true) {
+            return Err(not_verified(
+                &record,
+                &unknown,
+                "could not be checked",
+                "see to it that it can be checked",
+            ));
+        }
+        if looking::doubted(&look, false).is_none() {
+            return Ok((seq != newest).then_some(seq));
+        }
+    }
+    Err(Error::not_found(
+        format!("checkpoint of run {run} whose evidence holds"),
+        format!(
+            "`waypost resume {run} --restart` starts it over; `waypost rollback {run}@SEQ --redo` has steps run again"
+        ),
+    ))
+}
+
+/// Refuses to go back to where finished steps are not to be believed, unless they are to run again.
+async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) -> Result<(), Error> {
+    let snapshot = Snapshot::read(store.as_ref(), &target.header().run).await?;
+    if target.body_bytes().is_none() {
+        return Ok(());
+    }
+    let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let look = looking::look_at(store, &snapshot, &chosen, target).await?;
+    if let Some(unknown) = looking::doubted(&look, true) {
+        return Err(not_verified(
+            target,
+            &unknown,
+            "could not be checked",
+            "see to it that it can be checked",
+        ));
+    }
+    match looking::doubted(&look, false).filter(|_| !redo) {
+        None => Ok(()),
+        Some(failed) => Err(not_verified(
+            target,
+            &failed,
+            "does not hold any more",
+            "`--redo` goes back, and has those steps run again; `--to verified` finds a checkpoint where all of it holds",
+        )),
+    }
+}
+
+fn not_verified(at: &Record, claims: &[String], how: &str, hint: &str) -> Error {
+    Error::Unverified {
+        at: at.header().reference().to_string(),
+        why: format!("{how}: {}", claims.join(", ")),
+        hint: hint.to_owned(),
+    }
+}
+
 /// Says that a run went back to this checkpoint last, and nothing has come since.
 async fn stands_there(
     context: &Context,
-    store: &dyn Store,
+    store: &Arc<dyn Store>,
     newest: &Record,
     seq: u64,
 ) -> Result<Exit, Error> {
@@ -66,7 +170,10 @@ async fn stands_there(
     let to = CheckpointRef { seq, ..at.clone() }.to_string();
     if context.output.json {
         let (v, run, status) = (VERSION, at.run.to_string(), store.run(&at.run).await?.summary.status);
-        context.output.document(&RolledBackView { v, run, to, at: at.to_string(), status })?;
+        let snapshot = Snapshot::read(store.as_ref(), &at.run).await?;
+        let plan = super::plan::planned(context, store, &snapshot).await?;
+        let decisions = plan.decisions.iter().map(DecisionView::from).collect();
+        context.output.document(&RolledBackView { v, run, to, at: at.to_string(), status, decisions })?;
         return Ok(Exit::Done);
     }
     let run = &at.run;

@@ -31,9 +31,15 @@ fn a_run_goes_back_and_does_again_what_came_after() {
         let rig = completed(store);
         rig.write("in", "6\n");
 
-        let back = rig.json(&["rollback", "r@2", "--json"]);
+        let mut back = rig.json(&["rollback", "r@2", "--json"]);
 
-        assert_eq!(back, json!({"v": 1, "run": "r", "to": "r@2", "at": "r@5", "status": "interrupted"}));
+        let decisions = back["decisions"].take();
+        let actions: Vec<_> =
+            decisions.as_array().into_iter().flatten().map(|one| one["action"].clone()).collect();
+        assert_eq!(actions, ["reuse", "run", "run"]);
+        let expect =
+            json!({"v": 1, "run": "r", "to": "r@2", "at": "r@5", "status": "interrupted", "decisions": null});
+        assert_eq!(back, expect);
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted");
         // Whoever dies now has gone back all the same, and once.
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
@@ -280,5 +286,43 @@ fn to_go_back_where_a_run_stands_writes_nothing() {
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
         assert_eq!(code(&rig, &["rollback", "r@1"]), Some(0));
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted", "it was done since");
+    }
+}
+
+// Going back trusts nothing that is not there any more: what was pinned by a step that counts there is looked at now.
+#[test]
+fn nobody_goes_back_to_what_does_not_hold_unless_it_is_done_again() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: 'echo a >> trace; echo a > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'echo b >> trace; echo b > b.txt', evidence: [{sha256: b.txt}]}
+  - {id: c, run: 'echo c >> trace; echo c > c.txt', evidence: [{sha256: c.txt}]}
+",
+        )
+        .at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let nothing = rig.told(&rig.call(&["rollback", "r", "--to", "verified"]));
+        assert!(nothing.contains("Nothing to do for run r"), "{nothing}");
+        rig.write("b.txt", "other\n");
+        let before = rig.json(&["checkpoints", "r", "--json"]);
+
+        let refused = rig.call(&["rollback", "r@3"]);
+
+        assert_eq!(refused.status.code(), Some(4), "{store}: {}", rig.told(&refused));
+        assert!(rig.told(&refused).contains("step `b` (file_sha256 b.txt)"), "{}", rig.told(&refused));
+        assert_eq!(rig.json(&["checkpoints", "r", "--json"]), before, "nothing changed");
+        let back = rig.json(&["rollback", "r", "--to", "verified", "--json"]);
+        assert_eq!(back["to"], "r@2", "the end of a, and b about to start");
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "a\nb\nc\nb\nc\n", "{store}");
+
+        rig.write("b.txt", "other\n");
+        let redone = rig.call(&["rollback", "r@3", "--redo", "-q"]);
+        assert_eq!(redone.status.code(), Some(0), "{}", rig.told(&redone));
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert!(rig.read("trace").ends_with("b\nc\n"), "{}", rig.read("trace"));
+        assert_eq!((code(&rig, &["verify", "r"]), rig.read("b.txt")), (Some(0), "b\n".to_owned()));
+        assert_eq!(code(&rig, &["rollback", "r@2", "--to", "verified"]), Some(2));
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken};
-use crate::record::{Claim, FrontierEntry, Occasion, Status, Verdict};
+use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken, plan};
+use crate::record::{Claim, FrontierEntry, Occasion, Record, Status, Verdict};
 use crate::shape::Shape;
 
 use super::doubt::salvageable;
@@ -24,6 +24,8 @@ pub struct Look {
     pub settled: Vec<(BranchPath, StepId)>,
     /// What a resume would do about steps on branches that have ended.
     pub ended: Vec<Decision>,
+    /// Finished steps, on whatever branch, whose evidence does not hold or could not be checked.
+    pub doubted: Vec<Decision>,
 }
 
 impl Engine {
@@ -41,8 +43,21 @@ impl Engine {
         snapshot: &Snapshot,
         occasion: Occasion,
     ) -> Result<Look, RunError> {
+        self.look_at(program, snapshot, (snapshot.newest(), occasion)).await
+    }
+
+    /// The same of a checkpoint of the main branch with its state, as it would be gone on from: what has been done since does
+    /// not count, and neither does what later steps claim.
+    ///
+    /// # Errors
+    /// Those of reading the run.
+    pub async fn look_at<P: Program>(
+        &self,
+        program: &P,
+        snapshot: &Snapshot,
+        (newest, occasion): (&Record, Occasion),
+    ) -> Result<Look, RunError> {
         let (shape, run) = (program.shape(), snapshot.entry.record.record());
-        let newest = snapshot.newest();
         let position = position_of(newest)?;
         let branches = survey(self, program, (newest, &position)).await?;
         let mut effective: Vec<Effective> = Vec::new();
@@ -59,6 +74,12 @@ impl Engine {
             !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())
         };
         let ended = decided(shape, &effective, &verdicts, is_ended);
+        let is_doubted = |decision: &Decision| {
+            matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_))
+        };
+        let planned = plan(shape, &effective, &verdicts, self.clock.now());
+        let mut doubted: Vec<Decision> = planned.decisions.into_iter().filter(is_doubted).collect();
+        doubted.extend(ended.iter().filter(|decision| is_doubted(decision)).cloned());
         let site = self.site(run);
         let cut =
             |entry: &FrontierEntry| entry.status == Status::Started && shape.must_ask(&position, &entry.step);
@@ -71,7 +92,7 @@ impl Engine {
         let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
         let settled = salvageable(self, program, (&site, newest), &mut asked).await?;
         let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
-        Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended })
+        Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
     }
 }
 
