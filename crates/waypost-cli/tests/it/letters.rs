@@ -168,3 +168,16 @@ fn steps_that_begin_together_have_their_letters_each() {
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
     }
 }
+
+// What happened: `resume --retry-failed --only` was taken, and `--only` had no effect. Why: what `--only` needs is not asked
+// for beside what excludes that. What stops it now: the two exclude each other.
+#[test]
+fn only_is_refused_beside_retry_failed() {
+    let rig = Rig::with("steps:\n  - {id: e, foreach: {items: [a], steps: [{run: 'test -e ok'}]}}\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let told = rig.waypost(&["resume", "r", "--retry-failed", "--only"]);
+
+    assert!(told.starts_with("exit 2\n") && told.contains("--only"), "{told}");
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
+}
