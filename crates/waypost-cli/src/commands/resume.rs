@@ -312,11 +312,16 @@ impl Prepared {
             args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
         let from = (!again.is_empty()).then_some(ResumeFrom::Branches);
         let told = self.told(context, store.as_ref(), args);
+        let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let going = Going { from: named.or(from), then: Then::GoOn, again };
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store);
         let kept = options.session.clone();
-        let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
+        let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
+        let outcome = resumed.map_err(|error| match error {
+            Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
+            error => error,
+        })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
         session.conclude(&engine, &program, &outcome, &told).await
@@ -450,6 +455,15 @@ async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Err
     let Some(told) = standing::told_and_lost(store, snapshot).await else { return Ok(()) };
     let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
     Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
+}
+
+/// Says why an item cannot be tried again: what changed has its step begin anew.
+fn begun_anew(branch: &BranchPath) -> Error {
+    let opener = branch.opened_by().map_or_else(|| branch.to_string(), |(step, _)| step.to_string());
+    let message = format!(
+        "`--retry-failed` does not go together with what has changed: `{opener}` begins anew, with all its items"
+    );
+    Error::usage(message, "leave `--retry-failed` out: what failed is done again with the others")
 }
 
 /// Names declared variables whose values differ from when the run was made.

@@ -181,3 +181,26 @@ fn only_is_refused_beside_retry_failed() {
     assert!(told.starts_with("exit 2\n") && told.contains("--only"), "{told}");
     assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
 }
+
+// What happened: `resume --with FILE --retry-failed`, where the change has the `foreach` begin anew, was refused with words
+// about the state of a branch. What stops it now: it is said why the two do not go together, and what to do.
+#[test]
+fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
+    let each = "  - {id: e, foreach: {items: [a, b], as: i, max_failures: 0, max_parallel: 1, steps: [{id: p, run: 'echo p$I >> trace; test $I = a -o -e ok', env: {I: '${{ i }}'}}]}}\n";
+    for store in STORES {
+        let rig = Rig::with(&format!("steps:\n  - {{id: one, run: 'true'}}\n{each}")).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("flow.yaml", &format!("steps:\n  - {{id: one, run: ':'}}\n{each}"));
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        let told = rig.waypost(&["resume", "r", "--with", "flow.yaml", "--retry-failed"]);
+
+        let why = "`--retry-failed` does not go together with what has changed: `e` begins anew, with all its items";
+        assert!(told.starts_with("exit 2\n") && told.contains(why), "{store}: {told}");
+        assert!(told.contains("hint: leave `--retry-failed` out"), "{store}: {told}");
+        assert_eq!(rig.read("trace"), "", "{store}");
+        assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "pa\npb\n", "{store}");
+    }
+}
