@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Snapshot,
-    StopHandle, Then,
+    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
 use waypost::plan::Action;
