@@ -238,3 +238,45 @@ fn passes_behind_broken_evidence_begin_with_the_first() {
         }
     }
 }
+
+// What happened: of a step that a person said is done, `show` told no outputs and no exit code, while later steps read those
+// that it gave before. Why: the record of its end had nothing. What stops it now: it has what the state keeps.
+#[test]
+fn what_a_person_says_is_done_shows_what_it_gave_before() {
+    let long = "x".repeat(600);
+    for store in STORES {
+        let b = format!(
+            "{{id: b, idempotent: false, run: 'echo v=7 >> $WAYPOST_OUTPUT; echo w={long} >> $WAYPOST_OUTPUT'}}"
+        );
+        for small in [true, false] {
+            let b =
+                if small { b.replace(&format!("; echo w={long} >> $WAYPOST_OUTPUT"), "") } else { b.clone() };
+            let rig = Rig::with(&format!(
+                "steps:\n  - {{id: a, {}}}\n  - {b}\n  - {{id: e, foreach: {{items: [i], steps: {}}}}}\n",
+                says("a"),
+                "[{id: p, idempotent: false, run: 'echo v=8 >> $WAYPOST_OUTPUT'}]",
+            ))
+            .at(store);
+            let told = || {
+                let of = |step: &str| rig.json(&["show", "r", "--json", "--step", step])["steps"][0].clone();
+                ["b", "e:i/p"].map(|step| (of(step)["exit_code"].clone(), of(step)["outputs"].clone()))
+            };
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+            let before = told();
+            assert_eq!(
+                (&before[0].0, &before[0].1["v"], &before[1].1["v"]),
+                (&0.into(), &7.into(), &8.into())
+            );
+
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+            let codes: Vec<_> = (0..2)
+                .map(|_| code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]))
+                .take_while(|code| *code != Some(0))
+                .collect();
+
+            assert!(codes.iter().all(|code| *code == Some(8)), "{store}: {codes:?}");
+            assert_eq!(told(), before, "{store}");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
+        }
+    }
+}
