@@ -280,3 +280,47 @@ fn what_a_person_says_is_done_shows_what_it_gave_before() {
         }
     }
 }
+
+// What happened: a step whose outputs are read from outside its item, or its file, could be said to be done, and what reads
+// them failed for ever. Why: only its own file was looked at, and by its own name. What stops it now: so are those above it.
+#[test]
+fn what_is_read_from_outside_is_not_said_to_be_done() {
+    let b = "{id: b, idempotent: false, run: 'echo v=1 >> $WAYPOST_OUTPUT; touch begun; sleep 1000'}";
+    let file = "{id: w, workflow: child.yaml}";
+    let items = |step: &str| format!("{{id: e, foreach: {{items: [x], steps: [{step}]}}}}");
+    let cases = [
+        (file.to_owned(), "steps.w.outputs.b.v", true),
+        (file.to_owned(), "steps.w.outputs", true),
+        (file.to_owned(), "steps.w.outputs.first.v", false),
+        (items(b), "steps.e.items[0].steps.b.outputs.v", true),
+        (items(b), "steps.e.items[params.n].steps['b'].stdout", true),
+        (items(b), "steps.e.items[0].status", false),
+        (items(file), "steps.e.items[0].steps.w.outputs.b.v", true),
+        (items(file), "steps.e.items[0].steps.w.outputs.first.v", false),
+    ];
+    for (opener, read, is_refused) in cases {
+        let reads = format!("env: {{V: '${{{{ {} }}}}'}}", read.replace('\'', "\"") + " | tojson");
+        let rig = Rig::with(&format!(
+            "params: {{n: {{type: integer, default: 0}}}}\nsteps:\n  - {opener}\n  - {{id: c, run: 'true', {reads}}}\n"
+        ));
+        rig.write(
+            "child.yaml",
+            &format!("steps: [{{id: first, run: 'echo v=0 >> $WAYPOST_OUTPUT'}}, {b}]\n"),
+        );
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("begun", |_| true);
+        running.signal(libc::SIGKILL);
+        running.end();
+
+        let told = rig.waypost(&["resume", "r", "--treat-as", "done"]);
+
+        if is_refused {
+            assert!(
+                told.starts_with("exit 2\n") && told.contains("`c` reads outputs of it"),
+                "{read}: {told}"
+            );
+        } else {
+            assert!(told.starts_with("exit 0\n"), "{read}: {told}");
+        }
+    }
+}

@@ -40,6 +40,7 @@ mod items;
 mod job;
 mod leftovers;
 mod levels;
+mod readers;
 mod repeat;
 mod scratch;
 mod service;
@@ -482,8 +483,8 @@ impl Program for WorkflowProgram {
             let step = self.step(spot);
             return Ok((Follow::Needs, state.ending_of(&step.id, step.work.command().is_some())));
         }
-        let readers = self.file_of(spot.branch).readers_of(spot.step.id.as_str());
-        let readers: Vec<String> = readers.map(|reader| format!("`{}`", reader.id)).collect();
+        let readers = self.readers(spot.branch, spot.step.id.as_str());
+        let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
         if !readers.is_empty() {
             return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
         }
