@@ -265,7 +265,7 @@ fn what_a_person_says_is_done_shows_what_it_gave_before() {
             let before = told();
             assert_eq!(
                 (&before[0].0, &before[0].1["v"], &before[1].1["v"]),
-                (&0.into(), &7.into(), &8.into())
+                (&0.into(), &"7".into(), &"8".into())
             );
 
             has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
