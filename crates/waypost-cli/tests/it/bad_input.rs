@@ -264,7 +264,7 @@ fn items_are_not_made_of_what_is_no_text() {
     let rig = Rig::with(
         r#"steps:
   - id: each
-    foreach: {items: {run: "printf 'ok\na\377b\n'"}, steps: [{id: one, run: echo done >> done.txt}]}
+    foreach: {items: {run: 'printf "ok\na\377b\n"'}, steps: [{id: one, run: echo done >> done.txt}]}
 "#,
     );
 
