@@ -9,14 +9,18 @@ use waypost::record::{End, FailureKind, Flaw, Occasion, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
+use super::dead_letters::letters;
 use super::{Context, checkpoints};
 use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
+use crate::dead::DeadLetter;
 use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
-use crate::reference::{StepRef, encode};
+use crate::output::shown;
+use crate::place::quoted;
+use crate::reference::{StepRef, encode, no_step};
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
@@ -84,6 +88,12 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             text.push_str(&item.told(context.output.paint, run.as_str(), &context.store_words()));
         }
     }
+    if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.branch).await? {
+        let again =
+            format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&letter.key));
+        let error = letter.failure.error.join(": ");
+        text.push_str(&format!("It is a dead letter: {}\n  tried again by: {again}\n", shown(&error)));
+    }
     if records.is_empty() {
         text.push_str("No record of the run is about it.");
     } else {
@@ -93,26 +103,33 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     Ok(Exit::Done)
 }
 
+/// Finds the dead letter that a branch is of, if it has ended as one.
+async fn dead_letter(
+    store: &dyn Store,
+    run: &RunId,
+    branch: &BranchPath,
+) -> Result<Option<DeadLetter>, Error> {
+    if branch.is_main() {
+        return Ok(None);
+    }
+    let letters = letters(store, run).await?;
+    Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
+}
+
 /// Says what became of a step on a branch that has ended, about which nothing is decided any more.
 async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Decision, Error> {
-    let none = || {
-        let what =
-            named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
-        Error::not_found(
-            format!("step `{what}` in run {run}"),
-            format!("see its steps: `waypost show {run}`"),
-        )
+    let there = match &named.branch {
+        Some(branch) => store.branches(run).await?.get(branch).cloned(),
+        None => None,
     };
-    let branch = named.branch.clone().ok_or_else(none)?;
-    if !store.branches(run).await?.contains(&branch) {
-        return Err(none());
-    }
+    let Some(branch) = there else { return Err(no_step(store, run, named).await?) };
     let newest = store.newest(run, &branch).await?;
     let about = newest.header();
     let step = match &named.step {
-        Some(step) => StepId::new(step).map_err(|_| none())?,
-        None => about.step.clone().ok_or_else(none)?,
+        Some(step) => StepId::new(step).ok(),
+        None => about.step.clone(),
     };
+    let Some(step) = step else { return Err(no_step(store, run, named).await?) };
     let scan = Scan {
         branch: Some(branch.clone()),
         step: Some(step.to_string()),
@@ -121,7 +138,8 @@ async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Dec
         ..Scan::of(run)
     };
     let page = store.scan(&scan).await?;
-    let last = page.records.first().ok_or_else(none)?.header();
+    let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
+    let last = last.header();
     let (action, cause) = match &last.phase {
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
         _ => (Action::Skip, Cause::BranchEnded),

@@ -204,3 +204,28 @@ fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
         assert_eq!(rig.read("trace"), "pa\npb\n", "{store}");
     }
 }
+
+// What happened: `why RUN p` and `show RUN --step p` of a step of items said that there is no such step; of a dead letter `why`
+// said only that its branch has ended. What stops it now: the branches are named, and the error and what helps are told.
+#[test]
+fn a_step_of_an_item_is_found_and_its_failure_told() {
+    let flow = "steps:\n  - {id: e, foreach: {items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+        for looks in [&["why", "r", "p"][..], &["show", "r", "--step", "p"]] {
+            let told = rig.waypost(looks);
+            assert!(told.starts_with("exit 5\n"), "{told}");
+            assert!(told.contains("there is no step `p` on the main branch of run r"), "{told}");
+            assert!(told.contains("it stands on other branches: name one of e:a/p, e:b%20c/p"), "{told}");
+        }
+        for unknown in [&["why", "r", "q"][..], &["show", "r", "--step", "e:a/q"], &["why", "r", "e:z/p"]] {
+            assert!(rig.waypost(unknown).contains("in run r\n"), "{unknown:?}: {}", rig.waypost(unknown));
+        }
+        let why = rig.waypost(&["why", "r", "e:b c/p"]);
+        assert!(why.starts_with("exit 0\n") && why.contains("It is a dead letter: exit code 3\n"), "{why}");
+        assert!(why.contains("waypost dead-letters retry r") && why.contains(" 'b c'\n"), "{why}");
+        assert!(!rig.waypost(&["why", "r", "e:a/p"]).contains("dead letter"));
+    }
+}
