@@ -13,8 +13,8 @@ use super::dead_letters::letters;
 use super::{Context, checkpoints};
 use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
-use crate::dead::DeadLetter;
-use crate::definition::{Choice, choose};
+use crate::dead::{self, DeadLetter};
+use crate::definition::{Choice, choose, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
@@ -47,7 +47,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             match plan.decisions.iter().find(meant) {
                 Some(decision) => decision,
                 None => {
-                    ended = on_ended(store.as_ref(), &run, named).await?;
+                    ended = on_ended(store.as_ref(), &snapshot, named).await?;
                     &ended
                 }
             }
@@ -117,7 +117,8 @@ async fn dead_letter(
 }
 
 /// Says what became of a step on a branch that has ended, about which nothing is decided any more.
-async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Decision, Error> {
+async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Result<Decision, Error> {
+    let run = &snapshot.entry.summary.run;
     let there = match &named.branch {
         Some(branch) => store.branches(run).await?.get(branch).cloned(),
         None => None,
@@ -141,10 +142,26 @@ async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Dec
     let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
     let last = last.header();
     let (action, cause) = match &last.phase {
+        _ if opened_by_work(snapshot, &branch) && !dead::counts(store, run, &newest).await? => {
+            (Action::Skip, Cause::LeftBehind)
+        }
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
         _ => (Action::Skip, Cause::BranchEnded),
     };
     Ok(Decision { step, branch, action, cause })
+}
+
+/// Says whether a branch, and each above it, is of an item, a group or another file, and of no hook.
+fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
+    let Some(workflow) = super::show::workflow_in_force(snapshot) else { return false };
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.all(|branch| {
+        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return true };
+        let opener = step_of(&workflow, &above, opener.as_str());
+        opener.is_some_and(|step| {
+            step.work.foreach().is_some() || step.work.body().is_some() || step.work.child().is_some()
+        })
+    })
 }
 
 /// Warns of damage where it may be what a finished step has no record for.

@@ -229,3 +229,31 @@ fn a_step_of_an_item_is_found_and_its_failure_told() {
         assert!(!rig.waypost(&["why", "r", "e:a/p"]).contains("dead letter"));
     }
 }
+
+// What happened: of a step of an item that is not among the items any more, `why` said that its result is used. Why: its branch
+// was looked at by itself. What stops it now: it is looked whether that still counts.
+#[test]
+fn why_says_that_an_item_was_left_behind() {
+    let flow = "steps:
+  - id: e
+    foreach: {items: {run: cat list}, as: i, steps: [{id: p, run: 'echo $I >> trace', env: {I: '${{ i }}'}, on_success: [{id: h, run: 'true'}]}, {id: in, foreach: {items: [1], steps: [{id: q, run: 'true'}]}}]}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("list", "x\ny\n");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let used = |step: &str| rig.waypost(&["why", "r", step]).contains("its result is used");
+        let steps = ["e:y/p", "e:y/in:1/q", "e:y/p:on_success/h"];
+        assert!(steps.iter().all(|step| used(step)), "{store}");
+
+        rig.write("list", "x\n");
+        assert_eq!(code(&rig, &["resume", "r", "--from", "e", "-q"]), Some(0));
+
+        for step in &steps[..2] {
+            let why = rig.waypost(&["why", "r", step]);
+            let left = "it is passed over, because its branch was left behind by what was done again since";
+            assert!(why.contains(left), "{store} {step}: {why}");
+        }
+        assert!(["e:x/p", "e:x/in:1/q", "e:x/p:on_success/h"].iter().all(|step| used(step)), "{store}");
+    }
+}

@@ -64,6 +64,8 @@ pub enum Cause {
     EvidenceSettles,
     /// Its branch has ended, and goes on only when somebody asks for that.
     BranchEnded,
+    /// Its branch was left behind: what opened it was done again, or gone back from, and has not opened it since.
+    LeftBehind,
 }
 
 impl Cause {
@@ -81,6 +83,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BranchEnded => write!(f, "its branch has ended"),
+            Self::LeftBehind => f.write_str("its branch was left behind by what was done again since"),
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
