@@ -8,6 +8,7 @@ use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Occasion, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use super::dead_letters::letters;
 use super::{Context, checkpoints};
@@ -27,9 +28,9 @@ use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, &store, &snapshot).await?;
+    let (plan, stops) = planned(context, &store, &snapshot).await?;
     tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
-    print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot).await)?;
+    print(context, Some(run.as_str()), &plan, stops)?;
     Ok(Exit::Done)
 }
 
@@ -37,7 +38,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (store, run) = context.find(Some(&args.run)).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, &store, &snapshot).await?;
+    let (plan, _) = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
     let ended;
@@ -197,9 +198,13 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}{on}: {would}, because {cause}")
 }
 
-/// Says what stops a resume before it does anything: that the run was cancelled, and checkpoints that were there and are
-/// not any more.
-pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
+/// Says what stops a resume with this workflow before it does anything: that the run was cancelled, or has used more than it
+/// may, and checkpoints that were there and are not any more.
+pub(crate) async fn stops(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Vec<String>, Error> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
         let at = checkpoints::reference_of(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
@@ -209,10 +214,18 @@ pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String>
     });
     let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
     let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts it over".to_owned());
-    cancelled.into_iter().chain(missing).chain(told).collect()
+    let spent = super::resume::passed_budget(store, snapshot, workflow).await?.map(|passed| {
+        format!("the run has passed its budget ({passed}); a resume stops until `budget` is raised")
+    });
+    Ok(cancelled.into_iter().chain(missing).chain(told).chain(spent).collect())
 }
 
-async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot) -> Result<Plan, Error> {
+/// Plans what a resume does, with what stops it before, which is told.
+async fn planned(
+    context: &Context,
+    shared: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+) -> Result<(Plan, Vec<String>), Error> {
     let store = shared.as_ref();
     let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);
@@ -220,9 +233,8 @@ async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot
         let at = checkpoints::reference_of(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
-    for stop in stops(store, snapshot).await {
-        context.output.warn(&stop);
-    }
+    let stops = stops(store, snapshot, &chosen.workflow).await?;
+    stops.iter().for_each(|stop| context.output.warn(stop));
     if let Some(holder) = &snapshot.entry.summary.holder {
         context
             .output
@@ -231,7 +243,7 @@ async fn planned(context: &Context, shared: &Arc<dyn Store>, snapshot: &Snapshot
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     looking::tell_in(&mut plan, look);
-    Ok(plan)
+    Ok((plan, stops))
 }
 
 /// Prints a plan, and says so if there is nothing to be done.

@@ -414,12 +414,20 @@ async fn refuse_beyond_budget(
     snapshot: &Snapshot,
     workflow: &Workflow,
 ) -> Result<(), Error> {
-    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(()) };
-    let run = snapshot.entry.summary.run.clone();
-    match budget.passed_by(&spent(store, &run).await?) {
-        Some(passed) => Err(Error::Budget { run, passed }),
+    match passed_budget(store, snapshot, workflow).await? {
+        Some(passed) => Err(Error::Budget { run: snapshot.entry.summary.run.clone(), passed }),
         None => Ok(()),
     }
+}
+
+/// Says what the steps of a run that has not ended have used, and of how much, if that is more than they may.
+pub(super) async fn passed_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Option<String>, Error> {
+    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
+    Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }
 
 /// Refuses a decision that nobody asked for.
