@@ -60,7 +60,7 @@ pub(crate) use dead_letters::letters as dead_letters_of;
 pub(crate) use events::line as event_line;
 pub(crate) use once::{OnceError, SCRIPT};
 pub(crate) use resume::near_here;
-pub(crate) use show::waits;
+pub(crate) use show::waits::{self, gives};
 
 /// Returns the time of day.
 pub(crate) fn now() -> jiff::Timestamp {

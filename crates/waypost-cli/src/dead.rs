@@ -95,6 +95,14 @@ async fn count(
     Ok(count)
 }
 
+/// Says whether a branch that has ended counts whose newest record this is: whether what opened it joined it, or waits for it,
+/// and so on upwards.
+pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
+    let branch = &newest.header().branch;
+    let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
+    Fans::default().counts(store, run, newest, (above, opener)).await
+}
+
 fn has_failed(header: &Header) -> bool {
     header.end == Some(End::Failed)
 }

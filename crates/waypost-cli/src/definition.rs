@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
 use waypost::engine::{Adoption, Snapshot};
-use waypost::plan::{Cause, Decision, Effective, Plan, Verdicts, checks, plan};
-use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict};
+use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
+use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict, Wait};
 use waypost::shape::Shape;
-use waypost::store::{Store, StoreExt as _};
+use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Child, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::{Context, SCRIPT, near_here};
+use crate::commands::{Context, SCRIPT, gives, near_here};
 use crate::error::Error;
 use crate::hooks;
 use crate::place::{self, kept};
@@ -84,6 +84,7 @@ impl Chosen {
     ) -> Result<Plan, Error> {
         let mut plan = self.unnamed_plan(store, snapshot, verdicts, now).await?;
         name_records(store, snapshot, &mut plan).await?;
+        take_in(&mut plan, &store.signals(&snapshot.entry.summary.run).await?);
         Ok(plan)
     }
 
@@ -145,6 +146,21 @@ impl Chosen {
 fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
     let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
     finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
+}
+
+/// Has those steps of a plan run that wait for what was given, and no session has taken in.
+fn take_in(plan: &mut Plan, given: &[Signal]) {
+    for decision in &mut plan.decisions {
+        let Cause::Waits(waits) = &decision.cause else { continue };
+        let come: Vec<Wait> = waits
+            .iter()
+            .filter(|wait| given.iter().any(|signal| gives(signal, &wait.id, &wait.on)))
+            .cloned()
+            .collect();
+        if !come.is_empty() {
+            (decision.action, decision.cause) = (Action::Run, Cause::Come(come));
+        }
+    }
 }
 
 /// Leaves out of a plan, for the branch of a hook, the steps of the other hooks of that step.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use waypost::engine::labelled;
-use waypost::record::{Flaw, RunStatus};
-use waypost::store::{Damage, RunQuery, Store, StoreError, StoreExt as _};
+use waypost::record::{Flaw, Record, RunStatus};
+use waypost::store::{Damage, RunQuery, Scan, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
@@ -189,6 +189,30 @@ impl StepRef {
         };
         on && self.step.as_ref().is_none_or(|wanted| wanted == step)
     }
+}
+
+/// Says that a run has no such step; of one that stands on other branches only, names those.
+///
+/// # Errors
+/// The store cannot be read.
+pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Error, StoreError> {
+    if let (None, Some(step)) = (&named.branch, &named.step) {
+        let scan = Scan { step: Some(step.clone()), ..Scan::of(run) };
+        let page = store.scan(&scan).await?;
+        let about = page.records.iter().map(Record::header).filter(|header| !header.branch.is_main());
+        let on: BTreeSet<String> = about.map(|header| step_on(&header.branch, step)).collect();
+        if !on.is_empty() {
+            let mut names: Vec<&str> = on.iter().map(String::as_str).take(CANDIDATES_MAX).collect();
+            names.extend((on.len() > CANDIDATES_MAX).then_some("..."));
+            let hint = format!("it stands on other branches: name one of {}", names.join(", "));
+            return Ok(Error::not_found(format!("step `{step}` on the main branch of run {run}"), hint));
+        }
+    }
+    let what = named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
+    Ok(Error::not_found(
+        format!("step `{what}` in run {run}"),
+        format!("see its steps: `waypost show {run}`"),
+    ))
 }
 
 /// Which run is meant when none is named.

@@ -492,6 +492,9 @@ impl BranchView<'_> {
                 Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
                 _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
             },
+            Status::Waiting if entry.wake_at.is_some_and(|due| due <= self.now) => {
+                (Action::Run, Cause::Come(entry.waits.clone()))
+            }
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
             // Its branches failed before the try that joins them.
             Status::Failed if step.children.is_some() && entry.fan.is_some() && entry.at.attempt == 0 => {

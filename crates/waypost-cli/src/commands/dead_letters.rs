@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
-use waypost::store::Store;
+use waypost::store::{Store, StoreError};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::WorkflowState;
 
@@ -59,7 +59,7 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
-    let why = failed_before(&snapshot).or_else(|| failed_in_passes(&snapshot));
+    let why = failed_before(store, &snapshot).await?.or_else(|| failed_in_passes(&snapshot));
     Ok(why.unwrap_or_else(|| "no item failed for good".to_owned()))
 }
 
@@ -75,16 +75,31 @@ fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
 }
 
 /// Says how many items had failed where the run that this one began from stood, if it has none of them itself.
-fn failed_before(snapshot: &Snapshot) -> Option<String> {
-    let parent = snapshot.entry.record.record().parent.as_ref()?;
+async fn failed_before(store: &dyn Store, snapshot: &Snapshot) -> Result<Option<String>, Error> {
+    let frozen = snapshot.entry.record.record();
+    let Some(parent) = &frozen.parent else { return Ok(None) };
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
-    let main = heads.into_iter().find(|record| record.header().branch.is_main())?;
-    let state: WorkflowState = serde_json::from_slice(main.state_bytes()?).ok()?;
-    let (count, run) = (state.items_failed(), &parent.run);
-    match count {
+    let main = heads.into_iter().find(|record| record.header().branch.is_main());
+    let state = main.and_then(|main| serde_json::from_slice::<WorkflowState>(main.state_bytes()?).ok());
+    let count = match state.map_or(0, |state| state.items_failed() as u64) {
+        // Those of a `foreach` within a step are in the states of branches; how many came along, the first record counts.
+        0 => came_along(store, &frozen.run).await?,
+        count => count,
+    };
+    let run = &parent.run;
+    Ok(match count {
         0 => None,
         1 => Some(format!("1 item failed in run {run}, before this one began from it")),
         count => Some(format!("{count} items failed in run {run}, before this one began from it")),
+    })
+}
+
+/// Returns how many failures a run began with that it has come past already.
+async fn came_along(store: &dyn Store, run: &RunId) -> Result<u64, Error> {
+    match store.load(run, &BranchPath::main(), 1).await {
+        Ok(first) => Ok(first.position().map_or(0, |position| position.dead)),
+        Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => Ok(0),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -8,24 +8,29 @@ use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Occasion, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
 
+use super::dead_letters::letters;
 use super::{Context, checkpoints};
 use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
-use crate::definition::{Choice, choose};
+use crate::dead::{self, DeadLetter};
+use crate::definition::{Choice, choose, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
-use crate::reference::{StepRef, encode};
+use crate::output::shown;
+use crate::place::quoted;
+use crate::reference::{StepRef, encode, no_step};
 use crate::standing;
 use crate::view::{DecisionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, &store, &snapshot).await?;
+    let (plan, stops) = planned(context, &store, &snapshot).await?;
     tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
-    print(context, Some(run.as_str()), &plan, stops(store.as_ref(), &snapshot).await)?;
+    print(context, Some(run.as_str()), &plan, stops)?;
     Ok(Exit::Done)
 }
 
@@ -33,7 +38,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (store, run) = context.find(Some(&args.run)).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = planned(context, &store, &snapshot).await?;
+    let (plan, _) = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
     let ended;
@@ -43,7 +48,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             match plan.decisions.iter().find(meant) {
                 Some(decision) => decision,
                 None => {
-                    ended = on_ended(store.as_ref(), &run, named).await?;
+                    ended = on_ended(store.as_ref(), &snapshot, named).await?;
                     &ended
                 }
             }
@@ -84,6 +89,12 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             text.push_str(&item.told(context.output.paint, run.as_str(), &context.store_words()));
         }
     }
+    if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.branch).await? {
+        let again =
+            format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&letter.key));
+        let error = letter.failure.error.join(": ");
+        text.push_str(&format!("It is a dead letter: {}\n  tried again by: {again}\n", shown(&error)));
+    }
     if records.is_empty() {
         text.push_str("No record of the run is about it.");
     } else {
@@ -93,26 +104,34 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     Ok(Exit::Done)
 }
 
-/// Says what became of a step on a branch that has ended, about which nothing is decided any more.
-async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Decision, Error> {
-    let none = || {
-        let what =
-            named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
-        Error::not_found(
-            format!("step `{what}` in run {run}"),
-            format!("see its steps: `waypost show {run}`"),
-        )
-    };
-    let branch = named.branch.clone().ok_or_else(none)?;
-    if !store.branches(run).await?.contains(&branch) {
-        return Err(none());
+/// Finds the dead letter that a branch is of, if it has ended as one.
+async fn dead_letter(
+    store: &dyn Store,
+    run: &RunId,
+    branch: &BranchPath,
+) -> Result<Option<DeadLetter>, Error> {
+    if branch.is_main() {
+        return Ok(None);
     }
+    let letters = letters(store, run).await?;
+    Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
+}
+
+/// Says what became of a step on a branch that has ended, about which nothing is decided any more.
+async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Result<Decision, Error> {
+    let run = &snapshot.entry.summary.run;
+    let there = match &named.branch {
+        Some(branch) => store.branches(run).await?.get(branch).cloned(),
+        None => None,
+    };
+    let Some(branch) = there else { return Err(no_step(store, run, named).await?) };
     let newest = store.newest(run, &branch).await?;
     let about = newest.header();
     let step = match &named.step {
-        Some(step) => StepId::new(step).map_err(|_| none())?,
-        None => about.step.clone().ok_or_else(none)?,
+        Some(step) => StepId::new(step).ok(),
+        None => about.step.clone(),
     };
+    let Some(step) = step else { return Err(no_step(store, run, named).await?) };
     let scan = Scan {
         branch: Some(branch.clone()),
         step: Some(step.to_string()),
@@ -121,12 +140,29 @@ async fn on_ended(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Dec
         ..Scan::of(run)
     };
     let page = store.scan(&scan).await?;
-    let last = page.records.first().ok_or_else(none)?.header();
+    let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
+    let last = last.header();
     let (action, cause) = match &last.phase {
+        _ if opened_by_work(snapshot, &branch) && !dead::counts(store, run, &newest).await? => {
+            (Action::Skip, Cause::LeftBehind)
+        }
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
         _ => (Action::Skip, Cause::BranchEnded),
     };
     Ok(Decision { step, branch, action, cause })
+}
+
+/// Says whether a branch, and each above it, is of an item, a group or another file, and of no hook.
+fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
+    let Some(workflow) = super::show::workflow_in_force(snapshot) else { return false };
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.all(|branch| {
+        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return true };
+        let opener = step_of(&workflow, &above, opener.as_str());
+        opener.is_some_and(|step| {
+            step.work.foreach().is_some() || step.work.body().is_some() || step.work.child().is_some()
+        })
+    })
 }
 
 /// Warns of damage where it may be what a finished step has no record for.
@@ -162,9 +198,13 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}{on}: {would}, because {cause}")
 }
 
-/// Says what stops a resume before it does anything: that the run was cancelled, and checkpoints that were there and are
-/// not any more.
-pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String> {
+/// Says what stops a resume with this workflow before it does anything: that the run was cancelled, or has used more than it
+/// may, and checkpoints that were there and are not any more.
+pub(crate) async fn stops(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Vec<String>, Error> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
         let at = checkpoints::reference_of(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
@@ -174,14 +214,18 @@ pub(crate) async fn stops(store: &dyn Store, snapshot: &Snapshot) -> Vec<String>
     });
     let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
     let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts it over".to_owned());
-    cancelled.into_iter().chain(missing).chain(told).collect()
+    let spent = super::resume::passed_budget(store, snapshot, workflow).await?.map(|passed| {
+        format!("the run has passed its budget ({passed}); a resume stops until `budget` is raised")
+    });
+    Ok(cancelled.into_iter().chain(missing).chain(told).chain(spent).collect())
 }
 
+/// Plans what a resume does, with what stops it before, which is told.
 pub(super) async fn planned(
     context: &Context,
     shared: &Arc<dyn Store>,
     snapshot: &Snapshot,
-) -> Result<Plan, Error> {
+) -> Result<(Plan, Vec<String>), Error> {
     let store = shared.as_ref();
     let chosen = choose(store, snapshot, &Choice::to_look())?;
     chosen.tell(context);
@@ -189,9 +233,8 @@ pub(super) async fn planned(
         let at = checkpoints::reference_of(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
-    for stop in stops(store, snapshot).await {
-        context.output.warn(&stop);
-    }
+    let stops = stops(store, snapshot, &chosen.workflow).await?;
+    stops.iter().for_each(|stop| context.output.warn(stop));
     if let Some(holder) = &snapshot.entry.summary.holder {
         context
             .output
@@ -200,7 +243,7 @@ pub(super) async fn planned(
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     looking::tell_in(&mut plan, look);
-    Ok(plan)
+    Ok((plan, stops))
 }
 
 /// Prints a plan, and says so if there is nothing to be done.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, SessionOptions, Snapshot,
-    StopHandle, Then,
+    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Cause, Decision};
@@ -315,11 +315,16 @@ impl Prepared {
             args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
         let from = (!again.is_empty()).then_some(ResumeFrom::Branches);
         let told = self.told(context, store.as_ref(), args);
+        let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let going = Going { from: named.or(from), then: Then::GoOn, again };
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store);
         let kept = options.session.clone();
-        let outcome = session.watch(engine.resume_program(&program, &told.run, options)).await?;
+        let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
+        let outcome = resumed.map_err(|error| match error {
+            Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
+            error => error,
+        })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
         session.conclude(&engine, &program, &outcome, &told).await
@@ -412,12 +417,20 @@ async fn refuse_beyond_budget(
     snapshot: &Snapshot,
     workflow: &Workflow,
 ) -> Result<(), Error> {
-    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(()) };
-    let run = snapshot.entry.summary.run.clone();
-    match budget.passed_by(&spent(store, &run).await?) {
-        Some(passed) => Err(Error::Budget { run, passed }),
+    match passed_budget(store, snapshot, workflow).await? {
+        Some(passed) => Err(Error::Budget { run: snapshot.entry.summary.run.clone(), passed }),
         None => Ok(()),
     }
+}
+
+/// Says what the steps of a run that has not ended have used, and of how much, if that is more than they may.
+pub(super) async fn passed_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Option<String>, Error> {
+    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
+    Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }
 
 /// Takes a decision about evidence, and refuses one that nobody asked for.
@@ -475,6 +488,15 @@ async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Err
     let Some(told) = standing::told_and_lost(store, snapshot).await else { return Ok(()) };
     let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
     Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
+}
+
+/// Says why an item cannot be tried again: what changed has its step begin anew.
+fn begun_anew(branch: &BranchPath) -> Error {
+    let opener = branch.opened_by().map_or_else(|| branch.to_string(), |(step, _)| step.to_string());
+    let message = format!(
+        "`--retry-failed` does not go together with what has changed: `{opener}` begins anew, with all its items"
+    );
+    Error::usage(message, "leave `--retry-failed` out: what failed is done again with the others")
 }
 
 /// Names declared variables whose values differ from when the run was made.

@@ -22,7 +22,7 @@ use crate::hooks;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
 use crate::place;
-use crate::reference::{Default, Reference, StepRef, encode, find};
+use crate::reference::{Default, Reference, StepRef, encode, find, no_step};
 use crate::standing;
 use crate::surroundings;
 use crate::time;
@@ -48,14 +48,11 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;
     let mut view = shown.view(store.as_ref()).await?;
-    if let (Some(step), Some(named)) = (&args.step, &named) {
+    if let Some(named) = &named {
         view.steps
             .retain(|view| BranchPath::new(&view.branch).is_ok_and(|branch| named.is(&branch, &view.id)));
         if view.steps.is_empty() {
-            return Err(Error::not_found(
-                format!("step `{step}` in run {run}"),
-                format!("see its steps: `waypost show {run}`"),
-            ));
+            return Err(no_step(store.as_ref(), &run, named).await?);
         }
     }
     if context.output.json {

@@ -60,7 +60,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let plan = super::plan::planned(context, &store, &snapshot).await?;
+    let (plan, _) = super::plan::planned(context, &store, &snapshot).await?;
     if context.output.json {
         let (v, run, status) = (VERSION, run.to_string(), outcome.status);
         let decisions = plan.decisions.iter().map(DecisionView::from).collect();
@@ -171,7 +171,7 @@ async fn stands_there(
     if context.output.json {
         let (v, run, status) = (VERSION, at.run.to_string(), store.run(&at.run).await?.summary.status);
         let snapshot = Snapshot::read(store.as_ref(), &at.run).await?;
-        let plan = super::plan::planned(context, store, &snapshot).await?;
+        let (plan, _) = super::plan::planned(context, store, &snapshot).await?;
         let decisions = plan.decisions.iter().map(DecisionView::from).collect();
         context.output.document(&RolledBackView { v, run, to, at: at.to_string(), status, decisions })?;
         return Ok(Exit::Done);

@@ -388,3 +388,88 @@ fn what_was_left_behind_is_no_dead_letter() {
         has_ended(&rig, &["dead-letters", "retry", "r", "-q"], 0, store);
     }
 }
+// What happened: of a step that a person said is done, `show` told no outputs and no exit code, while later steps read those
+// that it gave before. Why: the record of its end had nothing. What stops it now: it has what the state keeps.
+#[test]
+fn what_a_person_says_is_done_shows_what_it_gave_before() {
+    let long = "x".repeat(600);
+    for store in STORES {
+        let b = format!(
+            "{{id: b, idempotent: false, run: 'echo v=7 >> $WAYPOST_OUTPUT; echo w={long} >> $WAYPOST_OUTPUT'}}"
+        );
+        for small in [true, false] {
+            let b =
+                if small { b.replace(&format!("; echo w={long} >> $WAYPOST_OUTPUT"), "") } else { b.clone() };
+            let rig = Rig::with(&format!(
+                "steps:\n  - {{id: a, {}}}\n  - {b}\n  - {{id: e, foreach: {{items: [i], steps: {}}}}}\n",
+                says("a"),
+                "[{id: p, idempotent: false, run: 'echo v=8 >> $WAYPOST_OUTPUT'}]",
+            ))
+            .at(store);
+            let told = || {
+                let of = |step: &str| rig.json(&["show", "r", "--json", "--step", step])["steps"][0].clone();
+                ["b", "e:i/p"].map(|step| (of(step)["exit_code"].clone(), of(step)["outputs"].clone()))
+            };
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+            let before = told();
+            assert_eq!(
+                (&before[0].0, &before[0].1["v"], &before[1].1["v"]),
+                (&0.into(), &"7".into(), &"8".into())
+            );
+
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+            let codes: Vec<_> = (0..2)
+                .map(|_| code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]))
+                .take_while(|code| *code != Some(0))
+                .collect();
+
+            assert!(codes.iter().all(|code| *code == Some(8)), "{store}: {codes:?}");
+            assert_eq!(told(), before, "{store}");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
+        }
+    }
+}
+
+// What happened: a step whose outputs are read from outside its item, or its file, could be said to be done, and what reads
+// them failed for ever. Why: only its own file was looked at, and by its own name. What stops it now: so are those above it.
+#[test]
+fn what_is_read_from_outside_is_not_said_to_be_done() {
+    let b = "{id: b, idempotent: false, run: 'echo v=1 >> $WAYPOST_OUTPUT; touch begun; sleep 1000'}";
+    let file = "{id: w, workflow: child.yaml}";
+    let items = |step: &str| format!("{{id: e, foreach: {{items: [x], steps: [{step}]}}}}");
+    let cases = [
+        (file.to_owned(), "steps.w.outputs.b.v", true),
+        (file.to_owned(), "steps.w.outputs", true),
+        (file.to_owned(), "steps.w.outputs.first.v", false),
+        (items(b), "steps.e.items[0].steps.b.outputs.v", true),
+        (items(b), "steps.e.items[params.n].steps['b'].stdout", true),
+        (items(b), "steps.e.items[0].status", false),
+        (items(file), "steps.e.items[0].steps.w.outputs.b.v", true),
+        (items(file), "steps.e.items[0].steps.w.outputs.first.v", false),
+    ];
+    for (opener, read, is_refused) in cases {
+        let reads = format!("env: {{V: '${{{{ {} }}}}'}}", read.replace('\'', "\"") + " | tojson");
+        let rig = Rig::with(&format!(
+            "params: {{n: {{type: integer, default: 0}}}}\nsteps:\n  - {opener}\n  - {{id: c, run: 'true', {reads}}}\n"
+        ));
+        rig.write(
+            "child.yaml",
+            &format!("steps: [{{id: first, run: 'echo v=0 >> $WAYPOST_OUTPUT'}}, {b}]\n"),
+        );
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        rig.wait_for("begun", |_| true);
+        running.signal(libc::SIGKILL);
+        running.end();
+
+        let told = rig.waypost(&["resume", "r", "--treat-as", "done"]);
+
+        if is_refused {
+            assert!(
+                told.starts_with("exit 2\n") && told.contains("`c` reads outputs of it"),
+                "{read}: {told}"
+            );
+        } else {
+            assert!(told.starts_with("exit 0\n"), "{read}: {told}");
+        }
+    }
+}

@@ -256,3 +256,21 @@ fn too_few_descriptors_are_an_error_and_no_panic() {
         assert!(!told.contains("panicked"), "{limit}: {told}");
     }
 }
+
+// What happened: of a file name that is not UTF-8, as `ls` prints it, an item was made that names no file. Why: what a
+// command prints is read with signs in place of such bytes, also for items. What stops it now: the bytes are looked at before.
+#[test]
+fn items_are_not_made_of_what_is_no_text() {
+    let rig = Rig::with(
+        r#"steps:
+  - id: each
+    foreach: {items: {run: 'printf "ok\na\377b\n"'}, steps: [{id: one, run: echo done >> done.txt}]}
+"#,
+    );
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r-1"]);
+
+    assert!(told.starts_with("exit 1\n"), "{told}");
+    assert!(told.contains("what the command printed: it is not valid UTF-8 after byte 4"), "{told}");
+    assert!(!rig.path("done.txt").exists());
+}

@@ -168,3 +168,92 @@ fn steps_that_begin_together_have_their_letters_each() {
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}");
     }
 }
+
+// What happened: `resume --retry-failed --only` was taken, and `--only` had no effect. Why: what `--only` needs is not asked
+// for beside what excludes that. What stops it now: the two exclude each other.
+#[test]
+fn only_is_refused_beside_retry_failed() {
+    let rig = Rig::with("steps:\n  - {id: e, foreach: {items: [a], steps: [{run: 'test -e ok'}]}}\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let told = rig.waypost(&["resume", "r", "--retry-failed", "--only"]);
+
+    assert!(told.starts_with("exit 2\n") && told.contains("--only"), "{told}");
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
+}
+
+// What happened: `resume --with FILE --retry-failed`, where the change has the `foreach` begin anew, was refused with words
+// about the state of a branch. What stops it now: it is said why the two do not go together, and what to do.
+#[test]
+fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
+    let each = "  - {id: e, foreach: {items: [a, b], as: i, max_failures: 0, max_parallel: 1, steps: [{id: p, run: 'echo p$I >> trace; test $I = a -o -e ok', env: {I: '${{ i }}'}}]}}\n";
+    for store in STORES {
+        let rig = Rig::with(&format!("steps:\n  - {{id: one, run: 'true'}}\n{each}")).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("flow.yaml", &format!("steps:\n  - {{id: one, run: ':'}}\n{each}"));
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        let told = rig.waypost(&["resume", "r", "--with", "flow.yaml", "--retry-failed"]);
+
+        let why = "`--retry-failed` does not go together with what has changed: `e` begins anew, with all its items";
+        assert!(told.starts_with("exit 2\n") && told.contains(why), "{store}: {told}");
+        assert!(told.contains("hint: leave `--retry-failed` out"), "{store}: {told}");
+        assert_eq!(rig.read("trace"), "", "{store}");
+        assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "pa\npb\n", "{store}");
+    }
+}
+
+// What happened: `why RUN p` and `show RUN --step p` of a step of items said that there is no such step; of a dead letter `why`
+// said only that its branch has ended. What stops it now: the branches are named, and the error and what helps are told.
+#[test]
+fn a_step_of_an_item_is_found_and_its_failure_told() {
+    let flow = "steps:\n  - {id: e, foreach: {items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+        for looks in [&["why", "r", "p"][..], &["show", "r", "--step", "p"]] {
+            let told = rig.waypost(looks);
+            assert!(told.starts_with("exit 5\n"), "{told}");
+            assert!(told.contains("there is no step `p` on the main branch of run r"), "{told}");
+            assert!(told.contains("it stands on other branches: name one of e:a/p, e:b%20c/p"), "{told}");
+        }
+        for unknown in [&["why", "r", "q"][..], &["show", "r", "--step", "e:a/q"], &["why", "r", "e:z/p"]] {
+            assert!(rig.waypost(unknown).contains("in run r\n"), "{unknown:?}: {}", rig.waypost(unknown));
+        }
+        let why = rig.waypost(&["why", "r", "e:b c/p"]);
+        assert!(why.starts_with("exit 0\n") && why.contains("It is a dead letter: exit code 3\n"), "{why}");
+        assert!(why.contains("waypost dead-letters retry r") && why.contains(" 'b c'\n"), "{why}");
+        assert!(!rig.waypost(&["why", "r", "e:a/p"]).contains("dead letter"));
+    }
+}
+
+// What happened: of a step of an item that is not among the items any more, `why` said that its result is used. Why: its branch
+// was looked at by itself. What stops it now: it is looked whether that still counts.
+#[test]
+fn why_says_that_an_item_was_left_behind() {
+    let flow = "steps:
+  - id: e
+    foreach: {items: {run: cat list}, as: i, steps: [{id: p, run: 'echo $I >> trace', env: {I: '${{ i }}'}, on_success: [{id: h, run: 'true'}]}, {id: in, foreach: {items: [1], steps: [{id: q, run: 'true'}]}}]}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("list", "x\ny\n");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let used = |step: &str| rig.waypost(&["why", "r", step]).contains("its result is used");
+        let steps = ["e:y/p", "e:y/in:1/q", "e:y/p:on_success/h"];
+        assert!(steps.iter().all(|step| used(step)), "{store}");
+
+        rig.write("list", "x\n");
+        assert_eq!(code(&rig, &["resume", "r", "--from", "e", "-q"]), Some(0));
+
+        for step in &steps[..2] {
+            let why = rig.waypost(&["why", "r", step]);
+            let left = "it is passed over, because its branch was left behind by what was done again since";
+            assert!(why.contains(left), "{store} {step}: {why}");
+        }
+        assert!(["e:x/p", "e:x/in:1/q", "e:x/p:on_success/h"].iter().all(|step| used(step)), "{store}");
+    }
+}

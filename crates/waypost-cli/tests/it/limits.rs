@@ -38,6 +38,25 @@ fn a_run_that_passes_its_budget_stops_and_goes_on_with_a_higher_one() {
     assert_eq!(rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]).status.code(), Some(0));
 }
 
+// What happened: `plan` and dry runs of a run that has passed its budget said that the next step runs, and not that a resume
+// stops at once. What stops it now: the budget is among what stops a resume.
+#[test]
+fn a_plan_says_that_the_budget_is_passed() {
+    let rig = Rig::with(PAID);
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(124));
+    let words = "the run has passed its budget (cost 1.20 of 1.00); a resume stops until `budget` is raised";
+
+    for looks in [&["plan", "r"][..], &["why", "r"], &["resume", "r", "--dry-run"]] {
+        assert!(rig.waypost(looks).contains(words), "{looks:?}: {}", rig.waypost(looks));
+        if looks[0] != "why" {
+            assert_eq!(rig.json(&[looks, &["--json"]].concat())["stops"], json!([words]), "{looks:?}");
+        }
+    }
+    rig.write("more.yaml", &PAID.replace("cost: 1.00", "cost: 9.00"));
+    let more = rig.json(&["resume", "r", "--with", "more.yaml", "--dry-run", "--json"]);
+    assert_eq!(more["stops"], json!([]));
+}
+
 #[test]
 fn what_is_under_way_is_stopped_and_tries_that_failed_count() {
     let rig = Rig::with(

@@ -205,3 +205,25 @@ steps:
         }
     }
 }
+
+// What happened: of an inner item that failed in the run that a fork or an import began from, `dead-letters list` said that it
+// failed in an earlier pass of a loop. Why: the states of branches do not come along, and that of the main one counts only its
+// own items. What stops it now: what the first record counts came along.
+#[test]
+fn inner_items_that_failed_before_a_fork_are_told_as_such() {
+    for store in STORES {
+        let rig = Rig::with(NESTED).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(3), "{store}");
+        assert_eq!(code_of(&rig, &["export", "r", "r.json", "-q"]), Some(0), "{store}");
+        rig.waypost(&["import", "r.json", "--trust", "--id", "i", "-q"]);
+
+        for run in ["f", "i"] {
+            let list = rig.waypost(&["dead-letters", "list", run]);
+            let before = format!(
+                "Run {run} has no dead letters: 1 item failed in run r, before this one began from it."
+            );
+            assert!(list.contains(&before), "{store}: {list}");
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, check};
+use crate::rig::{Rig, check, wait_until};
 
 const RELEASE: &str = r#"name: release
 steps:
@@ -116,7 +116,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
     assert_eq!(status(&rig), "waiting");
     assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(0), "it is not due");
     let running = rig.start(&["resume", "r"]);
-    crate::rig::wait_until("the pause is over", || {
+    wait_until("the pause is over", || {
         rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go"
     });
     running.signal(libc::SIGKILL);
@@ -140,7 +140,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
 fn ctrl_c_ends_the_waiting_and_not_the_run() {
     let rig = Rig::with("steps:\n  - {id: go, wait: go}\n  - {id: b, run: echo b >> trace}\n");
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
-    crate::rig::wait_until("it waits", || {
+    wait_until("it waits", || {
         rig.call(&["list", "--json"]).stdout.windows(9).any(|text| text == b"\"waiting\"")
     });
 
@@ -260,4 +260,48 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     let shown = rig.waypost(&["show", "r"]);
     assert!(shown.contains("step f:p/ap asks, and has its answer: Really?"), "{shown}");
     assert!(shown.contains("Go on with: waypost resume r\n"), "{shown}");
+}
+
+// What happened: `plan` and `resume --dry-run` said that a step waits whose answer or signal was there, or whose time had come,
+// while a resume went on. Why: only the position was looked at. What stops it now: so is what was given, and the time.
+#[test]
+fn a_plan_knows_what_has_come() {
+    let flows = [
+        (
+            "{id: b, approve: 'Go on, all of you?'}",
+            "an answer to `Go on, all of you?`",
+            &["answer", "r", "yes"][..],
+        ),
+        ("{id: b, wait: go}", "signal `go`", &["signal", "r", "go"]),
+        ("{id: b, sleep: 300ms}", "20", &["list"]),
+    ];
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for (step, what, gives) in flows {
+            let rig = Rig::with(&format!("steps:\n  - {step}\n")).at(store);
+            assert_eq!(
+                code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]),
+                Some(75),
+                "{step}"
+            );
+            if what.starts_with("20") {
+                wait_until("its time", || {
+                    rig.json(&["plan", "r", "--json"])["decisions"][0]["action"] == "run"
+                });
+            } else {
+                let plan = rig.waypost(&["plan", "r"]);
+                assert!(plan.contains(&format!("it waits for {what}")), "{store} {step}: {plan}");
+            }
+            assert_eq!(code(&rig, gives), Some(0), "{store} {step}");
+
+            for looks in [&["plan", "r", "--json"][..], &["resume", "r", "--dry-run", "--json"]] {
+                let decision = rig.json(looks)["decisions"][0].clone();
+                assert_eq!(decision["action"], "run", "{store} {step}: {looks:?}: {decision}");
+                let cause = decision["cause"].as_str().unwrap();
+                let has_come =
+                    cause.starts_with(&format!("it waited for {what}")) && cause.ends_with("has come");
+                assert!(has_come, "{store} {step}: {cause}");
+            }
+            assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store} {step}");
+        }
+    }
 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub use self::names::Reference;
 pub(crate) use self::names::{Call, is_taken};
+pub use self::names::{ELEMENT, Reference};
 pub use self::scope::{ItemsView, Scope, StepView};
 
 pub(crate) use self::convert::{NumberError, described, exact_number, shown};

@@ -114,11 +114,17 @@ pub(crate) fn is_taken(name: &str) -> bool {
         || ABOUT_FAILURE.contains(&name)
 }
 
+/// Stands in a path for an element of a list, or a value by a key that is worked out.
+pub const ELEMENT: &str = "[]";
+
 /// One name that an expression reads, with the fixed part of its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// The parts: `steps.fetch.outputs.rows` has four.
     pub path: Vec<String>,
+    /// The same with what is read of elements that are not named: `steps.each.items[0].status` has five, the fourth of them
+    /// [`ELEMENT`].
+    pub reach: Vec<String>,
     /// Its place in the text that was parsed, in bytes.
     pub range: Range<usize>,
 }
@@ -298,7 +304,8 @@ fn reference(
     let (path, end) = path(tokens, index);
     let range = token.range.start..end;
     check_path(&path, &range, locals)?;
-    uses.references.push(Reference { path, range });
+    let reach = reach(tokens, index);
+    uses.references.push(Reference { path, reach, range });
     Ok(())
 }
 
@@ -329,6 +336,38 @@ fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
         }
     }
     (path, end)
+}
+
+/// All parts of the path that begins at `index`, those that are worked out as [`ELEMENT`].
+fn reach(tokens: &[Token<'_>], index: usize) -> Vec<String> {
+    let mut reach = vec![tokens[index].text.to_owned()];
+    let mut at = index + 1;
+    loop {
+        let is_call = tokens.get(at + 2).is_some_and(|after| after.is("("));
+        match (tokens.get(at), tokens.get(at + 1)) {
+            (Some(dot), Some(name)) if dot.is(".") && name.kind == Kind::Name && !is_call => {
+                reach.push(name.text.to_owned());
+                at += 2;
+            }
+            (Some(open), Some(key)) if open.is("[") => {
+                let Some(close) = closed_at(&tokens[at..]) else { return reach };
+                let plain = key.plain_text().filter(|_| close == 2);
+                reach.push(plain.unwrap_or(ELEMENT).to_owned());
+                at += close + 1;
+            }
+            _ => return reach,
+        }
+    }
+}
+
+/// Finds the bracket that closes the first token.
+fn closed_at(tokens: &[Token<'_>]) -> Option<usize> {
+    let mut depth = 0_usize;
+    tokens.iter().position(|token| {
+        depth += usize::from(token.is("["));
+        depth -= usize::from(token.is("]"));
+        depth == 0
+    })
 }
 
 /// Checks the part of a path that holds for every workflow.

@@ -293,6 +293,22 @@ impl Workflow {
         }))
     }
 
+    /// The steps that read the outputs at a path that begins with the id of a step, or anything in them.
+    pub(crate) fn readers_at(&self, path: &[String]) -> impl Iterator<Item = &Step> {
+        self.all_steps().filter(move |step| {
+            step.references().any(|reference| match &*reference.reach {
+                [root, read @ ..] if root == "steps" => {
+                    // All outputs of another file are those of its steps.
+                    let is_around = |read: &[String]| {
+                        read.get(1..).is_some_and(|read| read.iter().any(|part| part == "outputs"))
+                    };
+                    read.starts_with(path) || (path.starts_with(read) && is_around(read))
+                }
+                _ => false,
+            })
+        })
+    }
+
     /// Says whether a step reads something of another one that this does not declare to come from a file.
     #[must_use]
     pub fn reads_undeclared(&self, step: &Step) -> bool {

@@ -372,6 +372,7 @@ impl Command {
             is_agent: self.is_agent,
             capture_max: self.capture_max,
             keeps_stdout: self.keeps_stdout,
+            makes_items: self.makes_items,
             wanted,
             mask: mask.clone(),
         }

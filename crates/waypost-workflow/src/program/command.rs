@@ -29,6 +29,8 @@ pub(super) struct Command {
     /// How much of what it prints is taken.
     pub(super) capture_max: usize,
     pub(super) keeps_stdout: bool,
+    /// Items are made of what it prints, which must be text for that.
+    pub(super) makes_items: bool,
     pub(super) grace: Duration,
     /// Whether a failure without an exit code, or with this one, lets the run go on.
     pub(super) tolerance: Tolerance,
@@ -80,6 +82,7 @@ impl Command {
             is_agent: agent.is_some(),
             capture_max: CAPTURE_BYTES_MAX,
             keeps_stdout: step.keeps_stdout,
+            makes_items: false,
             grace: step.grace,
             tolerance: step.continue_on_error.clone(),
             may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),
@@ -96,7 +99,7 @@ impl Command {
 
     /// Takes what it prints, up to so much, to make items of.
     pub(super) fn for_items(self, capture_max: usize) -> Self {
-        Self { keeps_stdout: true, capture_max, ..self }
+        Self { keeps_stdout: true, makes_items: true, capture_max, ..self }
     }
 
     /// Tells it the size of the state that it adds to.

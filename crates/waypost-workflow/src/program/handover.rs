@@ -64,6 +64,8 @@ pub(super) struct Handover {
     pub(super) capture_max: usize,
     /// Whether expressions read what it printed.
     pub(super) keeps_stdout: bool,
+    /// Whether items are made of it: then it must be text, byte by byte.
+    pub(super) makes_items: bool,
     /// Which of them count.
     pub(super) wanted: Wanted,
     /// The secrets.
@@ -199,6 +201,7 @@ impl Handover {
             is_agent: false,
             capture_max: 0,
             keeps_stdout: false,
+            makes_items: false,
             wanted: Wanted::All,
             mask,
         }
@@ -231,6 +234,9 @@ impl Handover {
         if let Some(captured) = &self.captured {
             if let Some(value) = self.captured_value(captured, said)? {
                 outputs.insert("result".to_owned(), value);
+            }
+            if self.makes_items {
+                refuse_other_than_text(&captured.bytes)?;
             }
             if self.keeps_stdout {
                 stdout = Some(text_of(captured));
@@ -331,6 +337,16 @@ fn text_of(captured: &Captured) -> String {
     String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned()
 }
 
+/// Refuses bytes that are no text: an item made of them would not be what the command printed.
+fn refuse_other_than_text(bytes: &[u8]) -> Result<(), Failure> {
+    std::str::from_utf8(bytes).map(drop).map_err(|error| {
+        let valid = error.valid_up_to();
+        outputs_failure(vec![format!(
+            "items cannot be made of what the command printed: it is not valid UTF-8 after byte {valid}"
+        )])
+    })
+}
+
 fn outputs_failure(error: Vec<String>) -> Failure {
     Failure { error, ..Failure::new(FailureKind::Outputs, Vec::new()) }
 }
@@ -419,6 +435,7 @@ mod tests {
                 is_agent: false,
                 capture_max: crate::log::CAPTURE_BYTES_MAX,
                 keeps_stdout: true,
+                makes_items: false,
                 wanted: Wanted::All,
                 mask: mask.clone(),
             };

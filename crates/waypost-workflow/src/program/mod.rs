@@ -40,6 +40,7 @@ mod items;
 mod job;
 mod leftovers;
 mod levels;
+mod readers;
 mod repeat;
 mod scratch;
 mod service;
@@ -477,17 +478,19 @@ impl Program for WorkflowProgram {
         spot: Spot<'_>,
         state: &mut WorkflowState,
         was_done: bool,
-    ) -> Result<Follow, String> {
+    ) -> Result<(Follow, Ending), String> {
         if was_done {
-            return Ok(Follow::Needs);
+            let step = self.step(spot);
+            return Ok((Follow::Needs, state.ending_of(&step.id, step.work.command().is_some())));
         }
-        let readers = self.file_of(spot.branch).readers_of(spot.step.id.as_str());
-        let readers: Vec<String> = readers.map(|reader| format!("`{}`", reader.id)).collect();
+        let readers = self.readers(spot.branch, spot.step.id.as_str());
+        let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
         if !readers.is_empty() {
             return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
         }
-        let done = Settlement::Completed(StepOutput::default(), &Ending::default());
-        self.apply(state, spot, done).map_err(|failure| failure.error.join(": "))
+        let ending = Ending::default();
+        let follow = self.apply(state, spot, Settlement::Completed(StepOutput::default(), &ending));
+        Ok((follow.map_err(|failure| failure.error.join(": "))?, ending))
     }
 
     async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {

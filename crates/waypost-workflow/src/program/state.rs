@@ -181,6 +181,13 @@ impl StepState {
         }
     }
 
+    /// Returns what a record tells of its end, as far as that is kept. `is_process`: it has an exit code.
+    fn ending(&self, is_process: bool) -> Ending {
+        let usual_code = (is_process && self.status.is_none()).then_some(0);
+        let outputs = self.outputs.clone().into_iter().collect();
+        Ending { exit_code: self.exit_code.or(usual_code), outputs, ..Ending::default() }
+    }
+
     /// Returns what became of its items, if it worked on some.
     pub fn items(&self) -> Option<&StepItems> {
         self.items.as_ref()
@@ -229,6 +236,12 @@ impl WorkflowState {
     /// Returns the step for whose failure its branch is a hook; of the branch of a hook after a success none.
     pub(super) fn hook(&self) -> Option<Option<&str>> {
         self.hook.as_ref().map(|hook| hook.failed_step.as_deref())
+    }
+
+    /// Returns what a record tells of the end of a step that is finished, as far as that is kept. `is_process`: it has an
+    /// exit code.
+    pub(super) fn ending_of(&self, id: &str, is_process: bool) -> Ending {
+        self.steps.get(id).map(|step| step.ending(is_process)).unwrap_or_default()
     }
 
     /// Returns the params; a branch over an item has none.

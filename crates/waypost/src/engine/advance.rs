@@ -295,7 +295,7 @@ fn apply_tolerated<P: Program>(
 }
 
 /// Keeps small outputs in the header and only the size of large ones, and nothing of what was printed.
-fn inline_outputs(ending: &mut Ending) {
+pub(super) fn inline_outputs(ending: &mut Ending) {
     ending.stdout = None;
     if ending.outputs.is_empty() {
         return;

@@ -3,7 +3,7 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{FrontierEntry, Position, Record, Status, Try, Verdict};
+use crate::record::{Ending, FrontierEntry, Position, Record, Status, Try, Verdict};
 use crate::shape::Shape;
 
 use super::begin::decode_state;
@@ -210,7 +210,7 @@ pub(super) fn decide_as_told<P: Program>(
             continue;
         }
         match settled(program, line, (place, &doubtful), on_doubt)? {
-            Some(follow) => line.settle_as_told(place, follow),
+            Some(settled) => line.settle_as_told(place, settled),
             None => {
                 if matches!(cause, Cause::Undone | Cause::Begun) {
                     // It is done again from its first pass on.
@@ -224,28 +224,30 @@ pub(super) fn decide_as_told<P: Program>(
     Ok(())
 }
 
-/// Puts into the state of a branch that a step is done, if that is what a person says; returns what comes after it.
+/// Puts into the state of a branch that a step is done, if that is what a person says; returns what comes after it, and
+/// what its record tells.
 fn settled<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
     (place, doubtful): (usize, &Doubtful),
     on_doubt: &OnDoubt<P::State>,
-) -> Result<Option<Follow>, RunError> {
+) -> Result<Option<(Follow, Ending)>, RunError> {
     let (branch, step) = (&doubtful.branch, &line.shape.steps()[place]);
     let spot = Spot { branch, level: line.shape.level(), place, step };
-    let follow = match on_doubt {
+    let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => program.settle_as_done(spot, &mut line.state, doubtful.was_done),
         OnDoubt::Settle(settle) => match (settle.0)(&mut line.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
                 let undecided = || "only its own run decides which step comes next".to_owned();
-                next_of(line.shape, place).ok_or_else(undecided)
+                let follow = next_of(line.shape, place).ok_or_else(undecided);
+                follow.map(|follow| (follow, Ending::default()))
             }
             Err(why) => Err(why),
         },
     };
-    follow.map(Some).map_err(|why| not_settled(line, doubtful, &why))
+    settled.map(Some).map_err(|why| not_settled(line, doubtful, &why))
 }
 
 fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {

@@ -11,6 +11,7 @@ use crate::record::{
 };
 use crate::shape::{Shape, Unfinished};
 
+use super::advance::inline_outputs;
 use super::chain::{Chain, Draft};
 use super::fall::Dying;
 use super::fan::{FanOut, Item};
@@ -432,11 +433,12 @@ impl<'a, S> Line<'a, S> {
     }
 
     /// Settles a step that was cut as a person says that it is done: without outputs, and with what comes after it.
-    pub(super) fn settle_as_told(&mut self, place: usize, follow: super::Follow) {
+    pub(super) fn settle_as_told(&mut self, place: usize, (follow, mut ending): (super::Follow, Ending)) {
+        inline_outputs(&mut ending);
         let settled = Some(Settled::Completed(self.seq_of_next_draft()));
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
         self.settle(place, settled, follow);
-        self.draft(Phase::Completed(Ending::default()), Reason::Manual, step, at);
+        self.draft(Phase::Completed(ending), Reason::Manual, step, at);
     }
 
     /// Settles a step that was cut as its evidence shows that it is done.

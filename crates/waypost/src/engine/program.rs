@@ -141,8 +141,8 @@ pub trait Program: Send + Sync {
         None
     }
 
-    /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave, and says what comes
-    /// after it. `was_done`: the state has what it gave.
+    /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave; says what comes
+    /// after it, and what the record tells of its end. `was_done`: the state has what it gave, and so has the record.
     ///
     /// # Errors
     /// Why that cannot be: nothing is changed then.
@@ -151,7 +151,7 @@ pub trait Program: Send + Sync {
         spot: Spot<'_>,
         state: &mut Self::State,
         was_done: bool,
-    ) -> Result<Follow, String> {
+    ) -> Result<(Follow, Ending), String> {
         let _ = (spot, state, was_done);
         Err("what it gave is for the caller to say".to_owned())
     }

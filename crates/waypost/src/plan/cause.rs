@@ -3,9 +3,13 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use serde_json::Value;
 
 use crate::id::StepId;
 use crate::record::{FrontierEntry, Position, Try, WAIT_AFTER, Wait, WaitKind};
+
+/// How much of a question is said: about a line of a table.
+const QUESTION_CHARACTERS_MAX: usize = 60;
 
 /// Why.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +38,8 @@ pub enum Cause {
     Delayed(Timestamp),
     /// It waits for these.
     Waits(Vec<Wait>),
+    /// It waited for these, and one of them has come.
+    Come(Vec<Wait>),
     /// These claims do not hold.
     EvidenceFailed(Vec<String>),
     /// These claims do not hold, although the step was done again for that a moment ago. Then others were done again, for
@@ -64,6 +70,8 @@ pub enum Cause {
     EvidenceSettles,
     /// Its branch has ended, and goes on only when somebody asks for that.
     BranchEnded,
+    /// Its branch was left behind: what opened it was done again, or gone back from, and has not opened it since.
+    LeftBehind,
 }
 
 impl Cause {
@@ -81,6 +89,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BranchEnded => write!(f, "its branch has ended"),
+            Self::LeftBehind => f.write_str("its branch was left behind by what was done again since"),
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
@@ -97,6 +106,10 @@ impl fmt::Display for Cause {
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
                 write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
+            }
+            Self::Come(waits) => {
+                let waits = waits.iter().map(wait_text).collect::<Vec<_>>().join(", ");
+                write!(f, "it waited for {waits}, which has come")
             }
             Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
             Self::EvidenceUndone { claims, others } => {
@@ -147,9 +160,19 @@ fn join(steps: &[StepId]) -> String {
     steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns the begin of a question, on one line; of one that is no text, the key that the step gave it.
+fn asked(wait: &Wait) -> String {
+    let question = wait.question.as_ref().and_then(Value::as_str).map(str::trim);
+    let line = question.and_then(|text| text.lines().next()).unwrap_or(&wait.key);
+    match line.char_indices().nth(QUESTION_CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
 fn wait_text(wait: &Wait) -> String {
     match &wait.on {
-        WaitKind::Answer => format!("an answer to `{}`", wait.key),
+        WaitKind::Answer => format!("an answer to `{}`", asked(wait)),
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
         WaitKind::Children if wait.key == WAIT_AFTER => "what is done after it".to_owned(),

@@ -48,7 +48,10 @@ pub(super) async fn dry_run(
     if !args.set.is_empty() {
         tell_of_params(context, &snapshot, &chosen, &stands, args)?;
     }
-    let stops = if args.restart { Vec::new() } else { crate::commands::plan::stops(store, &snapshot).await };
+    let stops = match args.restart {
+        true => Vec::new(),
+        false => crate::commands::plan::stops(store, &snapshot, &chosen.workflow).await?,
+    };
     for stop in &stops {
         context.output.warn(stop);
     }

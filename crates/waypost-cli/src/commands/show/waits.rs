@@ -45,14 +45,19 @@ fn wanted(answer: &AnswerKind) -> String {
     format!("\n    where ANSWER is {}", shown(&answer.told()))
 }
 
+/// Says whether a signal is what the wait of this id is for.
+pub(crate) fn gives(signal: &Signal, id: &str, on: &WaitKind) -> bool {
+    match (&signal.kind, on) {
+        (SignalKind::Answer { wait, .. }, WaitKind::Answer) => wait == id,
+        (SignalKind::Named { name, .. }, WaitKind::Signal(wanted)) => name == wanted,
+        _ => false,
+    }
+}
+
 impl Shown {
     /// Says whether what is waited for was given, and only has to be taken in.
     pub(super) fn is_given(&self, wait: &WaitView) -> bool {
-        self.given.iter().any(|signal: &Signal| match (&signal.kind, &wait.on) {
-            (SignalKind::Answer { wait: id, .. }, WaitKind::Answer) => *id == wait.id,
-            (SignalKind::Named { name, .. }, WaitKind::Signal(wanted)) => name == wanted,
-            _ => false,
-        })
+        self.given.iter().any(|signal| gives(signal, &wait.id, &wait.on))
     }
 
     /// Says whether a resume would do more than to look: of a run that only waits, whether something of that has come.

@@ -1,0 +1,48 @@
+//! Which steps read what a step gave: in its own file, and further up, where it is a step of an item or of another file.
+
+use waypost::BranchPath;
+
+use super::WorkflowProgram;
+use crate::expr::ELEMENT;
+use crate::file::Step;
+
+impl WorkflowProgram {
+    /// Returns the steps that read what a step of a branch gave: its outputs, or what it printed. Those that take all of the
+    /// items of a `foreach` may read no output of them, and are left out.
+    pub(super) fn readers<'p>(&'p self, branch: &BranchPath, id: &str) -> Vec<&'p Step> {
+        let mut readers: Vec<&Step> = self.file_of(branch).readers_of(id).collect();
+        // As it is read where it stands, without `steps` before it.
+        let mut paths: Vec<Vec<String>> = ["outputs", "stdout"].map(|what| named([id, what])).into();
+        let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        for (opener, above) in around.filter_map(|branch| Some((branch.opened_by()?.0, branch.parent()?))) {
+            let file = self.file_of(&above);
+            let Some(opener) = file.step(opener.as_str()) else { continue };
+            let id = opener.id.as_str();
+            if opener.work.child().is_some() {
+                // Its steps give their outputs only, by their names.
+                let outputs = paths.into_iter().filter_map(|path| {
+                    let [step, what, rest @ ..] = path.as_slice() else { return None };
+                    let within = named([id, "outputs", step]);
+                    (what == "outputs").then(|| within.into_iter().chain(rest.iter().cloned()).collect())
+                });
+                paths = outputs.collect();
+            } else if opener.work.foreach().is_some() {
+                let item = named([id, "items", ELEMENT, "steps"]);
+                paths = paths.into_iter().map(|path| item.iter().cloned().chain(path).collect()).collect();
+            } else {
+                // The steps of a group are read as if they stood beside it.
+                continue;
+            }
+            for path in &paths {
+                let new =
+                    file.readers_at(path).filter(|step| readers.iter().all(|known| known.id != step.id));
+                readers.extend(new.collect::<Vec<_>>());
+            }
+        }
+        readers
+    }
+}
+
+fn named<const COUNT: usize>(parts: [&str; COUNT]) -> Vec<String> {
+    parts.map(str::to_owned).into()
+}
