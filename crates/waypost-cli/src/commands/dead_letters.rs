@@ -81,7 +81,7 @@ async fn failed_before(store: &dyn Store, snapshot: &Snapshot) -> Result<Option<
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
     let main = heads.into_iter().find(|record| record.header().branch.is_main());
     let state = main.and_then(|main| serde_json::from_slice::<WorkflowState>(main.state_bytes()?).ok());
-    let count = match state.map_or(0, |state| state.items_failed() as u64) {
+    let count = match state.map_or(0, |state| state.items_failed()) {
         // Those of a `foreach` within a step are in the states of branches; how many came along, the first record counts.
         0 => came_along(store, &frozen.run).await?,
         count => count,

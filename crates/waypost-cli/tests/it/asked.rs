@@ -473,3 +473,28 @@ fn what_is_read_from_outside_is_not_said_to_be_done() {
         }
     }
 }
+
+// What happened: a tolerated failure became a success when a person said that the step was done. What stops it now: it is
+// what it was.
+#[test]
+fn a_failure_that_was_tolerated_stays_one() {
+    for store in STORES {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, {}}}\n  - {{id: f, idempotent: false, continue_on_error: true, run: 'echo f >> trace; exit 3'}}\n",
+            says("a")
+        ))
+        .at(store);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 3, store);
+        has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+
+        has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 3, store);
+
+        assert_eq!(ran(&rig), ["a", "f", "a"], "{store}");
+        let shown = rig.json(&["show", "r", "--json"]);
+        assert_eq!(shown["status"], "completed_with_failures");
+        assert_eq!(
+            (&shown["steps"][1]["status"], &shown["steps"][1]["exit_code"]),
+            (&"failed".into(), &3.into())
+        );
+    }
+}

@@ -116,9 +116,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
     assert_eq!(status(&rig), "waiting");
     assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(0), "it is not due");
     let running = rig.start(&["resume", "r"]);
-    wait_until("the pause is over", || {
-        rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go"
-    });
+    wait_until("the pause is over", || rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go");
     running.signal(libc::SIGKILL);
     drop(running);
     assert_eq!(status(&rig), "waiting");

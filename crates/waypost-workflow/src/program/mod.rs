@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
     Spot, StateError,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, SkipCause, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -478,10 +478,10 @@ impl Program for WorkflowProgram {
         spot: Spot<'_>,
         state: &mut WorkflowState,
         was_done: bool,
-    ) -> Result<(Follow, Ending), String> {
+    ) -> Result<(Follow, Phase), String> {
         if was_done {
             let step = self.step(spot);
-            return Ok((Follow::Needs, state.ending_of(&step.id, step.work.command().is_some())));
+            return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
         }
         let readers = self.readers(spot.branch, spot.step.id.as_str());
         let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
@@ -490,7 +490,7 @@ impl Program for WorkflowProgram {
         }
         let ending = Ending::default();
         let follow = self.apply(state, spot, Settlement::Completed(StepOutput::default(), &ending));
-        Ok((follow.map_err(|failure| failure.error.join(": "))?, ending))
+        Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)))
     }
 
     async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {

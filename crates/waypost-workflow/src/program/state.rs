@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use waypost::RunId;
-use waypost::record::{Ending, Failure, FailureKind, STATE_BYTES_MAX};
+use waypost::record::{Ending, Failure, FailureKind, Phase, STATE_BYTES_MAX};
 
 use crate::expr::{ItemsView, Scope, StepView};
 use crate::file::ITEM_INDEX;
@@ -236,6 +236,19 @@ impl WorkflowState {
     /// Returns the step for whose failure its branch is a hook; of the branch of a hook after a success none.
     pub(super) fn hook(&self) -> Option<Option<&str>> {
         self.hook.as_ref().map(|hook| hook.failed_step.as_deref())
+    }
+
+    /// Says how a step ended: completed, or with a failure that is tolerated.
+    pub(super) fn phase_of(&self, id: &str, is_process: bool) -> Phase {
+        let ending = self.ending_of(id, is_process);
+        if self.steps.get(id).is_none_or(|step| step.status != Some(Settled::Failed)) {
+            return Phase::Completed(ending);
+        }
+        let why = match ending.exit_code {
+            Some(code) => format!("exit code {code}"),
+            None => "it failed before".to_owned(),
+        };
+        Phase::Failed(Failure { tolerated: true, ending, ..Failure::new(FailureKind::Exit, vec![why]) })
     }
 
     /// Returns what a record tells of the end of a step that is finished, as far as that is kept. `is_process`: it has an

@@ -3,7 +3,7 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{Ending, FrontierEntry, Position, Record, Status, Try, Verdict};
+use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Status, Try, Verdict};
 use crate::shape::Shape;
 
 use super::begin::decode_state;
@@ -231,7 +231,7 @@ fn settled<P: Program>(
     line: &mut Line<'_, P::State>,
     (place, doubtful): (usize, &Doubtful),
     on_doubt: &OnDoubt<P::State>,
-) -> Result<Option<(Follow, Ending)>, RunError> {
+) -> Result<Option<(Follow, Phase)>, RunError> {
     let (branch, step) = (&doubtful.branch, &line.shape.steps()[place]);
     let spot = Spot { branch, level: line.shape.level(), place, step };
     let settled = match on_doubt {
@@ -242,7 +242,7 @@ fn settled<P: Program>(
             Ok(TreatAs::Done) => {
                 let undecided = || "only its own run decides which step comes next".to_owned();
                 let follow = next_of(line.shape, place).ok_or_else(undecided);
-                follow.map(|follow| (follow, Ending::default()))
+                follow.map(|follow| (follow, Phase::Completed(Ending::default())))
             }
             Err(why) => Err(why),
         },

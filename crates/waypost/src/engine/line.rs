@@ -432,13 +432,24 @@ impl<'a, S> Line<'a, S> {
         self.draft_of(place, phase, Reason::Redo);
     }
 
-    /// Settles a step that was cut as a person says that it is done: without outputs, and with what comes after it.
-    pub(super) fn settle_as_told(&mut self, place: usize, (follow, mut ending): (super::Follow, Ending)) {
-        inline_outputs(&mut ending);
-        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+    /// Settles a step that was cut, or done before, as a person says that it is done: with what the program knows of that, and
+    /// with what comes after it.
+    pub(super) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (super::Follow, Phase)) {
+        let seq = self.seq_of_next_draft();
+        let settled = match &mut phase {
+            Phase::Failed(failure) => {
+                inline_outputs(&mut failure.ending);
+                Settled::Tolerated(seq)
+            }
+            Phase::Completed(ending) => {
+                inline_outputs(ending);
+                Settled::Completed(seq)
+            }
+            _ => Settled::Completed(seq),
+        };
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
-        self.settle(place, settled, follow);
-        self.draft(Phase::Completed(ending), Reason::Manual, step, at);
+        self.settle(place, Some(settled), follow);
+        self.draft(phase, Reason::Manual, step, at);
     }
 
     /// Settles a step that was cut as its evidence shows that it is done.

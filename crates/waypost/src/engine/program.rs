@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
 use crate::id::BranchPath;
-use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, SkipCause, Usage};
+use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Usage};
 use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
 use crate::store::Lease;
@@ -142,7 +142,8 @@ pub trait Program: Send + Sync {
     }
 
     /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave; says what comes
-    /// after it, and what the record tells of its end. `was_done`: the state has what it gave, and so has the record.
+    /// after it, and how it ended by the record: completed, or with a failure that is tolerated. `was_done`: the state has what it
+    /// gave, and so has the record.
     ///
     /// # Errors
     /// Why that cannot be: nothing is changed then.
@@ -151,7 +152,7 @@ pub trait Program: Send + Sync {
         spot: Spot<'_>,
         state: &mut Self::State,
         was_done: bool,
-    ) -> Result<(Follow, Ending), String> {
+    ) -> Result<(Follow, Phase), String> {
         let _ = (spot, state, was_done);
         Err("what it gave is for the caller to say".to_owned())
     }
