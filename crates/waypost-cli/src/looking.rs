@@ -30,7 +30,7 @@ pub(crate) async fn look(
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
-    let engine = Engine::new(Arc::clone(store)).with_verifier(waypost_evidence::verifier());
+    let engine = program.equip(Engine::new(Arc::clone(store)));
     Ok(engine.look(&program, snapshot, occasion).await?)
 }
 

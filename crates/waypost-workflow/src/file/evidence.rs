@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
 use waypost::record::{Occasion, Severity, Terms};
-use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE};
+use waypost_evidence::{COMMAND, DB_ROW, EXEC, JSON_VALUE, NETWORK_REACHABLE};
 
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::expectation::{Wanted, check, complete};
+use super::expectation::{Wanted, codes, expectations};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use crate::expr::Template;
@@ -43,6 +43,9 @@ pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "f
 pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
 pub(super) static PORT: KeySet = keys!("`port` evidence": "port", "listening";);
 pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value";);
+pub(super) static COMMANDED: KeySet =
+    keys!("`command` evidence": "command", "exit", "stdout", "stderr", "env";);
+pub(super) static EXECUTED: KeySet = keys!("`exec` evidence": "exec", "with", "env";);
 pub(super) static SQLITE: KeySet =
     keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
 
@@ -53,16 +56,32 @@ pub struct KindOfEvidence {
     pub key: &'static str,
     /// How it is recorded.
     pub recorded: &'static str,
+    /// What its subject is.
+    pub(crate) about: About,
     pub(super) set: &'static KeySet,
     /// What can be expected of it.
-    expectations: &'static [(&'static str, Wanted)],
+    pub(super) expectations: &'static [(&'static str, Wanted)],
+}
+
+/// What a claim is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum About {
+    /// The step itself.
+    Step,
+    /// A path, which begins at the folder of the workflow file.
+    Path,
+    /// An address, or what else is the same wherever the workflow file is.
+    Word,
+    /// What is run in the folder of the workflow file: the code of a shell, or a program.
+    Program,
 }
 
 /// The kinds.
-static KINDS: [KindOfEvidence; 6] = [
+static KINDS: [KindOfEvidence; 8] = [
     KindOfEvidence {
         key: "file",
         recorded: ARTIFACT_EXISTS,
+        about: About::Path,
         set: &FILE,
         expectations: &[
             ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
@@ -76,25 +95,29 @@ static KINDS: [KindOfEvidence; 6] = [
     KindOfEvidence {
         key: "sha256",
         recorded: FILE_SHA256,
+        about: About::Path,
         set: &SHA256,
         expectations: &[("is", Wanted::Digest)],
     },
-    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, set: &EXIT, expectations: &[] },
+    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, about: About::Step, set: &EXIT, expectations: &[] },
     KindOfEvidence {
         key: "port",
         recorded: NETWORK_REACHABLE,
+        about: About::Word,
         set: &PORT,
         expectations: &[("listening", Wanted::Truth)],
     },
     KindOfEvidence {
         key: "json",
         recorded: JSON_VALUE,
+        about: About::Path,
         set: &JSON,
         expectations: &[("path", Wanted::Path), ("value", Wanted::Fit)],
     },
     KindOfEvidence {
         key: "sqlite",
         recorded: DB_ROW,
+        about: About::Path,
         set: &SQLITE,
         expectations: &[
             ("table", Wanted::Text),
@@ -105,10 +128,29 @@ static KINDS: [KindOfEvidence; 6] = [
             ("equals", Wanted::Fit),
         ],
     },
+    KindOfEvidence {
+        key: "command",
+        recorded: COMMAND,
+        about: About::Program,
+        set: &COMMANDED,
+        expectations: &[
+            ("exit", Wanted::Code),
+            ("stdout", Wanted::Printed),
+            ("stderr", Wanted::Printed),
+            ("env", Wanted::Variables),
+        ],
+    },
+    KindOfEvidence {
+        key: "exec",
+        recorded: EXEC,
+        about: About::Program,
+        set: &EXECUTED,
+        expectations: &[("with", Wanted::Map), ("env", Wanted::Variables)],
+    },
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 7] = ["command", "postgres", "http", "process", "container", "git", "exec"];
+const LATER: [&str; 5] = ["postgres", "http", "process", "container", "git"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -158,6 +200,32 @@ impl Expected {
     }
 }
 
+impl ClaimTemplate {
+    /// Returns the variables that its program is given by name.
+    pub(crate) fn variables(&self) -> Vec<String> {
+        let Some(Expected::Map(entries)) = &self.expect else { return Vec::new() };
+        let env = entries.iter().find(|(name, _)| name == "env");
+        match env {
+            Some((_, Expected::Plain(Value::Array(names)))) => {
+                names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            }
+            Some((_, Expected::Plain(Value::String(name)))) => vec![name.clone()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Returns the names of the variables that code for a shell reads, as `$NAME` and `${NAME`.
+pub(crate) fn variables_in(code: &str) -> impl Iterator<Item = &str> {
+    code.split('$').skip(1).filter_map(|rest| {
+        let rest = rest.strip_prefix('{').unwrap_or(rest);
+        let rest = rest.strip_prefix('#').unwrap_or(rest);
+        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        (!name.is_empty() && !name.starts_with(|letter: char| letter.is_ascii_digit())).then_some(name)
+    })
+}
+
 impl Evidence {
     /// Returns the texts in it that may hold expressions.
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
@@ -172,7 +240,12 @@ impl Evidence {
 pub(super) struct EvidenceDraft<'n> {
     pub(super) evidence: Evidence,
     pub(super) texts: Vec<(Template, &'n Node)>,
+    /// What a shell reads as code, and the variables that it is given by name.
+    pub(super) commands: Vec<CommandDraft<'n>>,
 }
+
+/// The command of a claim, with its place, and the variables that it is given by name.
+pub(super) type CommandDraft<'n> = (Template, &'n Node, Vec<String>);
 
 /// `evidence`.
 pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<EvidenceDraft<'n>> {
@@ -221,8 +294,16 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         checker.wrong(place, message, &format!("write a number from 1 to {counting}"));
         return None;
     }
+    let commands = claims.iter().zip(items).filter_map(|(claim, item)| command(claim, item)).collect();
     let evidence = Evidence { at_least: at_least.map(|(least, _)| least), claims };
-    Some(EvidenceDraft { evidence, texts })
+    Some(EvidenceDraft { evidence, texts, commands })
+}
+
+/// Returns the code for a shell in a claim.
+fn command<'n>(claim: &ClaimTemplate, node: &'n Node) -> Option<CommandDraft<'n>> {
+    let subject = claim.subject.clone().filter(|_| claim.kind.recorded == COMMAND)?;
+    let Kind::Map(entries) = &node.kind else { return None };
+    Some((subject, &entries.first()?.1, claim.variables()))
 }
 
 /// How many of which claims must hold.
@@ -394,105 +475,5 @@ fn metadata(checker: &mut Checker<'_>, node: &Node) -> Option<BTreeMap<String, V
             checker.mismatch(node, "metadata", "a map", "write `metadata: { ticket: OPS-7 }`");
             None
         }
-    }
-}
-
-/// The exit codes that are expected of the step.
-fn codes<'n>(
-    checker: &mut Checker<'_>,
-    node: &'n Node,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    let items: Vec<&Node> = match &node.kind {
-        Kind::Null => return Some(Expected::Plain(Value::from(0))),
-        Kind::List(items) => items.iter().collect(),
-        _ => vec![node],
-    };
-    let (mut codes, mut has_zero) = (Vec::new(), false);
-    for item in items {
-        if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
-            let template = checker.template(item, "exit")?;
-            texts.push((template.clone(), item));
-            codes.push(Expected::Filled(template));
-            has_zero = true;
-            continue;
-        }
-        let code = checker.integer(item, "exit", 0..=255)?;
-        has_zero |= code == 0;
-        codes.push(Expected::Plain(Value::from(code)));
-    }
-    if !has_zero {
-        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
-        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
-        return None;
-    }
-    Some(Expected::List(codes))
-}
-
-fn expectations<'n>(
-    checker: &mut Checker<'_>,
-    (kind, node): (&KindOfEvidence, &Node),
-    fields: &Fields<'n>,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    let mut found = Vec::new();
-    for (name, wanted) in kind.expectations {
-        let Some(node) = fields.get(name) else { continue };
-        // That a value is null can be expected.
-        let is_null = matches!((&node.kind, wanted), (Kind::Null, Wanted::Fit));
-        let value =
-            if is_null { Some(Expected::Plain(Value::Null)) } else { value(checker, name, node, texts) };
-        let Some(value) = value else { continue };
-        if let Expected::Plain(plain) = &value {
-            check(checker, (name, *wanted), node, plain);
-        }
-        found.push(((*name).to_owned(), value));
-    }
-    complete(checker, kind, node, &found);
-    match kind.key {
-        "sha256" => found.pop().map(|(_, digest)| digest),
-        _ => Some(match found.is_empty() {
-            true => Expected::Plain(Value::Null),
-            false => Expected::Map(found),
-        }),
-    }
-}
-
-/// A value with the expressions in it.
-fn value<'n>(
-    checker: &mut Checker<'_>,
-    what: &str,
-    node: &'n Node,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    match &node.kind {
-        Kind::Null => {
-            checker.wrong(
-                node,
-                format!("`{what}` expects nothing"),
-                "write what is expected, or remove the key",
-            );
-            None
-        }
-        Kind::Text(text) if text.contains("${{") => {
-            let template = checker.template(node, what)?;
-            texts.push((template.clone(), node));
-            Some(Expected::Filled(template))
-        }
-        Kind::List(items) if items.is_empty() => {
-            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
-            None
-        }
-        Kind::List(items) if holds_expression(&node.to_json()) => {
-            let items = items.iter().map(|item| value(checker, what, item, texts));
-            Some(Expected::List(items.collect::<Option<_>>()?))
-        }
-        Kind::Map(entries) if holds_expression(&node.to_json()) => {
-            let entry = |(key, node): &'n (Node, Node)| {
-                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
-            };
-            Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
-        }
-        _ => Some(Expected::Plain(node.to_json())),
     }
 }

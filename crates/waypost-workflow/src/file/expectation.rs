@@ -4,9 +4,13 @@ use serde_json::Value;
 use waypost::evidence::check_size;
 use waypost_evidence::check_path;
 
+use super::body::holds_expression;
 use super::checker::Checker;
 use super::evidence::{Expected, KindOfEvidence};
-use super::node::Node;
+use super::fields::Fields;
+use super::node::{Kind, Node};
+use super::settings;
+use crate::expr::Template;
 
 /// What an expectation may be.
 #[derive(Debug, Clone, Copy)]
@@ -33,15 +37,122 @@ pub(super) enum Wanted {
     True,
     /// Columns and their values.
     Columns,
+    /// An exit code, or a comparison with one.
+    Code,
+    /// What something that is printed can be compared with: never null.
+    Printed,
+    /// Names of variables.
+    Variables,
+    /// A map of whatever it may be.
+    Map,
+}
+
+/// The exit codes that are expected of the step.
+pub(super) fn codes<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let items: Vec<&Node> = match &node.kind {
+        Kind::Null => return Some(Expected::Plain(Value::from(0))),
+        Kind::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    let (mut codes, mut has_zero) = (Vec::new(), false);
+    for item in items {
+        if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
+            let template = checker.template(item, "exit")?;
+            texts.push((template.clone(), item));
+            codes.push(Expected::Filled(template));
+            has_zero = true;
+            continue;
+        }
+        let code = checker.integer(item, "exit", 0..=255)?;
+        has_zero |= code == 0;
+        codes.push(Expected::Plain(Value::from(code)));
+    }
+    if !has_zero {
+        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
+        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
+        return None;
+    }
+    Some(Expected::List(codes))
+}
+
+/// What a claim expects.
+pub(super) fn expectations<'n>(
+    checker: &mut Checker<'_>,
+    (kind, node): (&KindOfEvidence, &Node),
+    fields: &Fields<'n>,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let mut found = Vec::new();
+    for (name, wanted) in kind.expectations {
+        let Some(node) = fields.get(name) else { continue };
+        // That a value is null can be expected.
+        let value = match (&node.kind, wanted) {
+            (Kind::Null, Wanted::Fit) => Some(Expected::Plain(Value::Null)),
+            // Which variables a program needs is known before it runs.
+            (_, Wanted::Variables) => Some(Expected::Plain(node.to_json())),
+            _ => value(checker, name, node, texts),
+        };
+        let Some(value) = value else { continue };
+        if let Expected::Plain(plain) = &value {
+            check(checker, (name, *wanted), node, plain);
+        }
+        found.push(((*name).to_owned(), value));
+    }
+    complete(checker, kind, node, &found);
+    match kind.key {
+        "sha256" => found.pop().map(|(_, digest)| digest),
+        _ => Some(match found.is_empty() {
+            true => Expected::Plain(Value::Null),
+            false => Expected::Map(found),
+        }),
+    }
+}
+
+/// A value with the expressions in it.
+fn value<'n>(
+    checker: &mut Checker<'_>,
+    what: &str,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    match &node.kind {
+        Kind::Null => {
+            checker.wrong(
+                node,
+                format!("`{what}` expects nothing"),
+                "write what is expected, or remove the key",
+            );
+            None
+        }
+        Kind::Text(text) if text.contains("${{") => {
+            let template = checker.template(node, what)?;
+            texts.push((template.clone(), node));
+            Some(Expected::Filled(template))
+        }
+        Kind::List(items) if items.is_empty() => {
+            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
+            None
+        }
+        Kind::List(items) if holds_expression(&node.to_json()) => {
+            let items = items.iter().map(|item| value(checker, what, item, texts));
+            Some(Expected::List(items.collect::<Option<_>>()?))
+        }
+        Kind::Map(entries) if holds_expression(&node.to_json()) => {
+            let entry = |(key, node): &'n (Node, Node)| {
+                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
+            };
+            Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
+        }
+        _ => Some(Expected::Plain(node.to_json())),
+    }
 }
 
 /// Sees that a claim says enough for something to be compared.
-pub(super) fn complete(
-    checker: &mut Checker<'_>,
-    kind: &KindOfEvidence,
-    node: &Node,
-    found: &[(String, Expected)],
-) {
+fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
     let wrong = match kind.key {
         "json" if !has("path") || !has("value") => Some((
@@ -67,15 +178,52 @@ pub(super) fn complete(
     }
 }
 
+/// Says whether something can be an exit code that is so.
+fn is_code(expect: &Value) -> bool {
+    match expect {
+        Value::Number(number) => number.as_u64().is_some_and(|code| code <= 255),
+        Value::String(text) => text.starts_with(['<', '>', '=', '!', '~']) || text.parse::<u8>().is_ok(),
+        Value::Array(items) => !items.is_empty() && items.iter().all(is_code),
+        Value::Null | Value::Bool(_) | Value::Object(_) => false,
+    }
+}
+
+fn holds_null(expect: &Value) -> bool {
+    match expect {
+        Value::Array(items) => items.iter().any(holds_null),
+        other => other.is_null(),
+    }
+}
+
 /// Sees whether a plain value can be what is expected.
-pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let text = |checker: &mut Checker<'_>| {
         if plain.as_str().is_none_or(|text| text.is_empty()) {
             checker.mismatch(node, name, "text", "write a text, in quotes");
         }
     };
     match wanted {
-        Wanted::Fit => {
+        Wanted::Code if !is_code(plain) => {
+            let help = "write `exit: 0`, `exit: [0, 1]` or `exit: \"> 0\"`";
+            checker.wrong(node, format!("`{name}` must be an exit code, 0 to 255"), help);
+        }
+        Wanted::Printed if holds_null(plain) => {
+            checker.wrong(
+                node,
+                format!("`{name}` expects nothing, which nobody prints"),
+                "write `''` for no text",
+            );
+        }
+        Wanted::Map if !plain.is_object() => {
+            checker.mismatch(node, name, "a map", &format!("write `{name}: {{ min: 3 }}`"));
+        }
+        Wanted::Map => {}
+        Wanted::Variables => {
+            for (name, node) in checker.texts(node, name) {
+                settings::variable_name(checker, node, &name);
+            }
+        }
+        Wanted::Fit | Wanted::Code | Wanted::Printed => {
             if let Err(error) = waypost_evidence::check(plain) {
                 let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
                 checker.wrong(node, format!("`{name}`: {error}"), help);

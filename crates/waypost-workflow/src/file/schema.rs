@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::budget::BUDGET;
-use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
+use super::evidence::{COMMANDED, EVIDENCE, EXECUTED, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
@@ -16,7 +16,7 @@ use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 19] = [
+static TABLES: [(&str, &KeySet); 21] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -36,10 +36,12 @@ static TABLES: [(&str, &KeySet); 19] = [
     ("port", &PORT),
     ("json", &JSON),
     ("sqlite", &SQLITE),
+    ("command", &COMMANDED),
+    ("exec", &EXECUTED),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 6] = ["file", "sha256", "exit", "port", "json", "sqlite"];
+const CLAIMS: [&str; 8] = ["file", "sha256", "exit", "port", "json", "sqlite", "command", "exec"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -95,7 +97,7 @@ fn table(name: &str, set: &KeySet) -> Value {
         "output" => "from",
         "approve" => "question",
         "pack" => "of",
-        "file" | "sha256" | "exit" | "port" | "json" | "sqlite" => name,
+        claim if CLAIMS.contains(&claim) => name,
         // Or a shorter form.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
@@ -230,6 +232,19 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("sqlite", "count") => (json!({}), "How many such rows there are."),
         ("sqlite", "query") => (text(), "A query that only reads."),
         ("sqlite", "equals") => (json!({}), "The first value that it gives."),
+        ("command", "command") => (scalar(), "A command for `sh -eu -c`, run again at each check."),
+        ("command", "exit") => (json!({}), "Its exit code, 0 if not said: 3, \"> 0\", [0, 1]."),
+        ("command", "stdout") => {
+            (json!({}), "What it prints, but for white space around it: ok, \"> 5\", \"~ regex\".")
+        }
+        ("command", "stderr") => (json!({}), "What it prints to standard error."),
+        ("command" | "exec", "env") => {
+            (reference("words"), "Variables that it needs: secrets are given only by name.")
+        }
+        ("exec", "exec") => {
+            (scalar(), "A program that says whether it holds: 0 yes, 1 no, 2 it cannot tell.")
+        }
+        ("exec", "with") => (json!({ "type": "object" }), "What it is told besides."),
         ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),

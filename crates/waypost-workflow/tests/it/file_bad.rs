@@ -637,3 +637,33 @@ fn evidence_that_shows_nothing_or_is_not_understood_is_refused() {
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     assert_text("evidence_wrong", &answers(&files));
 }
+
+#[test]
+fn evidence_of_programs_that_can_never_hold_is_refused() {
+    let step =
+        |evidence: &str| format!("secrets: [API_TOKEN]\nsteps:\n  - run: x\n    evidence: [ {evidence} ]\n");
+    let files = [
+        "{ command: '' }",
+        "{ command: x, exit: 300 }",
+        "{ command: x, exit: many }",
+        "{ command: x, exit: [0, null] }",
+        "{ command: x, exit: [] }",
+        "{ command: x, stdout: }",
+        "{ command: x, stdout: [a, null] }",
+        "{ command: x, stdout: '~ (' }",
+        "{ command: x, stderr: { a: b } }",
+        "{ command: x, env: { A: b } }",
+        "{ command: x, env: [1A, WAYPOST_X] }",
+        "{ command: x, with: { a: 1 } }",
+        "{ command: 'curl -H \"$API_TOKEN\"' }",
+        "{ command: 'curl ${API_TOKEN:-x}', env: [OTHER] }",
+        "{ exec: x, with: [a] }",
+        "{ exec: x, with: }",
+        "{ exec: x, exit: 0 }",
+        "{ exec: x, env: 3 }",
+        "{ exec: x, env: ['${{ params.x }}'] }",
+    ];
+    let files: Vec<String> = files.into_iter().map(step).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    assert_text("evidence_of_programs_wrong", &answers(&files));
+}
