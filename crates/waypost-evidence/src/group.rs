@@ -10,6 +10,7 @@
 //! leaves the group, as a daemon does, is not reached. The first process is reaped only after its group was killed: until
 //! then its number is nobody else's.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -82,7 +83,12 @@ pub(crate) struct Printed {
 impl Printed {
     /// Returns all of it as text; nothing if it was more than is kept.
     pub(crate) fn whole(&self) -> Option<String> {
-        (!self.is_cut).then(|| String::from_utf8_lossy(&self.bytes).into_owned())
+        (!self.is_cut).then(|| self.kept().into_owned())
+    }
+
+    /// Returns what is kept of it as text.
+    pub(crate) fn kept(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.bytes)
     }
 
     fn add(&mut self, bytes: &[u8]) {

@@ -56,7 +56,7 @@ mod verifier;
 
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
-pub use files::{ExistsProbe, Sha256Probe, find_file, read_file};
+pub use files::{ExistsProbe, Sha256Probe, find_file, find_folder, read_file};
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use verifier::{Limits, Verifier};
 

@@ -99,3 +99,64 @@ fn a_command_ends_with_who_waits_for_it() {
         fs::remove_file(rig.path("pid")).unwrap();
     }
 }
+
+#[test]
+fn a_service_whose_process_is_gone_is_started_again_and_nothing_else() {
+    let flow = r#"
+steps:
+  - id: up
+    service: echo up >> trace; echo $$ > up.pid; exec sleep 604811
+    evidence:
+      - { process: sleep, pid_file: up.pid, within: 20s }
+      - { process: sleep, args: 604811, within: 20s }
+  - { id: a, run: 'echo a >> trace', evidence: [{ process: "${{ steps.b.outputs.pid }}", at: commit, not: true }] }
+  - { id: b, run: 'echo b >> trace; test -e go; echo "pid=$(cat up.pid)" >> "$WAYPOST_OUTPUT"', evidence: [{ process: "${{ steps.b.outputs.pid }}" }] }
+"#;
+    let flow = flow.replace("${{ steps.b.outputs.pid }}\", at", "no-such-program\", at");
+    let rig = Rig::with(&flow);
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    rig.write("go", "");
+
+    let told = rig.waypost(&["resume", "r", "-q"]);
+
+    assert!(told.starts_with("exit 0\n"), "{told}");
+    assert_eq!(rig.read("trace"), "up\na\nb\nup\nb\n");
+    let shown = rig.json(&["show", "r", "--json"]);
+    let pinned = &shown["steps"][2]["evidence"][0];
+    assert!(pinned["expected"]["started"].as_str().unwrap().contains(" of boot "), "{shown}");
+
+    let rig = Rig::with(&flow.replace("604811, within: 20s", "604812, within: 200ms"));
+    assert_eq!(code_of(&rig, &RUN), Some(4));
+}
+
+#[test]
+fn a_repository_that_moved_on_is_made_again() {
+    let flow = r#"
+steps:
+  - id: a
+    run: |
+      echo a >> trace; rm -rf r; git init -qb main r
+      git -C r -c user.name=a -c user.email=a@b commit -qm one --allow-empty
+      cp extra r 2> none || true
+    evidence: [ { git: r }, { git: r, head: main, clean: true } ]
+  - run: test -e go
+"#;
+    let rig = Rig::with(flow);
+    rig.write("extra", "");
+    let told = rig.waypost(&RUN);
+    assert!(told.starts_with("exit 4\n") && told.contains(r#""clean":false,"changes":1"#), "{told}");
+    fs::remove_file(rig.path("extra")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
+    let git =
+        ["-c", "user.name=a", "-c", "user.email=a@b", "-C", "r", "commit", "-qm", "two", "--allow-empty"];
+    let mut git = std::process::Command::new("git").args(git).current_dir(rig.path("")).spawn().unwrap();
+    assert!(git.wait().unwrap().success());
+
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(4));
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\na\na\n");
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
+}

@@ -11,7 +11,9 @@ use waypost::evidence::{ARTIFACT_EXISTS, Site};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
 
+mod processes;
 mod programs;
+mod repositories;
 
 /// Kind, subject, expectation, verdict.
 type Case = (&'static str, String, Value, &'static str);

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
 use waypost::record::{Occasion, Severity, Terms};
-use waypost_evidence::{COMMAND, DB_ROW, EXEC, JSON_VALUE, NETWORK_REACHABLE};
+use waypost_evidence::{COMMAND, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE, PROCESS_EXISTS};
 
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::expectation::{Wanted, codes, expectations};
+use super::expectation::{Wanted, codes, expectations, literal};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use crate::expr::Template;
@@ -46,6 +46,9 @@ pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value
 pub(super) static COMMANDED: KeySet =
     keys!("`command` evidence": "command", "exit", "stdout", "stderr", "env";);
 pub(super) static EXECUTED: KeySet = keys!("`exec` evidence": "exec", "with", "env";);
+pub(super) static PROCESS: KeySet =
+    keys!("`process` evidence": "process", "pid_file", "args", "user", "count";);
+pub(super) static REPOSITORY: KeySet = keys!("`git` evidence": "git", "head", "clean";);
 pub(super) static SQLITE: KeySet =
     keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
 
@@ -77,7 +80,7 @@ pub(crate) enum About {
 }
 
 /// The kinds.
-static KINDS: [KindOfEvidence; 8] = [
+static KINDS: [KindOfEvidence; 10] = [
     KindOfEvidence {
         key: "file",
         recorded: ARTIFACT_EXISTS,
@@ -135,8 +138,8 @@ static KINDS: [KindOfEvidence; 8] = [
         set: &COMMANDED,
         expectations: &[
             ("exit", Wanted::Code),
-            ("stdout", Wanted::Printed),
-            ("stderr", Wanted::Printed),
+            ("stdout", Wanted::Compared),
+            ("stderr", Wanted::Compared),
             ("env", Wanted::Variables),
         ],
     },
@@ -147,10 +150,29 @@ static KINDS: [KindOfEvidence; 8] = [
         set: &EXECUTED,
         expectations: &[("with", Wanted::Map), ("env", Wanted::Variables)],
     },
+    KindOfEvidence {
+        key: "process",
+        recorded: PROCESS_EXISTS,
+        about: About::Word,
+        set: &PROCESS,
+        expectations: &[
+            ("pid_file", Wanted::Text),
+            ("args", Wanted::Compared),
+            ("user", Wanted::User),
+            ("count", Wanted::Compared),
+        ],
+    },
+    KindOfEvidence {
+        key: "git",
+        recorded: GIT,
+        about: About::Path,
+        set: &REPOSITORY,
+        expectations: &[("head", Wanted::Text), ("clean", Wanted::Truth)],
+    },
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 5] = ["postgres", "http", "process", "container", "git"];
+const LATER: [&str; 3] = ["postgres", "http", "container"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -371,14 +393,14 @@ fn claim<'n>(
         claim.expect = codes(checker, subject, texts);
     } else {
         let text = checker.template(subject, kind.key)?;
-        if text.as_str().trim().is_empty() {
-            checker.wrong(subject, format!("`{}` is empty", kind.key), "name what it is about");
+        if text.is_plain() {
+            literal(checker, kind, subject, text.as_str());
         }
         texts.push((text.clone(), subject));
         claim.subject = Some(text);
         claim.expect = expectations(checker, (kind, node), &fields, texts);
     }
-    if claim.expect.is_none() && kind.key == "sha256" {
+    if claim.expect.is_none() && matches!(kind.recorded, FILE_SHA256 | GIT) {
         refuse_unpinnable(checker, &claim.terms, &fields);
     }
     (checker.problems.count() == before).then_some(claim)
@@ -387,11 +409,11 @@ fn claim<'n>(
 /// What is pinned is what the step left: there is no opposite of it, and it cannot be kept to itself.
 fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'_>) {
     if let Some(place) = fields.get("not").filter(|_| terms.not) {
-        let help = "say with `is:` which digest it must not have";
+        let help = "say what it must not be";
         checker.wrong(place, "what is taken as it is cannot be other than it is", help);
     }
     if let Some(place) = fields.get("sensitive").filter(|_| terms.sensitive) {
-        let help = "remove `sensitive`: of the file, only its digest is kept";
+        let help = "remove `sensitive`: only a digest is kept";
         checker.wrong(place, "what is compared with later must be kept until then", help);
     }
 }

@@ -39,8 +39,10 @@ pub(super) enum Wanted {
     Columns,
     /// An exit code, or a comparison with one.
     Code,
-    /// What something that is printed can be compared with: never null.
-    Printed,
+    /// What something that is never null can be compared with.
+    Compared,
+    /// A user, by name or number.
+    User,
     /// Names of variables.
     Variables,
     /// A map of whatever it may be.
@@ -105,6 +107,7 @@ pub(super) fn expectations<'n>(
     complete(checker, kind, node, &found);
     match kind.key {
         "sha256" => found.pop().map(|(_, digest)| digest),
+        "git" => (!found.is_empty()).then_some(Expected::Map(found)),
         _ => Some(match found.is_empty() {
             true => Expected::Plain(Value::Null),
             false => Expected::Map(found),
@@ -151,6 +154,24 @@ fn value<'n>(
     }
 }
 
+/// Sees whether what stands there as it is can be what a claim is about.
+pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, subject: &str) {
+    if subject.trim().is_empty() {
+        checker.wrong(node, format!("`{}` is empty", kind.key), "name what it is about");
+        return;
+    }
+    match kind.key {
+        "process" if subject.contains('/') => {
+            let help = "write the name of the program without its folder, or the number of a process";
+            checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);
+        }
+        "exec" if subject.starts_with('-') => {
+            checker.wrong(node, format!("`{subject}` is no program"), "write its name, or a path to it");
+        }
+        _ => {}
+    }
+}
+
 /// Sees that a claim says enough for something to be compared.
 fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
@@ -170,6 +191,9 @@ fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found
         }
         "file" if has("absent") && found.len() > 1 => {
             Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
+        }
+        "process" if has("pid_file") && has("count") => {
+            Some(("a `pid_file` is about one process", "remove `count`"))
         }
         _ => None,
     };
@@ -207,13 +231,11 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             let help = "write `exit: 0`, `exit: [0, 1]` or `exit: \"> 0\"`";
             checker.wrong(node, format!("`{name}` must be an exit code, 0 to 255"), help);
         }
-        Wanted::Printed if holds_null(plain) => {
-            checker.wrong(
-                node,
-                format!("`{name}` expects nothing, which nobody prints"),
-                "write `''` for no text",
-            );
+        Wanted::Compared if holds_null(plain) => {
+            checker.wrong(node, format!("`{name}` is never null"), "write `''` for no text");
         }
+        Wanted::User if plain.is_u64() => {}
+        Wanted::User => text(checker),
         Wanted::Map if !plain.is_object() => {
             checker.mismatch(node, name, "a map", &format!("write `{name}: {{ min: 3 }}`"));
         }
@@ -223,7 +245,7 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
                 settings::variable_name(checker, node, &name);
             }
         }
-        Wanted::Fit | Wanted::Code | Wanted::Printed => {
+        Wanted::Fit | Wanted::Code | Wanted::Compared => {
             if let Err(error) = waypost_evidence::check(plain) {
                 let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
                 checker.wrong(node, format!("`{name}`: {error}"), help);

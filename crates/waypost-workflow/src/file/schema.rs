@@ -6,7 +6,9 @@
 use serde_json::{Map, Value, json};
 
 use super::budget::BUDGET;
-use super::evidence::{COMMANDED, EVIDENCE, EXECUTED, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
+use super::evidence::{
+    COMMANDED, EVIDENCE, EXECUTED, EXIT, FILE, JSON, PORT, PROCESS, REPOSITORY, SHA256, SQLITE,
+};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
@@ -16,7 +18,7 @@ use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 21] = [
+static TABLES: [(&str, &KeySet); 23] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -38,10 +40,13 @@ static TABLES: [(&str, &KeySet); 21] = [
     ("sqlite", &SQLITE),
     ("command", &COMMANDED),
     ("exec", &EXECUTED),
+    ("process", &PROCESS),
+    ("git", &REPOSITORY),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 8] = ["file", "sha256", "exit", "port", "json", "sqlite", "command", "exec"];
+const CLAIMS: [&str; 10] =
+    ["file", "sha256", "exit", "port", "json", "sqlite", "command", "exec", "process", "git"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -245,6 +250,14 @@ fn property(table: &str, key: &str) -> Option<Value> {
             (scalar(), "A program that says whether it holds: 0 yes, 1 no, 2 it cannot tell.")
         }
         ("exec", "with") => (json!({ "type": "object" }), "What it is told besides."),
+        ("process", "process") => (scalar(), "The name of a program that runs, or the number of a process."),
+        ("process", "pid_file") => (scalar(), "A file in which its number stands."),
+        ("process", "args") => (json!({}), "Its arguments, with blanks between them: \"~ --port 8089\"."),
+        ("process", "user") => (scalar(), "Whose it is, by name or number."),
+        ("process", "count") => (json!({}), "How many there are; at least one if not said."),
+        ("git", "git") => (scalar(), "The top folder of a repository; without more, its commit is pinned."),
+        ("git", "head") => (scalar(), "The branch that is checked out, or at least 7 digits of the commit."),
+        ("git", "clean") => (truth(), "Whether nothing is changed, staged or untracked."),
         ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),

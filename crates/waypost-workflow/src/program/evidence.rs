@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
 use waypost::evidence::COMMAND_EXIT;
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
-use waypost_evidence::{COMMAND, EXEC, Environment, verifier};
+use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, verifier};
 
 use crate::expr::{ExprError, Scope};
 use crate::file::{About, ClaimTemplate, Evidence, Expected, Step, Work, variables_in};
@@ -20,6 +20,9 @@ use super::command::Command;
 use super::handover::Handover;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
+
+/// Expectations that are paths.
+const PATHS: [&str; 1] = ["pid_file"];
 
 /// The evidence of a step, with what it reads.
 #[derive(Debug, Clone)]
@@ -159,10 +162,26 @@ impl Vouching {
             if template.kind.about == About::Program {
                 self.equip(template, &claim.subject, &mut expect);
             }
-            Ok(claim.expecting(expect))
+            self.place(&mut expect);
+            let is_number =
+                !claim.subject.is_empty() && claim.subject.bytes().all(|byte| byte.is_ascii_digit());
+            let is_pin = template.kind.recorded == PROCESS_EXISTS && is_number && expect.is_null();
+            // The number of a process is another's one day: which it is now is what counts.
+            Ok(if is_pin && !claim.terms.not { claim.pinning() } else { claim.expecting(expect) })
         };
         let claims = self.evidence.claims.iter().map(claim).collect::<Result<_, ExprError>>()?;
         Ok(Pack { at_least: self.evidence.at_least, claims })
+    }
+
+    /// Makes paths that are expected begin where those of subjects do.
+    fn place(&self, expect: &mut Value) {
+        for key in PATHS {
+            if let Some(Value::String(path)) = expect.get_mut(key)
+                && !Path::new(path).is_absolute()
+            {
+                *path = self.folder.join(&*path).to_string_lossy().into_owned();
+            }
+        }
     }
 
     /// Adds what a program needs to be run in the same way later: where, and the variables of the step that it reads. Others

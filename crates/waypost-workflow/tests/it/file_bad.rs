@@ -662,6 +662,14 @@ fn evidence_of_programs_that_can_never_hold_is_refused() {
         "{ exec: x, exit: 0 }",
         "{ exec: x, env: 3 }",
         "{ exec: x, env: ['${{ params.x }}'] }",
+        "{ process: ./serve }",
+        "{ process: serve, pid_file: '' }",
+        "{ process: serve, pid_file: a.pid, count: 2 }",
+        "{ process: serve, count: , user: [a], args: [x, null] }",
+        "{ process: serve, count: '> many' }",
+        "{ git: repo, not: true }",
+        "{ git: repo, head: , clean: maybe }",
+        "{ git: repo, branch: main }",
     ];
     let files: Vec<String> = files.into_iter().map(step).collect();
     let files: Vec<&str> = files.iter().map(String::as_str).collect();

@@ -319,6 +319,22 @@ pub async fn find_file(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
     found.await.map_err(finding_of)
 }
 
+/// Returns where a folder is that a claim is about, without links on the way, for probes that have others look into it.
+///
+/// # Errors
+/// What is to be found of the claim: it is not there, is no folder, may not be used, or cannot be looked at.
+pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
+    let (site, subject) = (site.clone(), subject.to_owned());
+    let found = blocking(move |_| -> Result<PathBuf, Lost> {
+        let place = Place::find(&site, &subject, LastLink::Follow)?;
+        match kind_of(&place.stat()?) {
+            "directory" => Ok(site.base().unwrap_or(Path::new("")).join(place.path())),
+            _ => Err(Lost::Refused("it is not a folder".to_owned())),
+        }
+    });
+    found.await.map_err(finding_of)
+}
+
 /// Reads an expected digest; people write it in either case.
 fn digest_of(expect: &Value) -> Result<Digest, String> {
     match expect {
