@@ -27,7 +27,7 @@ pub use expect::{InvalidExpectation, check, fits};
 pub use file::FileProbe;
 pub use git::{GIT, GitProbe};
 pub use json::{JSON_VALUE, JsonProbe, check_path};
-pub use port::{NETWORK_REACHABLE, PortProbe};
+pub use port::{NETWORK_REACHABLE, PortProbe, check_port};
 pub use process::{PROCESS_EXISTS, ProcessProbe};
 pub use sqlite::{DB_ROW, SqliteProbe};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
+use waypost::evidence::{Cost, Finding, Probe, Site, modified, read_file};
 use waypost::record::Claim;
 
 use crate::{check, fits};
@@ -99,20 +99,11 @@ impl ProcessProbe {
             let number = text.split_whitespace().next().and_then(|word| word.parse().ok());
             let no_number = || Finding::failed(format!("there is no number of a process in `{file}`"));
             wanted.pid = Some(number.filter(|pid| *pid > 0).ok_or_else(no_number)?);
-            wanted.written = Some(written(site, file).await?);
+            wanted.written = Some(modified(site, file).await?.as_second());
         }
         let proc = self.proc.clone();
         Ok(blocking(move || wanted.find(&proc)).await)
     }
-}
-
-/// Returns when a file was written, in seconds.
-async fn written(site: &Site, file: &str) -> Result<i64, Finding> {
-    let path = waypost::evidence::find_file(site, file).await?;
-    let unknown = |error: io::Error| Finding::unknown(format!("cannot look at `{file}`: {error}"));
-    let written = fs::metadata(path).and_then(|metadata| metadata.modified()).map_err(unknown)?;
-    let since = written.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Ok(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// What is expected of a process.

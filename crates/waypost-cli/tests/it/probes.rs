@@ -160,3 +160,51 @@ steps:
     assert_eq!(rig.read("trace"), "a\na\na\n");
     assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
 }
+
+#[test]
+fn files_folders_and_what_lies_elsewhere_are_believed_and_looked_at_again() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let flow = r#"
+allow_paths: [ELSE]
+steps:
+  - id: a
+    run: |
+      echo a >> trace; mkdir -p out/sub; printf '{"n":3}' > out/a.json; chmod 640 out/a.json
+      echo b > out/sub/b; echo here > ELSE/x.txt
+    evidence:
+      - { file: out/a.json, mode: "0640", json: { $.n: "> 2" }, newer_than: flow.yaml }
+      - { file: "out/**", count: 3 }
+      - { sha256: out, fast: true }
+      - { file: ELSE/x.txt, contains: here }
+      - { sha256: ELSE/x.txt }
+  - run: test -e go
+"#;
+    let flow = flow.replace("ELSE", elsewhere.path().to_str().unwrap());
+    let rig = Rig::with(&flow.replace("count: 3", "count: 4"));
+    let told = rig.waypost(&RUN);
+    assert!(
+        told.starts_with("exit 4\n") && told.contains(r#"expected {"count":4}, found {"count":3}"#),
+        "{told}"
+    );
+
+    let rig = Rig::with(&flow);
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
+    let shown = rig.json(&["show", "r", "--json"]);
+    let digest = shown["steps"][0]["evidence"][2]["expected"].as_str().unwrap().to_owned();
+    assert!(digest.starts_with("tree:"), "{shown}");
+    fs::write(elsewhere.path().join("x.txt"), "there").unwrap();
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(4));
+    fs::write(elsewhere.path().join("x.txt"), "here\n").unwrap();
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
+    rig.write("out/sub/b", "c\n");
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(4));
+    rig.write("go", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\na\n", "it was done again");
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert_eq!(shown["steps"][0]["evidence"][2]["expected"], digest, "what was made again is the same");
+}

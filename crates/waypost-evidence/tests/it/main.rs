@@ -11,6 +11,7 @@ use waypost::evidence::{ARTIFACT_EXISTS, Site};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
 
+mod files;
 mod processes;
 mod programs;
 mod repositories;
@@ -206,6 +207,7 @@ fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_revers
     let folder = tempfile::tempdir().unwrap();
     world(folder.path());
     programs::world(folder.path());
+    files::world(folder.path());
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -216,7 +218,9 @@ fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_revers
     let verifier = verifier(Environment::inherited());
 
     runtime().block_on(async {
-        for (kind, subject, expect, wanted) in claims(port, closed).into_iter().chain(programs::cases()) {
+        for (kind, subject, expect, wanted) in
+            claims(port, closed).into_iter().chain(programs::cases()).chain(files::cases())
+        {
             let mut claim = Claim::new(kind, subject);
             claim.expect = expect;
             let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap().as_str().unwrap().to_owned();

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
+use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, is_pattern};
 use waypost::record::{Occasion, Severity, Terms};
 use waypost_evidence::{COMMAND, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE, PROCESS_EXISTS};
 
@@ -36,10 +36,10 @@ macro_rules! keys {
 }
 
 pub(super) static FILE: KeySet = keys!(
-    "`file` evidence": "file", "type", "size", "contains", "matches", "lines", "absent";
-    "mode", "json", "newer_than", "count"
+    "`file` evidence": "file", "type", "size", "mode", "contains", "matches", "json", "lines", "newer_than",
+    "count", "absent";
 );
-pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "fast");
+pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is", "fast";);
 pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
 pub(super) static PORT: KeySet = keys!("`port` evidence": "port", "listening";);
 pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value";);
@@ -89,9 +89,13 @@ static KINDS: [KindOfEvidence; 10] = [
         expectations: &[
             ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
             ("size", Wanted::Size),
+            ("mode", Wanted::Mode),
             ("contains", Wanted::Texts),
             ("matches", Wanted::Pattern),
-            ("lines", Wanted::Fit),
+            ("json", Wanted::Values),
+            ("lines", Wanted::Compared),
+            ("newer_than", Wanted::Older),
+            ("count", Wanted::Compared),
             ("absent", Wanted::True),
         ],
     },
@@ -156,7 +160,7 @@ static KINDS: [KindOfEvidence; 10] = [
         about: About::Word,
         set: &PROCESS,
         expectations: &[
-            ("pid_file", Wanted::Text),
+            ("pid_file", Wanted::File),
             ("args", Wanted::Compared),
             ("user", Wanted::User),
             ("count", Wanted::Compared),
@@ -317,8 +321,28 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         return None;
     }
     let commands = claims.iter().zip(items).filter_map(|(claim, item)| command(claim, item)).collect();
+    if at_least.is_some() {
+        refuse_doubles(checker, items);
+    }
     let evidence = Evidence { at_least: at_least.map(|(least, _)| least), claims };
     Some(EvidenceDraft { evidence, texts, commands })
+}
+
+/// One claim does not count twice, whatever it is called.
+fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
+    let mut seen: Vec<Value> = Vec::new();
+    for item in items {
+        let mut says = item.to_json();
+        if let Value::Object(map) = &mut says {
+            for aside in ["name", "metadata", "timeout", "within"] {
+                map.shift_remove(aside);
+            }
+        }
+        if seen.contains(&says) {
+            checker.wrong(item, "this claim stands twice, and would count twice", "remove one of them");
+        }
+        seen.push(says);
+    }
 }
 
 /// Returns the code for a shell in a claim.
@@ -399,11 +423,38 @@ fn claim<'n>(
         texts.push((text.clone(), subject));
         claim.subject = Some(text);
         claim.expect = expectations(checker, (kind, node), &fields, texts);
+        if kind.recorded == ARTIFACT_EXISTS {
+            refuse_count_of_one(checker, claim.subject.as_ref(), &fields);
+        }
+    }
+    if kind.recorded == FILE_SHA256 {
+        claim.terms.fast = fast(checker, &fields);
     }
     if claim.expect.is_none() && matches!(kind.recorded, FILE_SHA256 | GIT) {
         refuse_unpinnable(checker, &claim.terms, &fields);
     }
     (checker.problems.count() == before).then_some(claim)
+}
+
+/// How many files there are is a question only where several can be meant.
+fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
+    let Some(subject) = subject.filter(|subject| subject.is_plain() && !is_pattern(subject.as_str())) else {
+        return;
+    };
+    if let Some(place) = fields.get("count") {
+        let message = format!("`{}` names one file, of which there is no `count`", subject.as_str());
+        checker.wrong(place, message, "write a pattern, as `out/*.csv`, or remove `count`");
+    }
+}
+
+/// Whether what was pinned is trusted by its times.
+fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
+    let Some(place) = fields.get("fast") else { return false };
+    if let (Some(true), Some(_)) = (checker.truth(place, "fast"), fields.get("is")) {
+        let help = "remove `is` or `fast`";
+        checker.wrong(place, "`fast` trusts what was pinned, and with `is` nothing is", help);
+    }
+    true
 }
 
 /// What is pinned is what the step left: there is no opposite of it, and it cannot be kept to itself.
@@ -456,6 +507,7 @@ fn terms(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Option<Terms> {
         at: fields.get("at").map(|node| occasions(checker, node)).unwrap_or_default(),
         severity: if severity == Some("warn") { Severity::Warn } else { Severity::Fail },
         sensitive: truth(checker, "sensitive"),
+        fast: false,
         metadata: fields.get("metadata").and_then(|node| metadata(checker, node)).unwrap_or_default(),
     };
     if terms.sensitive {

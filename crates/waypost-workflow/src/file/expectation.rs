@@ -1,12 +1,14 @@
 //! What may be expected in a claim of evidence, as far as that is known before anything runs.
 
+use std::path::{Component, Path};
+
 use serde_json::Value;
-use waypost::evidence::check_size;
-use waypost_evidence::check_path;
+use waypost::evidence::{check_mode, check_size};
+use waypost_evidence::{check_path, check_port};
 
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::evidence::{Expected, KindOfEvidence};
+use super::evidence::{About, Expected, KindOfEvidence};
 use super::fields::Fields;
 use super::node::{Kind, Node};
 use super::settings;
@@ -43,6 +45,14 @@ pub(super) enum Wanted {
     Compared,
     /// A user, by name or number.
     User,
+    /// The mode of a file.
+    Mode,
+    /// Values by their paths in JSON.
+    Values,
+    /// A path.
+    File,
+    /// A path or a time, or a list of them.
+    Older,
     /// Names of variables.
     Variables,
     /// A map of whatever it may be.
@@ -161,6 +171,12 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
         return;
     }
     match kind.key {
+        _ if kind.about == About::Path => inside(checker, node, subject),
+        "port" => {
+            if let Err(why) = check_port(subject) {
+                checker.wrong(node, why, "a port is a number from 1 to 65535");
+            }
+        }
         "process" if subject.contains('/') => {
             let help = "write the name of the program without its folder, or the number of a process";
             checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);
@@ -169,6 +185,53 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
             checker.wrong(node, format!("`{subject}` is no program"), "write its name, or a path to it");
         }
         _ => {}
+    }
+}
+
+/// Sees that a path stays beneath the folder of the workflow file, or beneath one that is allowed.
+fn inside(checker: &mut Checker<'_>, node: &Node, path: &str) {
+    let is_allowed = |path: &Path| checker.allow_paths.iter().any(|folder| path.starts_with(folder));
+    let path = Path::new(path);
+    let why = if path.components().any(|part| part == Component::ParentDir) {
+        "goes up by `..`, and evidence stays beneath the folder of the workflow file"
+    } else if path.is_absolute() && !is_allowed(path) {
+        "is absolute, and not beneath a folder of `allow_paths`"
+    } else {
+        return;
+    };
+    let help = "write it from the folder of the workflow file; or list its folder under `allow_paths` beside `steps`, and write it absolute";
+    checker.wrong(node, format!("`{}` {why}", path.display()), help);
+}
+
+/// Sees that there is something that a file can be newer than.
+fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
+    for (text, node) in checker.texts(node, name) {
+        if text.parse::<jiff::Timestamp>().is_err() {
+            inside(checker, node, &text);
+        }
+    }
+}
+
+/// Sees that there are paths in JSON, and values to compare with.
+fn values(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
+    let help = format!("write `{name}: {{ $.status: ok }}`");
+    let Some(values) = plain.as_object() else {
+        checker.mismatch(node, name, "a map of paths and values", &help);
+        return;
+    };
+    if values.is_empty() {
+        checker.wrong(node, format!("`{name}` names no value"), &help);
+    }
+    for (path, value) in values {
+        let wrong = check_path(path).err();
+        let wrong = wrong.or_else(|| Some(waypost_evidence::check(value).err()?.to_string()));
+        if let Some(wrong) = wrong {
+            checker.wrong(
+                node,
+                format!("`{name}`: {wrong}"),
+                "write `$.count: \"> 3\"`, or a value, or a list",
+            );
+        }
     }
 }
 
@@ -234,6 +297,21 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
         Wanted::Compared if holds_null(plain) => {
             checker.wrong(node, format!("`{name}` is never null"), "write `''` for no text");
         }
+        Wanted::Mode => {
+            if let Err(error) = check_mode(plain) {
+                checker.wrong(
+                    node,
+                    format!("`{name}`: {error}"),
+                    "write the octal digits in quotes: `\"0644\"`",
+                );
+            }
+        }
+        Wanted::Values => values(checker, name, node, plain),
+        Wanted::File => match plain.as_str() {
+            Some(path) if !path.is_empty() => inside(checker, node, path),
+            _ => text(checker),
+        },
+        Wanted::Older => older(checker, name, node),
         Wanted::User if plain.is_u64() => {}
         Wanted::User => text(checker),
         Wanted::Map if !plain.is_object() => {
@@ -257,6 +335,13 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
                 if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}
             _ => text(checker),
         },
+        Wanted::Pattern if plain == "" => {
+            checker.wrong(
+                node,
+                format!("`{name}` is empty, and matches anything"),
+                "write what must be found",
+            );
+        }
         Wanted::Pattern => match plain.as_str().map(regex_lite::Regex::new) {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
@@ -291,8 +376,11 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             }
         }
         Wanted::Digest => {
-            let is_digest =
-                |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_digest = |text: &str| {
+                // Of a folder or a pattern.
+                let text = text.strip_prefix("tree:").unwrap_or(text);
+                text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+            };
             if !plain.as_str().is_some_and(is_digest) {
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);

@@ -142,6 +142,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ),
         ("workflow", "timeout") => (reference("duration"), "How long the run may take."),
         ("workflow", "budget") => (reference("budget"), "What all its steps may use together."),
+        ("workflow", "allow_paths") => {
+            (reference("words"), "Folders by their absolute paths beneath which evidence may lie too.")
+        }
         ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
         ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
         ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
@@ -218,9 +221,15 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("pack", "at_least") => (count(1), "How many of the claims must hold."),
         ("pack", "any") => (json!({ "const": true }), "One of the claims must hold."),
         ("pack", "of") => (reference("claims"), "The claims."),
-        ("file", "file") => (scalar(), "A path beneath the folder of the workflow."),
+        ("file", "file") => (scalar(), "A path beneath the folder of the workflow, or a pattern: out/*.csv."),
         ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "What it is."),
         ("file", "size") => (json!({}), "Its size: 12, \"> 0\", \">= 2 KiB\", or a list of which one fits."),
+        ("file", "mode") => (reference("words"), "Its mode in octal digits: \"0644\"."),
+        ("file", "json") => (json!({ "type": "object" }), "Values by their paths in it: { $.status: ok }."),
+        ("file", "newer_than") => {
+            (reference("words"), "Files and times than which it was written no earlier.")
+        }
+        ("file", "count") => (json!({}), "How many files a pattern names: 3, \"> 5\"."),
         ("file", "contains") => (reference("words"), "Texts that are all in it."),
         ("file", "matches") => (text(), "A regular expression that matches something in it."),
         ("file", "lines") => (json!({}), "How many lines it has: 3, \"> 5\"."),
@@ -258,8 +267,13 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("git", "git") => (scalar(), "The top folder of a repository; without more, its commit is pinned."),
         ("git", "head") => (scalar(), "The branch that is checked out, or at least 7 digits of the commit."),
         ("git", "clean") => (truth(), "Whether nothing is changed, staged or untracked."),
-        ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
+        ("sha256", "sha256") => {
+            (scalar(), "A file, a folder or a pattern: what is there stays as it is when the step ends.")
+        }
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
+        ("sha256", "fast") => {
+            (truth(), "Whether it is read again only when size, times or inodes have changed.")
+        }
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),
         (claim, "name") if CLAIMS.contains(&claim) => (text(), "A name for whoever reads it."),
         (claim, "not") if CLAIMS.contains(&claim) => (truth(), "It holds where that is not found."),

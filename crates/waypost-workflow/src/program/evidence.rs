@@ -22,7 +22,7 @@ use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
 /// Expectations that are paths.
-const PATHS: [&str; 1] = ["pid_file"];
+const PATHS: [&str; 2] = ["pid_file", "newer_than"];
 
 /// The evidence of a step, with what it reads.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ pub(super) struct Vouching {
 }
 
 impl WorkflowProgram {
-    /// Gives an engine what it needs to check the evidence of this workflow.
+    /// Gives an engine what it needs to check the evidence of this workflow: probes, and the folders that it allows.
     ///
     /// Programs that evidence names are given the caller's environment but for its secrets, and variables that hold one,
     /// unless a claim names them.
@@ -56,7 +56,8 @@ impl WorkflowProgram {
         let environment = Environment::of(environment)
             .withholding(withheld)
             .masked_by(move |text| mask.mask_str(text).into_owned());
-        engine.with_verifier(verifier(environment))
+        let engine = engine.with_verifier(verifier(environment));
+        self.workflow().allow_paths().iter().fold(engine, Engine::allowing)
     }
 
     /// Returns the evidence of a step, if it has some, to be checked when that has ended.
@@ -176,10 +177,16 @@ impl Vouching {
     /// Makes paths that are expected begin where those of subjects do.
     fn place(&self, expect: &mut Value) {
         for key in PATHS {
-            if let Some(Value::String(path)) = expect.get_mut(key)
-                && !Path::new(path).is_absolute()
-            {
-                *path = self.folder.join(&*path).to_string_lossy().into_owned();
+            let paths = match expect.get_mut(key) {
+                Some(Value::Array(paths)) => paths.iter_mut().collect(),
+                one => Vec::from_iter(one),
+            };
+            for path in paths {
+                if let Value::String(path) = path
+                    && path.parse::<jiff::Timestamp>().is_err()
+                {
+                    *path = self.folder.join(&*path).to_string_lossy().into_owned();
+                }
             }
         }
     }

@@ -639,6 +639,37 @@ fn evidence_that_shows_nothing_or_is_not_understood_is_refused() {
 }
 
 #[test]
+fn evidence_that_can_never_hold_is_refused() {
+    let step =
+        |evidence: &str| format!("allow_paths: [/tmp]\nsteps:\n  - run: x\n    evidence: {evidence}\n");
+    let files = [
+        "[ { file: ../x } ]",
+        "[ { sha256: a/../../x } ]",
+        "[ { json: /etc/x, path: $.a, value: 1 } ]",
+        "[ { file: /tmpfile } ]",
+        "[ { file: /tmp/x }, { file: '${{ params.x }}' } ]",
+        "[ { process: serve, pid_file: /run/serve.pid } ]",
+        "[ { file: x, newer_than: [y, ../z, ''] } ]",
+        "[ { file: x, matches: '' } ]",
+        "[ { file: x, mode: 0644 }, { file: x, mode: '0888' } ]",
+        "[ { file: x, json: {} }, { file: x, json: { status: ok } }, { file: x, json: { $.a: [] } } ]",
+        "[ { file: x, count: 3 }, { file: 'x*', count: '> many' }, { file: 'x*', count: } ]",
+        "[ { file: x, lines: [1, null] } ]",
+        "[ { sha256: x, fast: yes } ]",
+        "[ { sha256: x, fast: true, is: tree:abc } ]",
+        "[ { exit: [0, null] } ]",
+        "[ { exit: [null] } ]",
+        "[ { port: 0 }, { port: 70000 }, { port: 'host:' } ]",
+        "{ at_least: 2, of: [ { file: a }, { file: a, name: again, within: 5s } ] }",
+        "{ any: true, of: [ { file: a }, { file: a, not: true }, { file: a, size: 1 } ] }",
+    ];
+    let mut files: Vec<String> = files.into_iter().map(step).collect();
+    files.push("allow_paths: [tmp, /a/../b, '']\nsteps: [{ run: x }]\n".to_owned());
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    assert_text("evidence_never_holds", &answers(&files));
+}
+
+#[test]
 fn evidence_of_programs_that_can_never_hold_is_refused() {
     let step =
         |evidence: &str| format!("secrets: [API_TOKEN]\nsteps:\n  - run: x\n    evidence: [ {evidence} ]\n");
