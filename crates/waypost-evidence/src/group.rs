@@ -30,14 +30,19 @@ pub(crate) const PRINTED_BYTES_MAX: usize = 1 << 20;
 /// How much is read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Starts the watcher and becomes the program. The pipe of the watcher is its standard input, out of the way as 3.
-const WITHOUT_INPUT: &str = r#"exec 3<&0
-( ( read -r _ <&3; kill -9 0 ) >/dev/null 2>&1 & )
+/// Starts the watcher and becomes the program. The pipe of the watcher is its standard input, out of the way as 3. Where
+/// there can be no watcher, the code is that of what could not be run.
+const WITHOUT_INPUT: &str = r#"trap 'exit 127' 0
+exec 3<&0
+( ( read -r _ <&3; kill -9 0 ) >/dev/null 2>&1 & ) || exit 127
+trap - 0
 exec 3<&- </dev/null "$@""#;
 /// The same with a line that comes first through the pipe, and is what the program reads.
-const WITH_INPUT: &str = r#"IFS= read -r input
+const WITH_INPUT: &str = r#"trap 'exit 127' 0
+IFS= read -r input
 exec 3<&0
-( ( read -r _ <&3; kill -9 0 ) >/dev/null 2>&1 & )
+( ( read -r _ <&3; kill -9 0 ) >/dev/null 2>&1 & ) || exit 127
+trap - 0
 exec 3<&- "$@" <<END
 $input
 END"#;
