@@ -90,12 +90,10 @@ impl<'a> Session<'a> {
         Ok(Self { context, stop, progress, deadline })
     }
 
-    /// Makes the engine of this session.
-    pub(crate) fn engine(&self, store: Arc<dyn Store>) -> Engine {
+    /// Makes the engine of this session, for a workflow.
+    pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
         self.progress.read_logs_of(&store);
-        Engine::new(store)
-            .with_verifier(waypost_evidence::verifier())
-            .with_observer(Arc::clone(&self.progress) as _)
+        program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
     }
 
     /// Watches the session until it ends.

@@ -71,7 +71,7 @@ fn to_look(
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
-    Ok((Engine::new(Arc::clone(store)).with_verifier(waypost_evidence::verifier()), program))
+    Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 
 /// Pins the evidence of a finished step as it is found now; returns how many packs were.

@@ -1,20 +1,35 @@
-//! `artifact_exists` with what a file contains.
+//! `artifact_exists` with what a file contains, when it was written, and files that a pattern names.
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use regex_lite::Regex;
 use serde_json::{Map, Value, json};
-use waypost::evidence::{ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, read_file};
+use waypost::evidence::{
+    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, is_pattern, modified, read_file,
+};
 use waypost::record::{Claim, Verdict};
 
 use crate::fits;
+use crate::json::{JSON_BYTES_MAX, value_at};
 
 /// Largest file that is looked into: it is read whole, beside seven others.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
+/// Most files that a pattern may name: a thousand steps of a `foreach` leave so many, ten times over.
+const NAMED_MAX: usize = 10_000;
 /// What the probe of `waypost` knows itself.
-const OUTER: [&str; 2] = ["type", "size"];
+const OUTER: [&str; 3] = ["type", "size", "mode"];
+/// What is found out without reading the file.
+const OUTSIDE: [&str; 1] = ["newer_than"];
 
 /// Checks `artifact_exists`: what the probe of `waypost` does, and what the file `contains`, `matches`, how many `lines` it
-/// has, and that it is `absent`.
+/// has, which values stand at paths in its `json`, that it is `newer_than` a file or a time, and that it is `absent`.
+///
+/// Of [a pattern](waypost::evidence::is_pattern) that names several it says that all of them are so, and there are as many
+/// as `count` expects, at least one if that is not said.
+///
+/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as an older
+///   file or what would be JSON, the opposite does not hold either.
+/// - `unknown`: it cannot be looked at or read, or has more than 64 MiB (16 MiB of JSON) where it is read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileProbe {
     outer: ExistsProbe,
@@ -40,6 +55,60 @@ impl Probe for FileProbe {
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        if is_pattern(&claim.subject) {
+            return self.check_all(claim, site).await.unwrap_or_else(|finding| finding);
+        }
+        self.check_one(claim, site).await
+    }
+
+    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
+        self.outer.pin(claim, site).await
+    }
+}
+
+impl FileProbe {
+    /// Checks all files that a pattern names.
+    async fn check_all(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let mut expect = match &claim.expect {
+            Value::Null => Map::new(),
+            Value::Object(map) => map.clone(),
+            other => return Err(Finding::failed(format!("`{other}` is no expectation of files"))),
+        };
+        if let Some(absent) = expect.get("absent") {
+            if *absent != Value::Bool(true) || expect.len() > 1 {
+                return Err(Finding::failed("`absent` is `true`, and stands alone"));
+            }
+            expect = [("count".to_owned(), json!(0))].into_iter().collect();
+        }
+        let count = expect.shift_remove("count").unwrap_or_else(|| json!("> 0"));
+        if count.is_null() {
+            return Err(Finding::failed("no `count` is expected"));
+        }
+        let wrong = |error| Finding::failed(format!("`count`: {error}"));
+        crate::check(&count).map_err(wrong)?;
+        let paths = find_all(site, &claim.subject).await?;
+        let found = json!({ "count": paths.len() });
+        if !fits(&count, &json!(paths.len())).map_err(wrong)? {
+            return Ok(Finding::differs(found));
+        }
+        if expect.is_empty() {
+            return Ok(Finding::ok(found));
+        }
+        if paths.len() > NAMED_MAX {
+            return Err(Finding::unknown(format!("it names more than {NAMED_MAX} files")));
+        }
+        for path in paths {
+            let expect = Value::Object(expect.clone());
+            let one = self.check_one(&Claim { subject: path.clone(), expect, ..claim.clone() }, site).await;
+            if one.verdict() != Verdict::Ok {
+                let why = one.why().map_or_else(|| path.clone(), |why| format!("{path}: {why}"));
+                return Err(one.because(why));
+            }
+        }
+        Ok(Finding::ok(found))
+    }
+
+    async fn check_one(&self, claim: &Claim, site: &Site) -> Finding {
         let Value::Object(expect) = &claim.expect else { return self.outer.check(claim, site).await };
         let (outer, inner): (Map<String, Value>, Map<String, Value>) =
             expect.clone().into_iter().partition(|(name, _)| OUTER.contains(&name.as_str()));
@@ -57,15 +126,59 @@ impl Probe for FileProbe {
         if found.verdict() != Verdict::Ok || inner.is_empty() {
             return found;
         }
+        let mut told = found.found().clone();
+        if let Some(than) = inner.get("newer_than") {
+            match newer(claim, than, site, &mut told).await {
+                Ok(true) => {}
+                Ok(false) => return Finding::differs(told),
+                Err(finding) => return finding,
+            }
+        }
+        let inner: Map<String, Value> =
+            inner.into_iter().filter(|(name, _)| !OUTSIDE.contains(&name.as_str())).collect();
+        if inner.is_empty() {
+            return Finding::ok(told);
+        }
         match read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await {
-            Ok(bytes) => looked_into(&inner, &bytes, found.found().clone()),
+            Ok(bytes) => looked_into(&inner, &bytes, told),
             Err(finding) => finding,
         }
     }
+}
 
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
-        self.outer.pin(claim, site).await
+/// Says whether a file was written no earlier than each of some files and times.
+async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> Result<bool, Finding> {
+    let wrong =
+        || Finding::failed("`newer_than` is a path or a time, as 2026-11-20T00:00:00Z, or a list of them");
+    let names: Vec<&str> = match than {
+        Value::String(one) => vec![one],
+        Value::Array(list) if !list.is_empty() => {
+            list.iter().map(Value::as_str).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        _ => return Err(wrong()),
+    };
+    let written = modified(site, &claim.subject).await?;
+    found["modified"] = json!(written.to_string());
+    for name in names {
+        if name.is_empty() {
+            return Err(wrong());
+        }
+        let bound = match name.parse::<Timestamp>() {
+            Ok(time) => time,
+            Err(_) => modified(site, name).await.map_err(|finding| of_other(finding, name))?,
+        };
+        if written < bound {
+            found["newer_than"] = json!({ name: bound.to_string() });
+            return Ok(false);
+        }
     }
+    Ok(true)
+}
+
+/// Says of a finding that it is about the other file.
+fn of_other(finding: Finding, name: &str) -> Finding {
+    let why = finding.why().map(|why| format!("`{name}`: {why}")).unwrap_or_default();
+    finding.either_way().because(why)
 }
 
 /// Makes of what is there that it is not absent, and the other way round.
@@ -89,11 +202,20 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
                 all.map(|all| !all.contains(&false)).ok_or_else(|| "`contains` is a list of texts".to_owned())
             }
             ("contains", _) => Err("`contains` says no text".to_owned()),
+            ("matches", Value::String(pattern)) if pattern.is_empty() => Err("`matches` is empty".to_owned()),
             ("matches", Value::String(pattern)) => {
                 let regex = Regex::new(pattern)
                     .map_err(|error| format!("`matches` is no regular expression: {error}"));
                 regex.map(|regex| regex.is_match(&text))
             }
+            ("json", Value::Object(values)) if !values.is_empty() => match json_fits(values, bytes) {
+                Ok((fit, values)) => {
+                    found["json"] = values.into();
+                    Ok(fit)
+                }
+                Err(finding) => return finding,
+            },
+            ("json", _) => Err("`json` is a map of paths and values".to_owned()),
             ("lines", wanted) => {
                 let lines = json!(text.lines().count());
                 let fit = fits(wanted, &lines).map_err(|error| format!("`lines`: {error}"));
@@ -106,7 +228,7 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
         };
         match one {
             Ok(one) => {
-                if !one && name != "lines" {
+                if !one && !matches!(name.as_str(), "lines" | "json") {
                     found[name.as_str()] = Value::Bool(false);
                 }
                 holds &= one;
@@ -115,4 +237,23 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
         }
     }
     if holds { Finding::ok(found) } else { Finding::differs(found) }
+}
+
+/// Says whether the values at some paths in JSON are as expected, and which they are.
+fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<String, Value>), Finding> {
+    if bytes.len() > JSON_BYTES_MAX {
+        let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");
+        return Err(Finding::unknown(why));
+    }
+    let value: Value =
+        serde_json::from_slice(bytes).map_err(|error| Finding::failed(format!("it is no JSON: {error}")))?;
+    let (mut holds, mut found) = (true, Map::new());
+    for (path, wanted) in expect {
+        let at = value_at(&value, path).map_err(Finding::failed)?;
+        let fit = fits(wanted, at.unwrap_or(&Value::Null));
+        let fit = fit.map_err(|error| Finding::failed(format!("`json`: {error}")))?;
+        holds &= fit && at.is_some();
+        found.insert(path.clone(), at.cloned().unwrap_or_default());
+    }
+    Ok((holds, found))
 }

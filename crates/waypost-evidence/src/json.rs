@@ -10,7 +10,7 @@ use crate::fits;
 /// Recorded kind of claims about a value in a JSON file.
 pub const JSON_VALUE: &str = "json_value";
 /// Largest file that is read: as a tree it takes ten times as much.
-const JSON_BYTES_MAX: usize = 16 << 20;
+pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
 
 /// Checks `json_value`: what stands in a file at `path` is `value`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,6 +85,11 @@ impl Part {
             Self::Index(index) => value.get(index),
         }
     }
+}
+
+/// Returns what stands at a path; nothing if nothing does.
+pub(crate) fn value_at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
+    Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }
 
 /// Sees that a path can be followed.

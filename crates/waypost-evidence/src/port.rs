@@ -63,6 +63,14 @@ impl Probe for PortProbe {
     }
 }
 
+/// Sees that something is a port, or a host and a port.
+///
+/// # Errors
+/// Why it is none.
+pub fn check_port(subject: &str) -> Result<(), String> {
+    address(subject).map(drop)
+}
+
 /// Reads a port, or a host and a port.
 fn address(subject: &str) -> Result<(&str, u16), String> {
     let (host, port) = subject.rsplit_once(':').unwrap_or(("127.0.0.1", subject));

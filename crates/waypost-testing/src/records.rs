@@ -272,6 +272,7 @@ pub fn evidence(verdict: Verdict) -> Pack {
         live: false,
         host: None,
         file: None,
+        stamp: None,
         terms: Default::default(),
         verdict,
         found: Value::Null,

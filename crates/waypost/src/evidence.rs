@@ -52,12 +52,16 @@ mod exit;
 mod expect;
 mod files;
 mod pack;
+mod tree;
 mod verifier;
 
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
-pub use files::{ExistsProbe, Sha256Probe, find_file, read_file};
+pub use files::{
+    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, modified, read_file,
+};
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
+pub use tree::is_pattern;
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.
@@ -215,6 +219,7 @@ pub struct Finding {
     verdict: Verdict,
     found: Value,
     why: Option<String>,
+    stamp: Option<String>,
     may_change: bool,
     /// It is what the world is like, and not what is wrong with the claim.
     is_of_world: bool,
@@ -222,7 +227,7 @@ pub struct Finding {
 
 impl Finding {
     fn of(verdict: Verdict, found: Value, why: Option<String>) -> Self {
-        Self { verdict, found, why, may_change: false, is_of_world: false }
+        Self { verdict, found, why, stamp: None, may_change: false, is_of_world: false }
     }
 
     /// Says that the claim holds, and what was found.
@@ -255,6 +260,12 @@ impl Finding {
     #[must_use]
     pub fn because(self, why: impl Into<String>) -> Self {
         Self { why: Some(why.into()), ..self }
+    }
+
+    /// Says how what was found looked from outside, for a claim whose [terms](crate::record::Terms::fast) trust that later.
+    #[must_use]
+    pub fn stamped(self, stamp: impl Into<String>) -> Self {
+        Self { stamp: Some(stamp.into()), ..self }
     }
 
     /// Says whether it tells what the world is like, and not what is wrong with the claim: then the opposite of a claim that

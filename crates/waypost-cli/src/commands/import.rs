@@ -100,7 +100,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
     context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));
-    let engine = session.engine(store);
+    let engine = session.engine(store, &program);
     let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await

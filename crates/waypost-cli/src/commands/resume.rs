@@ -318,7 +318,7 @@ impl Prepared {
         let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let going = Going { from: named.or(from), then: Then::GoOn, again };
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
-        let engine = session.engine(store);
+        let engine = session.engine(store, &program);
         let kept = options.session.clone();
         let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
         let outcome = resumed.map_err(|error| match error {
@@ -340,7 +340,7 @@ impl Prepared {
         let run = self.run.clone();
         let going = Going { from: Some(from), then: Then::Stop, again: Vec::new() };
         let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
-        let engine = Engine::new(store).with_verifier(waypost_evidence::verifier());
+        let engine = program.equip(Engine::new(store));
         Ok(engine.resume_program(&program, &run, options).await?)
     }
 

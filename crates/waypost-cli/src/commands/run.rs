@@ -131,7 +131,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
     context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
-    let engine = session.engine(Arc::clone(&store));
+    let engine = session.engine(Arc::clone(&store), &program);
     let kept = options.clone();
     match session.watch(engine.run_program(&program, record, state, options)).await {
         Ok(outcome) => {

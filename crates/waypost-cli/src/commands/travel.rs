@@ -245,7 +245,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     context
         .output
         .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));
-    let engine = session.engine(Arc::clone(&store));
+    let engine = session.engine(Arc::clone(&store), &program);
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await

@@ -43,6 +43,7 @@ mod newer;
 mod once;
 mod paper;
 mod printing;
+mod probes;
 mod prodigy;
 mod prodigy_values;
 mod pruning;

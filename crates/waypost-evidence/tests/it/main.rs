@@ -9,7 +9,15 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use waypost::evidence::{ARTIFACT_EXISTS, Site};
 use waypost::record::{Claim, Pack, Terms, Verdict};
-use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
+use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
+
+mod files;
+mod processes;
+mod programs;
+mod repositories;
+
+/// Kind, subject, expectation, verdict.
+type Case = (&'static str, String, Value, &'static str);
 
 const OK: &str = "ok";
 const FAILED: &str = "failed";
@@ -72,8 +80,7 @@ fn an_expectation_is_a_value_a_comparison_a_pattern_or_a_list() {
     }
 }
 
-/// Kind, subject, expectation, verdict.
-fn claims(port: u16, closed: u16) -> Vec<(&'static str, String, Value, &'static str)> {
+fn claims(port: u16, closed: u16) -> Vec<Case> {
     let file = |expect: Value, verdict| (ARTIFACT_EXISTS, "a.txt".to_owned(), expect, verdict);
     let gone = |expect: Value, verdict| (ARTIFACT_EXISTS, "gone.txt".to_owned(), expect, verdict);
     let json_at = |path: &str, value: Value, verdict| {
@@ -199,6 +206,8 @@ fn runtime() -> tokio::runtime::Runtime {
 fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_reversed() {
     let folder = tempfile::tempdir().unwrap();
     world(folder.path());
+    programs::world(folder.path());
+    files::world(folder.path());
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -206,10 +215,12 @@ fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_revers
     drop(free);
     let before = fs::read(folder.path().join("a.db")).unwrap();
     let site = Site::beneath(folder.path());
-    let verifier = verifier();
+    let verifier = verifier(Environment::inherited());
 
     runtime().block_on(async {
-        for (kind, subject, expect, wanted) in claims(port, closed) {
+        for (kind, subject, expect, wanted) in
+            claims(port, closed).into_iter().chain(programs::cases()).chain(files::cases())
+        {
             let mut claim = Claim::new(kind, subject);
             claim.expect = expect;
             let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap().as_str().unwrap().to_owned();
@@ -253,7 +264,8 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(DB_ROW, "a.db", json!({ "table": "jobs", "where": { "di": 1 } })),
     ]);
 
-    let checked = runtime().block_on(verifier().verify(&pack, &Site::beneath(folder.path())));
+    let checked =
+        runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
 
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
     assert_eq!(verdicts, [Verdict::Failed; 10], "{checked:?}");

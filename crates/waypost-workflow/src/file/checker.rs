@@ -1,6 +1,7 @@
 //! Reads typed values from nodes, and collects what is wrong with them.
 
 use std::ops::{Range, RangeInclusive};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::align::Walk;
@@ -35,6 +36,8 @@ pub(crate) struct Checker<'s> {
     pub(crate) warnings: Problems,
     /// What expressions may read here beside the names that are known everywhere.
     pub(crate) locals: Vec<String>,
+    /// Beneath which folders paths of evidence may lie that are absolute.
+    pub(crate) allow_paths: Vec<PathBuf>,
     /// The files around this one, and those that it names.
     pub(crate) family: Family,
     /// Where the last place inside a value was found: the next is mostly further on in the same one.
@@ -48,6 +51,7 @@ impl<'s> Checker<'s> {
             problems,
             warnings: Problems::default(),
             locals: Vec::new(),
+            allow_paths: Vec::new(),
             family: Family::default(),
             aligned: None,
         }

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
+use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, is_pattern};
 use waypost::record::{Occasion, Severity, Terms};
-use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE};
+use waypost_evidence::{COMMAND, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE, PROCESS_EXISTS};
 
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::expectation::{Wanted, check, complete};
+use super::expectation::{Wanted, codes, expectations, literal};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use crate::expr::Template;
@@ -36,13 +36,19 @@ macro_rules! keys {
 }
 
 pub(super) static FILE: KeySet = keys!(
-    "`file` evidence": "file", "type", "size", "contains", "matches", "lines", "absent";
-    "mode", "json", "newer_than", "count"
+    "`file` evidence": "file", "type", "size", "mode", "contains", "matches", "json", "lines", "newer_than",
+    "count", "absent";
 );
-pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is"; "fast");
+pub(super) static SHA256: KeySet = keys!("`sha256` evidence": "sha256", "is", "fast";);
 pub(super) static EXIT: KeySet = keys!("`exit` evidence": "exit";);
 pub(super) static PORT: KeySet = keys!("`port` evidence": "port", "listening";);
 pub(super) static JSON: KeySet = keys!("`json` evidence": "json", "path", "value";);
+pub(super) static COMMANDED: KeySet =
+    keys!("`command` evidence": "command", "exit", "stdout", "stderr", "env";);
+pub(super) static EXECUTED: KeySet = keys!("`exec` evidence": "exec", "with", "env";);
+pub(super) static PROCESS: KeySet =
+    keys!("`process` evidence": "process", "pid_file", "args", "user", "count";);
+pub(super) static REPOSITORY: KeySet = keys!("`git` evidence": "git", "head", "clean";);
 pub(super) static SQLITE: KeySet =
     keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
 
@@ -53,48 +59,72 @@ pub struct KindOfEvidence {
     pub key: &'static str,
     /// How it is recorded.
     pub recorded: &'static str,
+    /// What its subject is.
+    pub(crate) about: About,
     pub(super) set: &'static KeySet,
     /// What can be expected of it.
-    expectations: &'static [(&'static str, Wanted)],
+    pub(super) expectations: &'static [(&'static str, Wanted)],
+}
+
+/// What a claim is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum About {
+    /// The step itself.
+    Step,
+    /// A path, which begins at the folder of the workflow file.
+    Path,
+    /// An address, or what else is the same wherever the workflow file is.
+    Word,
+    /// What is run in the folder of the workflow file: the code of a shell, or a program.
+    Program,
 }
 
 /// The kinds.
-static KINDS: [KindOfEvidence; 6] = [
+static KINDS: [KindOfEvidence; 10] = [
     KindOfEvidence {
         key: "file",
         recorded: ARTIFACT_EXISTS,
+        about: About::Path,
         set: &FILE,
         expectations: &[
             ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
             ("size", Wanted::Size),
+            ("mode", Wanted::Mode),
             ("contains", Wanted::Texts),
             ("matches", Wanted::Pattern),
-            ("lines", Wanted::Fit),
+            ("json", Wanted::Values),
+            ("lines", Wanted::Compared),
+            ("newer_than", Wanted::Older),
+            ("count", Wanted::Compared),
             ("absent", Wanted::True),
         ],
     },
     KindOfEvidence {
         key: "sha256",
         recorded: FILE_SHA256,
+        about: About::Path,
         set: &SHA256,
         expectations: &[("is", Wanted::Digest)],
     },
-    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, set: &EXIT, expectations: &[] },
+    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, about: About::Step, set: &EXIT, expectations: &[] },
     KindOfEvidence {
         key: "port",
         recorded: NETWORK_REACHABLE,
+        about: About::Word,
         set: &PORT,
         expectations: &[("listening", Wanted::Truth)],
     },
     KindOfEvidence {
         key: "json",
         recorded: JSON_VALUE,
+        about: About::Path,
         set: &JSON,
         expectations: &[("path", Wanted::Path), ("value", Wanted::Fit)],
     },
     KindOfEvidence {
         key: "sqlite",
         recorded: DB_ROW,
+        about: About::Path,
         set: &SQLITE,
         expectations: &[
             ("table", Wanted::Text),
@@ -105,10 +135,48 @@ static KINDS: [KindOfEvidence; 6] = [
             ("equals", Wanted::Fit),
         ],
     },
+    KindOfEvidence {
+        key: "command",
+        recorded: COMMAND,
+        about: About::Program,
+        set: &COMMANDED,
+        expectations: &[
+            ("exit", Wanted::Code),
+            ("stdout", Wanted::Compared),
+            ("stderr", Wanted::Compared),
+            ("env", Wanted::Variables),
+        ],
+    },
+    KindOfEvidence {
+        key: "exec",
+        recorded: EXEC,
+        about: About::Program,
+        set: &EXECUTED,
+        expectations: &[("with", Wanted::Map), ("env", Wanted::Variables)],
+    },
+    KindOfEvidence {
+        key: "process",
+        recorded: PROCESS_EXISTS,
+        about: About::Word,
+        set: &PROCESS,
+        expectations: &[
+            ("pid_file", Wanted::File),
+            ("args", Wanted::Compared),
+            ("user", Wanted::User),
+            ("count", Wanted::Compared),
+        ],
+    },
+    KindOfEvidence {
+        key: "git",
+        recorded: GIT,
+        about: About::Path,
+        set: &REPOSITORY,
+        expectations: &[("head", Wanted::Text), ("clean", Wanted::Truth)],
+    },
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 7] = ["command", "postgres", "http", "process", "container", "git", "exec"];
+const LATER: [&str; 3] = ["postgres", "http", "container"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -158,6 +226,32 @@ impl Expected {
     }
 }
 
+impl ClaimTemplate {
+    /// Returns the variables that its program is given by name.
+    pub(crate) fn variables(&self) -> Vec<String> {
+        let Some(Expected::Map(entries)) = &self.expect else { return Vec::new() };
+        let env = entries.iter().find(|(name, _)| name == "env");
+        match env {
+            Some((_, Expected::Plain(Value::Array(names)))) => {
+                names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            }
+            Some((_, Expected::Plain(Value::String(name)))) => vec![name.clone()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Returns the names of the variables that code for a shell reads, as `$NAME` and `${NAME`.
+pub(crate) fn variables_in(code: &str) -> impl Iterator<Item = &str> {
+    code.split('$').skip(1).filter_map(|rest| {
+        let rest = rest.strip_prefix('{').unwrap_or(rest);
+        let rest = rest.strip_prefix('#').unwrap_or(rest);
+        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        (!name.is_empty() && !name.starts_with(|letter: char| letter.is_ascii_digit())).then_some(name)
+    })
+}
+
 impl Evidence {
     /// Returns the texts in it that may hold expressions.
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
@@ -172,7 +266,12 @@ impl Evidence {
 pub(super) struct EvidenceDraft<'n> {
     pub(super) evidence: Evidence,
     pub(super) texts: Vec<(Template, &'n Node)>,
+    /// What a shell reads as code, and the variables that it is given by name.
+    pub(super) commands: Vec<CommandDraft<'n>>,
 }
+
+/// The command of a claim, with its place, and the variables that it is given by name.
+pub(super) type CommandDraft<'n> = (Template, &'n Node, Vec<String>);
 
 /// `evidence`.
 pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<EvidenceDraft<'n>> {
@@ -221,8 +320,36 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         checker.wrong(place, message, &format!("write a number from 1 to {counting}"));
         return None;
     }
+    let commands = claims.iter().zip(items).filter_map(|(claim, item)| command(claim, item)).collect();
+    if at_least.is_some() {
+        refuse_doubles(checker, items);
+    }
     let evidence = Evidence { at_least: at_least.map(|(least, _)| least), claims };
-    Some(EvidenceDraft { evidence, texts })
+    Some(EvidenceDraft { evidence, texts, commands })
+}
+
+/// One claim does not count twice, whatever it is called.
+fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
+    let mut seen: Vec<Value> = Vec::new();
+    for item in items {
+        let mut says = item.to_json();
+        if let Value::Object(map) = &mut says {
+            for aside in ["name", "metadata", "timeout", "within"] {
+                map.shift_remove(aside);
+            }
+        }
+        if seen.contains(&says) {
+            checker.wrong(item, "this claim stands twice, and would count twice", "remove one of them");
+        }
+        seen.push(says);
+    }
+}
+
+/// Returns the code for a shell in a claim.
+fn command<'n>(claim: &ClaimTemplate, node: &'n Node) -> Option<CommandDraft<'n>> {
+    let subject = claim.subject.clone().filter(|_| claim.kind.recorded == COMMAND)?;
+    let Kind::Map(entries) = &node.kind else { return None };
+    Some((subject, &entries.first()?.1, claim.variables()))
 }
 
 /// How many of which claims must hold.
@@ -290,27 +417,54 @@ fn claim<'n>(
         claim.expect = codes(checker, subject, texts);
     } else {
         let text = checker.template(subject, kind.key)?;
-        if text.as_str().trim().is_empty() {
-            checker.wrong(subject, format!("`{}` is empty", kind.key), "name what it is about");
+        if text.is_plain() {
+            literal(checker, kind, subject, text.as_str());
         }
         texts.push((text.clone(), subject));
         claim.subject = Some(text);
         claim.expect = expectations(checker, (kind, node), &fields, texts);
+        if kind.recorded == ARTIFACT_EXISTS {
+            refuse_count_of_one(checker, claim.subject.as_ref(), &fields);
+        }
     }
-    if claim.expect.is_none() && kind.key == "sha256" {
+    if kind.recorded == FILE_SHA256 {
+        claim.terms.fast = fast(checker, &fields);
+    }
+    if claim.expect.is_none() && matches!(kind.recorded, FILE_SHA256 | GIT) {
         refuse_unpinnable(checker, &claim.terms, &fields);
     }
     (checker.problems.count() == before).then_some(claim)
 }
 
+/// How many files there are is a question only where several can be meant.
+fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
+    let Some(subject) = subject.filter(|subject| subject.is_plain() && !is_pattern(subject.as_str())) else {
+        return;
+    };
+    if let Some(place) = fields.get("count") {
+        let message = format!("`{}` names one file, of which there is no `count`", subject.as_str());
+        checker.wrong(place, message, "write a pattern, as `out/*.csv`, or remove `count`");
+    }
+}
+
+/// Whether what was pinned is trusted by its times.
+fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
+    let Some(place) = fields.get("fast") else { return false };
+    if let (Some(true), Some(_)) = (checker.truth(place, "fast"), fields.get("is")) {
+        let help = "remove `is` or `fast`";
+        checker.wrong(place, "`fast` trusts what was pinned, and with `is` nothing is", help);
+    }
+    true
+}
+
 /// What is pinned is what the step left: there is no opposite of it, and it cannot be kept to itself.
 fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'_>) {
     if let Some(place) = fields.get("not").filter(|_| terms.not) {
-        let help = "say with `is:` which digest it must not have";
+        let help = "say what it must not be";
         checker.wrong(place, "what is taken as it is cannot be other than it is", help);
     }
     if let Some(place) = fields.get("sensitive").filter(|_| terms.sensitive) {
-        let help = "remove `sensitive`: of the file, only its digest is kept";
+        let help = "remove `sensitive`: only a digest is kept";
         checker.wrong(place, "what is compared with later must be kept until then", help);
     }
 }
@@ -353,6 +507,7 @@ fn terms(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Option<Terms> {
         at: fields.get("at").map(|node| occasions(checker, node)).unwrap_or_default(),
         severity: if severity == Some("warn") { Severity::Warn } else { Severity::Fail },
         sensitive: truth(checker, "sensitive"),
+        fast: false,
         metadata: fields.get("metadata").and_then(|node| metadata(checker, node)).unwrap_or_default(),
     };
     if terms.sensitive {
@@ -394,105 +549,5 @@ fn metadata(checker: &mut Checker<'_>, node: &Node) -> Option<BTreeMap<String, V
             checker.mismatch(node, "metadata", "a map", "write `metadata: { ticket: OPS-7 }`");
             None
         }
-    }
-}
-
-/// The exit codes that are expected of the step.
-fn codes<'n>(
-    checker: &mut Checker<'_>,
-    node: &'n Node,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    let items: Vec<&Node> = match &node.kind {
-        Kind::Null => return Some(Expected::Plain(Value::from(0))),
-        Kind::List(items) => items.iter().collect(),
-        _ => vec![node],
-    };
-    let (mut codes, mut has_zero) = (Vec::new(), false);
-    for item in items {
-        if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
-            let template = checker.template(item, "exit")?;
-            texts.push((template.clone(), item));
-            codes.push(Expected::Filled(template));
-            has_zero = true;
-            continue;
-        }
-        let code = checker.integer(item, "exit", 0..=255)?;
-        has_zero |= code == 0;
-        codes.push(Expected::Plain(Value::from(code)));
-    }
-    if !has_zero {
-        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
-        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
-        return None;
-    }
-    Some(Expected::List(codes))
-}
-
-fn expectations<'n>(
-    checker: &mut Checker<'_>,
-    (kind, node): (&KindOfEvidence, &Node),
-    fields: &Fields<'n>,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    let mut found = Vec::new();
-    for (name, wanted) in kind.expectations {
-        let Some(node) = fields.get(name) else { continue };
-        // That a value is null can be expected.
-        let is_null = matches!((&node.kind, wanted), (Kind::Null, Wanted::Fit));
-        let value =
-            if is_null { Some(Expected::Plain(Value::Null)) } else { value(checker, name, node, texts) };
-        let Some(value) = value else { continue };
-        if let Expected::Plain(plain) = &value {
-            check(checker, (name, *wanted), node, plain);
-        }
-        found.push(((*name).to_owned(), value));
-    }
-    complete(checker, kind, node, &found);
-    match kind.key {
-        "sha256" => found.pop().map(|(_, digest)| digest),
-        _ => Some(match found.is_empty() {
-            true => Expected::Plain(Value::Null),
-            false => Expected::Map(found),
-        }),
-    }
-}
-
-/// A value with the expressions in it.
-fn value<'n>(
-    checker: &mut Checker<'_>,
-    what: &str,
-    node: &'n Node,
-    texts: &mut Vec<(Template, &'n Node)>,
-) -> Option<Expected> {
-    match &node.kind {
-        Kind::Null => {
-            checker.wrong(
-                node,
-                format!("`{what}` expects nothing"),
-                "write what is expected, or remove the key",
-            );
-            None
-        }
-        Kind::Text(text) if text.contains("${{") => {
-            let template = checker.template(node, what)?;
-            texts.push((template.clone(), node));
-            Some(Expected::Filled(template))
-        }
-        Kind::List(items) if items.is_empty() => {
-            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
-            None
-        }
-        Kind::List(items) if holds_expression(&node.to_json()) => {
-            let items = items.iter().map(|item| value(checker, what, item, texts));
-            Some(Expected::List(items.collect::<Option<_>>()?))
-        }
-        Kind::Map(entries) if holds_expression(&node.to_json()) => {
-            let entry = |(key, node): &'n (Node, Node)| {
-                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
-            };
-            Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
-        }
-        _ => Some(Expected::Plain(node.to_json())),
     }
 }

@@ -1,12 +1,18 @@
 //! What may be expected in a claim of evidence, as far as that is known before anything runs.
 
-use serde_json::Value;
-use waypost::evidence::check_size;
-use waypost_evidence::check_path;
+use std::path::{Component, Path};
 
+use serde_json::Value;
+use waypost::evidence::{check_mode, check_size};
+use waypost_evidence::{check_path, check_port};
+
+use super::body::holds_expression;
 use super::checker::Checker;
-use super::evidence::{Expected, KindOfEvidence};
-use super::node::Node;
+use super::evidence::{About, Expected, KindOfEvidence};
+use super::fields::Fields;
+use super::node::{Kind, Node};
+use super::settings;
+use crate::expr::Template;
 
 /// What an expectation may be.
 #[derive(Debug, Clone, Copy)]
@@ -33,15 +39,204 @@ pub(super) enum Wanted {
     True,
     /// Columns and their values.
     Columns,
+    /// An exit code, or a comparison with one.
+    Code,
+    /// What something that is never null can be compared with.
+    Compared,
+    /// A user, by name or number.
+    User,
+    /// The mode of a file.
+    Mode,
+    /// Values by their paths in JSON.
+    Values,
+    /// A path.
+    File,
+    /// A path or a time, or a list of them.
+    Older,
+    /// Names of variables.
+    Variables,
+    /// A map of whatever it may be.
+    Map,
+}
+
+/// The exit codes that are expected of the step.
+pub(super) fn codes<'n>(
+    checker: &mut Checker<'_>,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let items: Vec<&Node> = match &node.kind {
+        Kind::Null => return Some(Expected::Plain(Value::from(0))),
+        Kind::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    let (mut codes, mut has_zero) = (Vec::new(), false);
+    for item in items {
+        if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
+            let template = checker.template(item, "exit")?;
+            texts.push((template.clone(), item));
+            codes.push(Expected::Filled(template));
+            has_zero = true;
+            continue;
+        }
+        let code = checker.integer(item, "exit", 0..=255)?;
+        has_zero |= code == 0;
+        codes.push(Expected::Plain(Value::from(code)));
+    }
+    if !has_zero {
+        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
+        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
+        return None;
+    }
+    Some(Expected::List(codes))
+}
+
+/// What a claim expects.
+pub(super) fn expectations<'n>(
+    checker: &mut Checker<'_>,
+    (kind, node): (&KindOfEvidence, &Node),
+    fields: &Fields<'n>,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    let mut found = Vec::new();
+    for (name, wanted) in kind.expectations {
+        let Some(node) = fields.get(name) else { continue };
+        // That a value is null can be expected.
+        let value = match (&node.kind, wanted) {
+            (Kind::Null, Wanted::Fit) => Some(Expected::Plain(Value::Null)),
+            // Which variables a program needs is known before it runs.
+            (_, Wanted::Variables) => Some(Expected::Plain(node.to_json())),
+            _ => value(checker, name, node, texts),
+        };
+        let Some(value) = value else { continue };
+        if let Expected::Plain(plain) = &value {
+            check(checker, (name, *wanted), node, plain);
+        }
+        found.push(((*name).to_owned(), value));
+    }
+    complete(checker, kind, node, &found);
+    match kind.key {
+        "sha256" => found.pop().map(|(_, digest)| digest),
+        "git" => (!found.is_empty()).then_some(Expected::Map(found)),
+        _ => Some(match found.is_empty() {
+            true => Expected::Plain(Value::Null),
+            false => Expected::Map(found),
+        }),
+    }
+}
+
+/// A value with the expressions in it.
+fn value<'n>(
+    checker: &mut Checker<'_>,
+    what: &str,
+    node: &'n Node,
+    texts: &mut Vec<(Template, &'n Node)>,
+) -> Option<Expected> {
+    match &node.kind {
+        Kind::Null => {
+            checker.wrong(
+                node,
+                format!("`{what}` expects nothing"),
+                "write what is expected, or remove the key",
+            );
+            None
+        }
+        Kind::Text(text) if text.contains("${{") => {
+            let template = checker.template(node, what)?;
+            texts.push((template.clone(), node));
+            Some(Expected::Filled(template))
+        }
+        Kind::List(items) if items.is_empty() => {
+            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
+            None
+        }
+        Kind::List(items) if holds_expression(&node.to_json()) => {
+            let items = items.iter().map(|item| value(checker, what, item, texts));
+            Some(Expected::List(items.collect::<Option<_>>()?))
+        }
+        Kind::Map(entries) if holds_expression(&node.to_json()) => {
+            let entry = |(key, node): &'n (Node, Node)| {
+                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
+            };
+            Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
+        }
+        _ => Some(Expected::Plain(node.to_json())),
+    }
+}
+
+/// Sees whether what stands there as it is can be what a claim is about.
+pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, subject: &str) {
+    if subject.trim().is_empty() {
+        checker.wrong(node, format!("`{}` is empty", kind.key), "name what it is about");
+        return;
+    }
+    match kind.key {
+        _ if kind.about == About::Path => inside(checker, node, subject),
+        "port" => {
+            if let Err(why) = check_port(subject) {
+                checker.wrong(node, why, "a port is a number from 1 to 65535");
+            }
+        }
+        "process" if subject.contains('/') => {
+            let help = "write the name of the program without its folder, or the number of a process";
+            checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);
+        }
+        "exec" if subject.starts_with('-') => {
+            checker.wrong(node, format!("`{subject}` is no program"), "write its name, or a path to it");
+        }
+        _ => {}
+    }
+}
+
+/// Sees that a path stays beneath the folder of the workflow file, or beneath one that is allowed.
+fn inside(checker: &mut Checker<'_>, node: &Node, path: &str) {
+    let is_allowed = |path: &Path| checker.allow_paths.iter().any(|folder| path.starts_with(folder));
+    let path = Path::new(path);
+    let why = if path.components().any(|part| part == Component::ParentDir) {
+        "goes up by `..`, and evidence stays beneath the folder of the workflow file"
+    } else if path.is_absolute() && !is_allowed(path) {
+        "is absolute, and not beneath a folder of `allow_paths`"
+    } else {
+        return;
+    };
+    let help = "write it from the folder of the workflow file; or list its folder under `allow_paths` beside `steps`, and write it absolute";
+    checker.wrong(node, format!("`{}` {why}", path.display()), help);
+}
+
+/// Sees that there is something that a file can be newer than.
+fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
+    for (text, node) in checker.texts(node, name) {
+        if text.parse::<jiff::Timestamp>().is_err() {
+            inside(checker, node, &text);
+        }
+    }
+}
+
+/// Sees that there are paths in JSON, and values to compare with.
+fn values(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
+    let help = format!("write `{name}: {{ $.status: ok }}`");
+    let Some(values) = plain.as_object() else {
+        checker.mismatch(node, name, "a map of paths and values", &help);
+        return;
+    };
+    if values.is_empty() {
+        checker.wrong(node, format!("`{name}` names no value"), &help);
+    }
+    for (path, value) in values {
+        let wrong = check_path(path).err();
+        let wrong = wrong.or_else(|| Some(waypost_evidence::check(value).err()?.to_string()));
+        if let Some(wrong) = wrong {
+            checker.wrong(
+                node,
+                format!("`{name}`: {wrong}"),
+                "write `$.count: \"> 3\"`, or a value, or a list",
+            );
+        }
+    }
 }
 
 /// Sees that a claim says enough for something to be compared.
-pub(super) fn complete(
-    checker: &mut Checker<'_>,
-    kind: &KindOfEvidence,
-    node: &Node,
-    found: &[(String, Expected)],
-) {
+fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
     let wrong = match kind.key {
         "json" if !has("path") || !has("value") => Some((
@@ -60,6 +255,9 @@ pub(super) fn complete(
         "file" if has("absent") && found.len() > 1 => {
             Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
         }
+        "process" if has("pid_file") && has("count") => {
+            Some(("a `pid_file` is about one process", "remove `count`"))
+        }
         _ => None,
     };
     if let Some((message, help)) = wrong {
@@ -67,15 +265,65 @@ pub(super) fn complete(
     }
 }
 
+/// Says whether something can be an exit code that is so.
+fn is_code(expect: &Value) -> bool {
+    match expect {
+        Value::Number(number) => number.as_u64().is_some_and(|code| code <= 255),
+        Value::String(text) => text.starts_with(['<', '>', '=', '!', '~']) || text.parse::<u8>().is_ok(),
+        Value::Array(items) => !items.is_empty() && items.iter().all(is_code),
+        Value::Null | Value::Bool(_) | Value::Object(_) => false,
+    }
+}
+
+fn holds_null(expect: &Value) -> bool {
+    match expect {
+        Value::Array(items) => items.iter().any(holds_null),
+        other => other.is_null(),
+    }
+}
+
 /// Sees whether a plain value can be what is expected.
-pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let text = |checker: &mut Checker<'_>| {
         if plain.as_str().is_none_or(|text| text.is_empty()) {
             checker.mismatch(node, name, "text", "write a text, in quotes");
         }
     };
     match wanted {
-        Wanted::Fit => {
+        Wanted::Code if !is_code(plain) => {
+            let help = "write `exit: 0`, `exit: [0, 1]` or `exit: \"> 0\"`";
+            checker.wrong(node, format!("`{name}` must be an exit code, 0 to 255"), help);
+        }
+        Wanted::Compared if holds_null(plain) => {
+            checker.wrong(node, format!("`{name}` is never null"), "write `''` for no text");
+        }
+        Wanted::Mode => {
+            if let Err(error) = check_mode(plain) {
+                checker.wrong(
+                    node,
+                    format!("`{name}`: {error}"),
+                    "write the octal digits in quotes: `\"0644\"`",
+                );
+            }
+        }
+        Wanted::Values => values(checker, name, node, plain),
+        Wanted::File => match plain.as_str() {
+            Some(path) if !path.is_empty() => inside(checker, node, path),
+            _ => text(checker),
+        },
+        Wanted::Older => older(checker, name, node),
+        Wanted::User if plain.is_u64() => {}
+        Wanted::User => text(checker),
+        Wanted::Map if !plain.is_object() => {
+            checker.mismatch(node, name, "a map", &format!("write `{name}: {{ min: 3 }}`"));
+        }
+        Wanted::Map => {}
+        Wanted::Variables => {
+            for (name, node) in checker.texts(node, name) {
+                settings::variable_name(checker, node, &name);
+            }
+        }
+        Wanted::Fit | Wanted::Code | Wanted::Compared => {
             if let Err(error) = waypost_evidence::check(plain) {
                 let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
                 checker.wrong(node, format!("`{name}`: {error}"), help);
@@ -87,6 +335,13 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
                 if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}
             _ => text(checker),
         },
+        Wanted::Pattern if plain == "" => {
+            checker.wrong(
+                node,
+                format!("`{name}` is empty, and matches anything"),
+                "write what must be found",
+            );
+        }
         Wanted::Pattern => match plain.as_str().map(regex_lite::Regex::new) {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
@@ -121,8 +376,11 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
             }
         }
         Wanted::Digest => {
-            let is_digest =
-                |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_digest = |text: &str| {
+                // Of a folder or a pattern.
+                let text = text.strip_prefix("tree:").unwrap_or(text);
+                text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+            };
             if !plain.as_str().is_some_and(is_digest) {
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);

@@ -50,6 +50,7 @@ pub use self::budget::Budget;
 pub use self::child::Child;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
+pub(crate) use self::evidence::{About, variables_in};
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub(crate) use self::foreach::{ITEM_INDEX, own_key};

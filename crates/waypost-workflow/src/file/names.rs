@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::body::BodyDraft;
 use super::checker::Checker;
 use super::child::{Child, Given};
+use super::evidence::variables_in;
 use super::foreach::{Distinct, EachDraft, ITEM_INDEX};
 use super::node::Node;
 use super::params::Param;
@@ -179,12 +180,29 @@ impl<'a> Pass<'a, '_, '_, '_> {
             // It is checked when the step has ended.
             self.template(template, node, Site { is_after: true, ..site("evidence", 3) });
         }
+        for (command, node, given) in draft.evidence.iter().flat_map(|draft| &draft.commands) {
+            self.warn_pasted(command, node);
+            self.no_withheld(command, node, given);
+        }
         let Some((work, node)) = &draft.work else { return };
         if let Some(text) = work.template() {
             self.template(text, node, site(work.key(), 3));
         }
         if let Work::Run(run) | Work::Service(run) = work {
             self.warn_pasted(run, node);
+        }
+    }
+
+    /// A command of evidence is given a secret only where it says so.
+    fn no_withheld(&mut self, command: &Template, node: &Node, given: &[String]) {
+        let secrets = self.names.secrets;
+        let read = || variables_in(command.as_str());
+        let withheld =
+            secrets.iter().find(|secret| read().any(|name| name == *secret) && !given.contains(*secret));
+        if let Some(secret) = withheld {
+            let help = format!("give it by name: `env: [{secret}]`");
+            let message = format!("`{secret}` is a secret, which evidence is not given unless it says so");
+            self.checker.wrong(node, message, &help);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
+use std::path::{Component, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,10 +40,11 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         "budget",
         "labels",
         "checkpoints",
+        "allow_paths",
         "on_failure",
         "steps",
     ],
-    later: &["allow_paths", "store"],
+    later: &["store"],
     elsewhere: &[
         ("run", "a step"),
         ("needs", "a step"),
@@ -148,6 +150,9 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
     let get = |key: &str| fields.as_ref().and_then(|fields| fields.get(key));
     if let Some(node) = get("version") {
         version(checker, node);
+    }
+    if let Some(node) = get("allow_paths") {
+        checker.allow_paths = allow_paths(checker, node);
     }
     let (defaults, defaults_env, defaults_dir) = defaults(checker, get("defaults"));
     let env = get("env").map(|node| settings::env(checker, node)).unwrap_or_default();
@@ -262,6 +267,24 @@ fn secrets(checker: &mut Checker<'_>, node: &Node, layers: &[&[Variable<'_>]]) -
     secrets
 }
 
+/// Folders beneath which evidence may lie that is not beneath that of the file.
+fn allow_paths(checker: &mut Checker<'_>, node: &Node) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for (text, node) in checker.texts(node, "allow_paths") {
+        let folder = PathBuf::from(&text);
+        if !folder.is_absolute() || folder.components().any(|part| part == Component::ParentDir) {
+            let message =
+                format!("`{}` in `allow_paths` is no absolute path of a folder", crate::expr::shown(&text));
+            let help =
+                "write it from `/`, without `..`; what is beneath the folder of the file is allowed as it is";
+            checker.wrong(node, message, help);
+        } else {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
 fn params(checker: &mut Checker<'_>, node: &Node) -> Vec<Param> {
     let Kind::Map(entries) = &node.kind else {
         checker.mismatch(node, "params", "a map", "write `params: { date: { type: string } }`");
@@ -358,6 +381,14 @@ fn assemble(
     let shared = [body::plain(&top.env), body::plain(&top.defaults_env)];
     let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let body = body.assemble(checker, &shared, kept);
+    let mut allow_paths = checker.allow_paths.clone();
+    for folder in
+        body.all().filter_map(|step| step.work.child()).flat_map(|child| child.workflow().allow_paths())
+    {
+        if !allow_paths.contains(folder) {
+            allow_paths.push(folder.clone());
+        }
+    }
     let mut secrets = top.secrets;
     for secret in body.all().filter_map(|step| step.work.child()).flat_map(|child| child.workflow().secrets())
     {
@@ -375,6 +406,7 @@ fn assemble(
         budget: top.budget,
         params: top.params,
         secrets,
+        allow_paths,
         labels: top.labels,
         checkpoints: top.checkpoints,
         body,

@@ -6,7 +6,9 @@
 use serde_json::{Map, Value, json};
 
 use super::budget::BUDGET;
-use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
+use super::evidence::{
+    COMMANDED, EVIDENCE, EXECUTED, EXIT, FILE, JSON, PORT, PROCESS, REPOSITORY, SHA256, SQLITE,
+};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
@@ -16,7 +18,7 @@ use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 19] = [
+static TABLES: [(&str, &KeySet); 23] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -36,10 +38,15 @@ static TABLES: [(&str, &KeySet); 19] = [
     ("port", &PORT),
     ("json", &JSON),
     ("sqlite", &SQLITE),
+    ("command", &COMMANDED),
+    ("exec", &EXECUTED),
+    ("process", &PROCESS),
+    ("git", &REPOSITORY),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 6] = ["file", "sha256", "exit", "port", "json", "sqlite"];
+const CLAIMS: [&str; 10] =
+    ["file", "sha256", "exit", "port", "json", "sqlite", "command", "exec", "process", "git"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -95,7 +102,7 @@ fn table(name: &str, set: &KeySet) -> Value {
         "output" => "from",
         "approve" => "question",
         "pack" => "of",
-        "file" | "sha256" | "exit" | "port" | "json" | "sqlite" => name,
+        claim if CLAIMS.contains(&claim) => name,
         // Or a shorter form.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
@@ -135,6 +142,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ),
         ("workflow", "timeout") => (reference("duration"), "How long the run may take."),
         ("workflow", "budget") => (reference("budget"), "What all its steps may use together."),
+        ("workflow", "allow_paths") => {
+            (reference("words"), "Folders by their absolute paths beneath which evidence may lie too.")
+        }
         ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
         ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
         ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
@@ -211,9 +221,15 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("pack", "at_least") => (count(1), "How many of the claims must hold."),
         ("pack", "any") => (json!({ "const": true }), "One of the claims must hold."),
         ("pack", "of") => (reference("claims"), "The claims."),
-        ("file", "file") => (scalar(), "A path beneath the folder of the workflow."),
+        ("file", "file") => (scalar(), "A path beneath the folder of the workflow, or a pattern: out/*.csv."),
         ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "What it is."),
         ("file", "size") => (json!({}), "Its size: 12, \"> 0\", \">= 2 KiB\", or a list of which one fits."),
+        ("file", "mode") => (reference("words"), "Its mode in octal digits: \"0644\"."),
+        ("file", "json") => (json!({ "type": "object" }), "Values by their paths in it: { $.status: ok }."),
+        ("file", "newer_than") => {
+            (reference("words"), "Files and times than which it was written no earlier.")
+        }
+        ("file", "count") => (json!({}), "How many files a pattern names: 3, \"> 5\"."),
         ("file", "contains") => (reference("words"), "Texts that are all in it."),
         ("file", "matches") => (text(), "A regular expression that matches something in it."),
         ("file", "lines") => (json!({}), "How many lines it has: 3, \"> 5\"."),
@@ -230,8 +246,34 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("sqlite", "count") => (json!({}), "How many such rows there are."),
         ("sqlite", "query") => (text(), "A query that only reads."),
         ("sqlite", "equals") => (json!({}), "The first value that it gives."),
-        ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
+        ("command", "command") => (scalar(), "A command for `sh -eu -c`, run again at each check."),
+        ("command", "exit") => (json!({}), "Its exit code, 0 if not said: 3, \"> 0\", [0, 1]."),
+        ("command", "stdout") => {
+            (json!({}), "What it prints, but for white space around it: ok, \"> 5\", \"~ regex\".")
+        }
+        ("command", "stderr") => (json!({}), "What it prints to standard error."),
+        ("command" | "exec", "env") => {
+            (reference("words"), "Variables that it needs: secrets are given only by name.")
+        }
+        ("exec", "exec") => {
+            (scalar(), "A program that says whether it holds: 0 yes, 1 no, 2 it cannot tell.")
+        }
+        ("exec", "with") => (json!({ "type": "object" }), "What it is told besides."),
+        ("process", "process") => (scalar(), "The name of a program that runs, or the number of a process."),
+        ("process", "pid_file") => (scalar(), "A file in which its number stands."),
+        ("process", "args") => (json!({}), "Its arguments, with blanks between them: \"~ --port 8089\"."),
+        ("process", "user") => (scalar(), "Whose it is, by name or number."),
+        ("process", "count") => (json!({}), "How many there are; at least one if not said."),
+        ("git", "git") => (scalar(), "The top folder of a repository; without more, its commit is pinned."),
+        ("git", "head") => (scalar(), "The branch that is checked out, or at least 7 digits of the commit."),
+        ("git", "clean") => (truth(), "Whether nothing is changed, staged or untracked."),
+        ("sha256", "sha256") => {
+            (scalar(), "A file, a folder or a pattern: what is there stays as it is when the step ends.")
+        }
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
+        ("sha256", "fast") => {
+            (truth(), "Whether it is read again only when size, times or inodes have changed.")
+        }
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),
         (claim, "name") if CLAIMS.contains(&claim) => (text(), "A name for whoever reads it."),
         (claim, "not") if CLAIMS.contains(&claim) => (truth(), "It holds where that is not found."),

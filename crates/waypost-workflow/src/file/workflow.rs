@@ -36,6 +36,7 @@ pub struct Workflow {
     pub(super) budget: Option<Budget>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
+    pub(super) allow_paths: Vec<PathBuf>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) checkpoints: Checkpoints,
     pub(super) body: Body,
@@ -153,6 +154,11 @@ impl Workflow {
     #[must_use]
     pub fn secrets(&self) -> &[String] {
         &self.secrets
+    }
+
+    /// The folders beneath which evidence may lie by an absolute path, those of the files that it names included.
+    pub fn allow_paths(&self) -> &[PathBuf] {
+        &self.allow_paths
     }
 
     /// The declared secrets for which `is_set` says no: a run must not begin without them.

@@ -1,16 +1,19 @@
 //! Evidence of a step: filled in with what the step sees, and checked before it counts as done.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use waypost::engine::{Attempt, Performed, Salvage, Spot};
+use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
 use waypost::evidence::COMMAND_EXIT;
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
+use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, verifier};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{ClaimTemplate, Evidence, Expected, Step, Work};
+use crate::file::{About, ClaimTemplate, Evidence, Expected, Step, Work, variables_in};
 use crate::mask::Mask;
 
 use super::command::Command;
@@ -18,11 +21,16 @@ use super::handover::Handover;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
+/// Expectations that are paths.
+const PATHS: [&str; 2] = ["pid_file", "newer_than"];
+
 /// The evidence of a step, with what it reads.
 #[derive(Debug, Clone)]
 pub(super) struct Vouching {
     evidence: Arc<Evidence>,
     scope: Scope,
+    /// The variables of the step.
+    env: BTreeMap<String, String>,
     step: String,
     /// Where its paths begin, from the base folder of the run.
     folder: PathBuf,
@@ -31,6 +39,27 @@ pub(super) struct Vouching {
 }
 
 impl WorkflowProgram {
+    /// Gives an engine what it needs to check the evidence of this workflow: probes, and the folders that it allows.
+    ///
+    /// Programs that evidence names are given the caller's environment but for its secrets, and variables that hold one,
+    /// unless a claim names them.
+    #[must_use]
+    pub fn equip(&self, engine: Engine) -> Engine {
+        let environment = self.surroundings.environment.clone();
+        let is_secret = |(name, value): &(OsString, OsString)| {
+            self.workflow().secrets().iter().any(|secret| name == secret.as_str())
+                || self.mask().contains(value.as_encoded_bytes())
+        };
+        let withheld: BTreeSet<OsString> =
+            environment.iter().filter(|variable| is_secret(variable)).map(|(name, _)| name.clone()).collect();
+        let mask = self.mask().clone();
+        let environment = Environment::of(environment)
+            .withholding(withheld)
+            .masked_by(move |text| mask.mask_str(text).into_owned());
+        let engine = engine.with_verifier(verifier(environment));
+        self.workflow().allow_paths().iter().fold(engine, Engine::allowing)
+    }
+
     /// Returns the evidence of a step, if it has some, to be checked when that has ended.
     pub(super) fn vouching(
         &self,
@@ -55,6 +84,7 @@ impl WorkflowProgram {
         Ok(Some(Vouching {
             evidence: Arc::clone(evidence),
             scope: scope.for_step(&step.id, &env),
+            env,
             step: step.id.clone(),
             folder: folder.to_owned(),
             folder_of_run: self.folder(),
@@ -106,7 +136,13 @@ impl WorkflowProgram {
 impl Vouching {
     fn subject(&self, claim: &ClaimTemplate, scope: &Scope) -> Result<String, ExprError> {
         let Some(subject) = &claim.subject else { return Ok(self.step.clone()) };
+        if claim.kind.about == About::Program {
+            return subject.render_word(scope);
+        }
         let subject = subject.render(scope)?;
+        if claim.kind.about != About::Path {
+            return Ok(subject);
+        }
         if Path::new(&subject).is_absolute() || self.folder.as_os_str().is_empty() {
             return Ok(subject);
         }
@@ -122,13 +158,62 @@ impl Vouching {
             let mut claim = Claim::new(template.kind.recorded, self.subject(template, &scope)?);
             claim.name.clone_from(&template.name);
             let claim = claim.on_terms(template.terms.clone());
-            Ok(match &template.expect {
-                Some(expect) => claim.expecting(value_of(expect, template.kind.recorded, &scope)?),
-                None => claim.pinning(),
-            })
+            let Some(expect) = &template.expect else { return Ok(claim.pinning()) };
+            let mut expect = value_of(expect, template.kind.recorded, &scope)?;
+            if template.kind.about == About::Program {
+                self.equip(template, &claim.subject, &mut expect);
+            }
+            self.place(&mut expect);
+            let is_number =
+                !claim.subject.is_empty() && claim.subject.bytes().all(|byte| byte.is_ascii_digit());
+            let is_pin = template.kind.recorded == PROCESS_EXISTS && is_number && expect.is_null();
+            // The number of a process is another's one day: which it is now is what counts.
+            Ok(if is_pin && !claim.terms.not { claim.pinning() } else { claim.expecting(expect) })
         };
         let claims = self.evidence.claims.iter().map(claim).collect::<Result<_, ExprError>>()?;
         Ok(Pack { at_least: self.evidence.at_least, claims })
+    }
+
+    /// Makes paths that are expected begin where those of subjects do.
+    fn place(&self, expect: &mut Value) {
+        for key in PATHS {
+            let paths = match expect.get_mut(key) {
+                Some(Value::Array(paths)) => paths.iter_mut().collect(),
+                one => Vec::from_iter(one),
+            };
+            for path in paths {
+                if let Value::String(path) = path
+                    && path.parse::<jiff::Timestamp>().is_err()
+                {
+                    *path = self.folder.join(&*path).to_string_lossy().into_owned();
+                }
+            }
+        }
+    }
+
+    /// Adds what a program needs to be run in the same way later: where, and the variables of the step that it reads. Others
+    /// that it names come from whoever checks it.
+    fn equip(&self, template: &ClaimTemplate, code: &str, expect: &mut Value) {
+        let mut map = match std::mem::take(expect) {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        };
+        if template.kind.recorded == COMMAND {
+            map.entry("exit").or_insert_with(|| 0.into());
+        }
+        let read = variables_in(code).filter(|_| template.kind.recorded == COMMAND);
+        let own = |name: &str| Some((name.to_owned(), Value::from(self.env.get(name)?.as_str())));
+        let named = template.variables();
+        let named = named.iter().map(|name| own(name).unwrap_or_else(|| (name.clone(), Value::Null)));
+        let env: Map<String, Value> = read.filter_map(own).chain(named).collect();
+        map.shift_remove("env");
+        if !env.is_empty() {
+            map.insert("env".to_owned(), env.into());
+        }
+        if !self.folder.as_os_str().is_empty() {
+            map.insert("dir".to_owned(), self.folder.to_string_lossy().into_owned().into());
+        }
+        *expect = map.into();
     }
 
     /// Completes what has come to its end, if its evidence holds.
@@ -179,6 +264,8 @@ impl Vouching {
 fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, ExprError> {
     Ok(match expected {
         Expected::Plain(value) => value.clone(),
+        // It is handed over rather than compared: what it is matters, and not only how it is spelled.
+        Expected::Filled(template) if kind == EXEC => template.evaluate(scope)?,
         Expected::Filled(template) => {
             let text = template.render(scope)?;
             match text.trim().parse::<i64>() {

@@ -1,6 +1,7 @@
 //! Tests of the workflow crate, one module a topic.
 
 mod config;
+mod evidence_bad;
 mod expr;
 mod file_bad;
 mod file_good;

@@ -77,6 +77,12 @@ impl Place {
         rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)
     }
 
+    /// Opens a folder to list what is in it.
+    pub(super) fn open_folder(&self) -> Result<OwnedFd, Lost> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.folder, &*self.name, flags, Mode::empty()).map_err(lost)
+    }
+
     /// Opens a regular file for reading; anything else is refused, and a pipe is not waited for.
     pub(super) fn open_regular(&self) -> Result<(File, Stat), Lost> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

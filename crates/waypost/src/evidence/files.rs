@@ -6,17 +6,20 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use rustix::fs::{FileType, Stat};
 use serde_json::{Value, json};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::id::{Digest, Digester};
 use crate::record::Claim;
 
 use super::beneath::{LastLink, Lost, Place};
-use super::expect::size_fits;
+use super::expect::{InvalidExpectation, size_fits};
+use super::tree::Survey;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 
 /// How much of a file is read at once: a check needs this much memory, however long the file is.
@@ -27,17 +30,35 @@ const KNOWN_FILES_MAX: usize = 10_000;
 /// How long a file must have been left alone before its digest is kept in mind: the coarsest times of a file system
 /// are two seconds apart (FAT), and a write within them would not show.
 const SETTLED_SECONDS: i64 = 3;
+/// Longest wait until a change would show in the times of a file: that of times in whole seconds, and a tick.
+const SETTLING_MAX: Duration = Duration::from_millis(3_050);
+/// What the digest of a tree begins with: no file has such a one.
+const TREE: &str = "tree:";
 
-/// Checks `artifact_exists`: a file or folder is there, of the `type` (`file`, `directory`, `symlink`, `any`) and
-/// `size` expected.
+/// Checks `artifact_exists`: a file or folder is there, of the `type` (`file`, `directory`, `symlink`, `any`), `size` and
+/// `mode` expected.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExistsProbe;
 
-/// Checks `file_sha256`: the bytes of a regular file have the digest expected.
-#[derive(Debug, Clone, Default)]
+/// Checks `file_sha256`: the bytes of a regular file have the digest expected, or all that is beneath a folder, or is named by
+/// [a pattern](super::is_pattern), has the digest of a tree (docs/format.md).
+///
+/// - `failed`: it has another one, is not there, or nothing has such a name.
+/// - `unknown`: it cannot be read, was written to meanwhile, or has beneath it what is no file, folder or link.
+///
+/// What is pinned on [terms](crate::record::Terms::fast) that trust times is not read again while size, times and inodes are
+/// those of then.
+#[derive(Debug, Clone)]
 pub struct Sha256Probe {
+    clock: Arc<dyn Clock>,
     known: Option<Arc<Known>>,
     files_read: Arc<AtomicU64>,
+}
+
+impl Default for Sha256Probe {
+    fn default() -> Self {
+        Self { clock: Arc::new(SystemClock), known: None, files_read: Arc::default() }
+    }
 }
 
 impl Sha256Probe {
@@ -51,8 +72,8 @@ impl Sha256Probe {
     /// For large files that are checked often. What rots on the medium by itself is not seen then, nor what is written
     /// below the file system; files that changed a moment ago, by `clock`, are always read.
     pub fn remembering(clock: Arc<dyn Clock>) -> Self {
-        let known = Known { clock, digests: Mutex::default() };
-        Self { known: Some(Arc::new(known)), ..Self::default() }
+        let known = Known { clock: Arc::clone(&clock), digests: Mutex::default() };
+        Self { clock, known: Some(Arc::new(known)), ..Self::default() }
     }
 
     /// Returns how many files were read until now.
@@ -63,20 +84,26 @@ impl Sha256Probe {
 
 /// What tells a file that was written to from one that was not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+pub(super) struct Stamp {
     bytes: i64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    pub(super) modified: (i64, i64),
+    pub(super) changed: (i64, i64),
 }
 
 impl Stamp {
     #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
-    fn of(stat: &Stat) -> Self {
+    pub(super) fn of(stat: &Stat) -> Self {
         Self {
             bytes: stat.st_size as i64,
             modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
             changed: (stat.st_ctime as i64, stat.st_ctime_nsec as i64),
         }
+    }
+
+    /// Returns the device and the number of a file there.
+    #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
+    pub(super) fn inode(stat: &Stat) -> (u64, u64) {
+        (stat.st_dev as u64, stat.st_ino as u64)
     }
 }
 
@@ -88,15 +115,10 @@ struct Known {
 }
 
 impl Known {
-    #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
-    fn key(stat: &Stat) -> (u64, u64) {
-        (stat.st_dev as u64, stat.st_ino as u64)
-    }
-
     fn get(&self, stat: &Stat) -> Option<Digest> {
         let digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
         digests
-            .get(&Self::key(stat))
+            .get(&Stamp::inode(stat))
             .filter(|(stamp, _)| *stamp == Stamp::of(stat))
             .map(|(_, digest)| *digest)
     }
@@ -111,7 +133,7 @@ impl Known {
         if digests.len() >= KNOWN_FILES_MAX {
             digests.clear();
         }
-        digests.insert(Self::key(stat), (stamp, digest));
+        digests.insert(Stamp::inode(stat), (stamp, digest));
     }
 }
 
@@ -153,11 +175,12 @@ impl Probe for ExistsProbe {
 struct Wanted {
     kind: String,
     size: Value,
+    modes: Vec<u32>,
 }
 
 impl Wanted {
     fn read(expect: &Value) -> Result<Self, Finding> {
-        let mut wanted = Self { kind: "any".to_owned(), size: Value::Null };
+        let mut wanted = Self { kind: "any".to_owned(), size: Value::Null, modes: Vec::new() };
         let map = match expect {
             Value::Null => return Ok(wanted),
             Value::Object(map) => map,
@@ -172,6 +195,7 @@ impl Wanted {
                 // A null would read as no expectation at all.
                 ("size", _) if value.is_null() => return Err(Finding::failed("no size is expected")),
                 ("size", _) => wanted.size = value.clone(),
+                ("mode", _) => wanted.modes = modes_of(value).map_err(|error| Finding::failed(error.0))?,
                 (other, _) => {
                     return Err(Finding::unknown(format!(
                         "the expectation `{other}` cannot be checked here"
@@ -200,6 +224,13 @@ impl Wanted {
         if !fits {
             return Finding::differs(found);
         }
+        if !self.modes.is_empty() {
+            let mode = stat.st_mode & MODE_BITS;
+            found["mode"] = json!(format!("{mode:04o}"));
+            if !self.modes.contains(&mode) {
+                return Finding::differs(found);
+            }
+        }
         match (&self.size, kind) {
             (Value::Null, _) => Finding::ok(found),
             (size, "file") => match size_fits(size, bytes) {
@@ -209,6 +240,32 @@ impl Wanted {
             },
             _ => Finding::differs(found),
         }
+    }
+}
+
+/// The rights of a mode, and the three bits above them.
+const MODE_BITS: u32 = 0o7777;
+
+/// Sees that something can be expected of the mode of a file: three or four octal digits as text, or a list of such.
+///
+/// # Errors
+/// [`InvalidExpectation`]: it is none.
+pub fn check_mode(expect: &Value) -> Result<(), InvalidExpectation> {
+    modes_of(expect).map(drop)
+}
+
+fn modes_of(expect: &Value) -> Result<Vec<u32>, InvalidExpectation> {
+    let wrong = || InvalidExpectation(format!("`{expect}` is no mode, such as \"0644\""));
+    let mode = |value: &Value| {
+        let text = value.as_str().filter(|text| matches!(text.len(), 3 | 4)).ok_or_else(wrong)?;
+        if !text.bytes().all(|byte| (b'0'..=b'7').contains(&byte)) {
+            return Err(wrong());
+        }
+        u32::from_str_radix(text, 8).map_err(|_| wrong())
+    };
+    match expect {
+        Value::Array(list) if !list.is_empty() => list.iter().map(mode).collect(),
+        one => Ok(vec![mode(one)?]),
     }
 }
 
@@ -245,29 +302,85 @@ impl Probe for Sha256Probe {
             Ok(digest) => digest,
             Err(why) => return Finding::failed(why),
         };
+        if let Some(stamp) = claim.stamp.as_ref().filter(|_| claim.terms.fast)
+            && self.look(claim, site).await.is_ok_and(|look| look.stamp == *stamp)
+        {
+            return Finding::ok(expect);
+        }
         match self.hash(claim, site).await {
-            Ok(found) if found == expect => Finding::ok(found.to_string()),
-            Ok(found) => Finding::differs(found.to_string()),
+            Ok(found) if found == expect => Finding::ok(found),
+            Ok(found) => Finding::differs(found),
             Err(finding) => finding,
         }
     }
 
     async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.hash(claim, site).await {
-            Ok(found) => Finding::ok(found.to_string()),
+        if !claim.terms.fast {
+            return self.hash(claim, site).await.map_or_else(|finding| finding, Finding::ok);
+        }
+        match self.pin_with_times(claim, site).await {
+            Ok((digest, Some(stamp))) => Finding::ok(digest).stamped(stamp),
+            Ok((digest, None)) => Finding::ok(digest),
             Err(finding) => finding,
         }
     }
 }
 
+/// How what a claim is about looks without being read.
+struct Sight {
+    stamp: String,
+    /// When a further change would show in it.
+    settled: Option<Timestamp>,
+}
+
 impl Sha256Probe {
-    async fn hash(&self, claim: &Claim, site: &Site) -> Result<Digest, Finding> {
+    /// Hashes what is to be trusted by its times from now on, and looks at these, where a later change must show in them: what
+    /// was written a moment ago is waited for until then.
+    async fn pin_with_times(&self, claim: &Claim, site: &Site) -> Result<(String, Option<String>), Finding> {
+        let before = self.look(claim, site).await?;
+        if let Some(settled) = before.settled
+            && let Ok(pause) = Duration::try_from(settled.duration_since(self.clock.now()))
+            && pause <= SETTLING_MAX
+        {
+            tokio::time::sleep(pause).await;
+        }
+        let begun = self.clock.now();
+        let digest = self.hash(claim, site).await?;
+        let after = self.look(claim, site).await?;
+        let is_told = before.stamp == after.stamp && before.settled.is_some_and(|settled| settled <= begun);
+        Ok((digest, is_told.then_some(after.stamp)))
+    }
+
+    /// Looks at size, times and inodes.
+    async fn look(&self, claim: &Claim, site: &Site) -> Result<Sight, Finding> {
+        let (subject, site) = (claim.subject.clone(), site.clone());
+        let looked = blocking(move |dropped| {
+            if let Some(survey) = Survey::of(&site, &subject, dropped)? {
+                return Ok(Sight { stamp: survey.stamp(), settled: survey.settled() });
+            }
+            let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
+            let stamp = Stamp::of(&stat);
+            let text = format!("{} {stamp:?} {:?}", kind_of(&stat), Stamp::inode(&stat));
+            Ok(Sight { stamp: Digest::of(text.as_bytes()).to_string(), settled: stamp.settled() })
+        });
+        looked.await.map_err(finding_of)
+    }
+
+    /// Returns the digest of a file, or that of a tree.
+    async fn hash(&self, claim: &Claim, site: &Site) -> Result<String, Finding> {
         let (subject, site, probe) = (claim.subject.clone(), site.clone(), self.clone());
         let hashed = blocking(move |dropped| {
+            if let Some(survey) = Survey::of(&site, &subject, dropped)? {
+                let again = || Survey::of(&site, &subject, dropped);
+                let count = || {
+                    probe.files_read.fetch_add(1, Ordering::Relaxed);
+                };
+                return Ok(format!("{TREE}{}", survey.hash(again, count, dropped)?));
+            }
             let (file, before) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
             let known = probe.known.as_ref();
             if let Some(digest) = known.and_then(|known| known.get(&before)) {
-                return Ok(digest);
+                return Ok(digest.to_string());
             }
             let begun = known.map(|known| known.clock.now().as_second());
             probe.files_read.fetch_add(1, Ordering::Relaxed);
@@ -275,7 +388,7 @@ impl Sha256Probe {
             if let (Some(known), Some(begun)) = (known, begun) {
                 known.keep(&before, digest, begun);
             }
-            Ok(digest)
+            Ok(digest.to_string())
         });
         hashed.await.map_err(finding_of)
     }
@@ -319,20 +432,61 @@ pub async fn find_file(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
     found.await.map_err(finding_of)
 }
 
+/// Returns where a folder is that a claim is about, without links on the way, for probes that have others look into it.
+///
+/// # Errors
+/// What is to be found of the claim: it is not there, is no folder, may not be used, or cannot be looked at.
+pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
+    let (site, subject) = (site.clone(), subject.to_owned());
+    let found = blocking(move |_| -> Result<PathBuf, Lost> {
+        let place = Place::find(&site, &subject, LastLink::Follow)?;
+        match kind_of(&place.stat()?) {
+            "directory" => Ok(site.base().unwrap_or(Path::new("")).join(place.path())),
+            _ => Err(Lost::Refused("it is not a folder".to_owned())),
+        }
+    });
+    found.await.map_err(finding_of)
+}
+
+/// Returns when a file or folder was last written that a claim is about, for probes of other crates.
+///
+/// # Errors
+/// As [`read_file`].
+pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> {
+    let (site, subject) = (site.clone(), subject.to_owned());
+    let looked = blocking(move |_| -> Result<Timestamp, Lost> {
+        let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
+        let (seconds, nanoseconds) = Stamp::of(&stat).modified;
+        let time = i32::try_from(nanoseconds).ok().and_then(|part| Timestamp::new(seconds, part).ok());
+        time.ok_or_else(|| Lost::Unclear("when it was written is no time".to_owned()))
+    });
+    looked.await.map_err(finding_of)
+}
+
+/// Returns the paths that [a pattern](super::is_pattern) names, sorted, for probes of other crates; none if nothing is called
+/// so. Links are named, and none is followed to find more.
+///
+/// # Errors
+/// As [`read_file`], where a folder cannot be looked at, and where a name is no text.
+pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
+    let (site, pattern) = (site.clone(), pattern.to_owned());
+    let found = blocking(move |dropped| super::tree::all(&site, &pattern, dropped));
+    found.await.map_err(finding_of)
+}
+
 /// Reads an expected digest; people write it in either case.
-fn digest_of(expect: &Value) -> Result<Digest, String> {
-    match expect {
-        Value::Null => Err("no digest is expected".to_owned()),
-        Value::String(text) => text
-            .to_ascii_lowercase()
-            .parse()
-            .map_err(|_| "what is expected is not a SHA-256 of 64 hexadecimal digits".to_owned()),
-        other => Err(format!("`{other}` is not a SHA-256")),
+fn digest_of(expect: &Value) -> Result<String, String> {
+    let is_digest = |text: &str| text.strip_prefix(TREE).unwrap_or(text).parse::<Digest>().is_ok();
+    match expect.as_str().map(str::to_ascii_lowercase) {
+        None if expect.is_null() => Err("no digest is expected".to_owned()),
+        None => Err(format!("`{expect}` is not a SHA-256")),
+        Some(text) if is_digest(&text) => Ok(text),
+        Some(_) => Err("what is expected is not a SHA-256 of 64 hexadecimal digits".to_owned()),
     }
 }
 
 /// Hashes a file piece by piece, and sees that it was the same file all the time.
-fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
+pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
     let mut hash = Digester::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {

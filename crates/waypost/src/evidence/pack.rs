@@ -174,6 +174,7 @@ impl Claim {
             live: false,
             host: None,
             file: None,
+            stamp: None,
             terms: Terms::default(),
             verdict: Verdict::Skipped,
             found: Value::Null,

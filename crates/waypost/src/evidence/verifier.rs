@@ -168,7 +168,7 @@ impl Verifier {
         for claim in &mut pinned.claims {
             let probe = self.probes.get(&claim.kind);
             claim.live = probe.is_some_and(|probe| probe.is_live());
-            claim.file = None;
+            (claim.file, claim.stamp) = (None, None);
             claim.host = probe.filter(|probe| probe.is_local()).map(|_| site.host().to_owned());
             clear(claim);
         }
@@ -187,6 +187,7 @@ impl Verifier {
             let claim = &mut pinned.claims[place];
             if finding.verdict == Verdict::Ok {
                 claim.expect = finding.found.clone();
+                claim.stamp.clone_from(&finding.stamp);
             }
             self.note(claim, finding);
         }

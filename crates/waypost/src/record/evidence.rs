@@ -46,6 +46,10 @@ pub struct Claim {
     /// links, or one of several hard links. Claims about one file are about one thing, whatever they call it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// How what was pinned looked from outside: size, times and inodes of files. While it looks so it is not read again, where
+    /// the terms say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<String>,
     /// How and when it is checked, and what it counts for.
     #[serde(default, skip_serializing_if = "is_default")]
     pub terms: Terms,
@@ -84,6 +88,9 @@ pub struct Terms {
     /// What is expected and what is found are written down nowhere, so that it is checked only when its step ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sensitive: bool,
+    /// What was pinned is trusted without being read as long as it looks as it did then.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fast: bool,
     /// What the user keeps beside it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, Value>,

@@ -153,6 +153,7 @@ fn evidence_is_counted() {
         live: false,
         host: None,
         file: None,
+        stamp: None,
         terms: Default::default(),
         verdict,
         found: Value::Null,

@@ -215,7 +215,7 @@ async fn a_digest_is_compared_with_the_bytes() {
     assert_eq!(wrong.0, Verdict::Failed);
     assert_eq!(wrong.1, json!(Digest::of(b"beta").to_string()), "what was found is told");
     assert_eq!(verdict(Claim::sha256("empty", Digest::of(b"")), &site).await, Verdict::Ok);
-    assert_eq!(verdict(Claim::sha256("sub", digest), &site).await, Verdict::Failed, "a folder has no bytes");
+    assert_eq!(verdict(Claim::sha256("sub", digest), &site).await, Verdict::Failed, "a folder has another");
     assert_eq!(verdict(Claim::sha256("gone", digest), &site).await, Verdict::Failed);
 }
 

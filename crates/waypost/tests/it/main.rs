@@ -56,6 +56,7 @@ mod traces;
 mod traps_2;
 mod traps_5;
 mod travel;
+mod trees;
 mod unwritten;
 mod waits;
 mod walks;

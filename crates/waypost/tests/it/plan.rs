@@ -166,6 +166,7 @@ fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Ver
             live: words.contains(&"live"),
             host: None,
             file: None,
+            stamp: None,
             terms: Default::default(),
             verdict: verdict(words[3]),
             found: Value::Null,

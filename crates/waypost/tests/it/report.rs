@@ -147,6 +147,7 @@ fn evidence_is_a_table() {
         live: false,
         host: None,
         file: None,
+        stamp: None,
         terms: Default::default(),
         verdict,
         found: json!("abd"),

@@ -1,0 +1,139 @@
+//! `exec`: a program of the user says whether it holds.
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::Claim;
+
+use crate::command::{folder_of, said, understood};
+use crate::environment::Environment;
+use crate::group::{End, Ended, Program};
+
+/// Recorded kind of claims that a program checks.
+pub const EXEC: &str = "exec";
+/// The version of what programs are told.
+const VERSION: u32 = 1;
+/// Most bytes that a program is told: the shell before it reads them one by one, and this is 20 ms of it.
+const TOLD_BYTES_MAX: usize = 64 << 10;
+/// Longest answer of a program that is kept as found: a thousand claims fit into a header that keeps a tenth of that of each.
+const FOUND_BYTES_MAX: usize = 4 << 10;
+
+/// Checks `exec`: the subject is a program, by its name or a path from the base folder, that says so itself.
+///
+/// It is told on standard input, as one line of JSON: `v` (1), `kind`, `subject`, `with` (a map, or null), and the claim's
+/// `name` and `metadata` where it has them. By its exit code it answers
+///
+/// - 0, `ok`; what it prints is found, if that is JSON of at most 4 KiB;
+/// - 1, `failed`, likewise;
+/// - 2 or anything else, and what it cannot be run for, `unknown`, with the last line of its standard error.
+///
+/// Where it runs, which variables it has, and how it ends are as for [`CommandProbe`](crate::CommandProbe).
+#[derive(Debug, Clone)]
+pub struct ExecProbe {
+    environment: Environment,
+}
+
+impl ExecProbe {
+    /// Makes a probe that gives programs these variables.
+    #[must_use]
+    pub fn new(environment: Environment) -> Self {
+        Self { environment }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for ExecProbe {
+    fn kind(&self) -> &str {
+        EXEC
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        match self.run(claim, site).await {
+            Ok(finding) | Err(finding) => finding,
+        }
+    }
+
+    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+        Finding::failed("what a program says is expected, not pinned")
+    }
+}
+
+impl ExecProbe {
+    async fn run(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let mut expect = match &claim.expect {
+            Value::Null => Map::new(),
+            Value::Object(map) => map.clone(),
+            other => return Err(Finding::failed(format!("`{other}` is nothing that a program is told"))),
+        };
+        let with = expect.shift_remove("with").unwrap_or_default();
+        if !matches!(with, Value::Null | Value::Object(_)) {
+            return Err(Finding::failed("`with` is a map"));
+        }
+        understood(&expect, &[])?;
+        let subject = claim.subject.as_str();
+        if subject.trim().is_empty() || subject.starts_with('-') || subject.contains('\0') {
+            return Err(Finding::failed(format!("`{subject}` names no program")));
+        }
+        let mut told = json!({ "v": VERSION, "kind": EXEC, "subject": subject, "with": with });
+        if let Some(name) = &claim.name {
+            told["name"] = name.as_str().into();
+        }
+        if !claim.terms.metadata.is_empty() {
+            told["metadata"] = claim.terms.metadata.clone().into_iter().collect();
+        }
+        let told = told.to_string();
+        if told.len() > TOLD_BYTES_MAX {
+            let why = format!("it is to be told {} bytes, at most {TOLD_BYTES_MAX} can be", told.len());
+            return Err(Finding::failed(why));
+        }
+        let program = Program {
+            words: vec![subject.into()],
+            folder: folder_of(&expect, site)?,
+            environment: self.environment.of_claim(expect.get("env"))?,
+            input: Some(told),
+        };
+        let ended = program.run().await?;
+        Ok(self.finding(&ended))
+    }
+
+    fn finding(&self, ended: &Ended) -> Finding {
+        let said = said(&ended.stderr, &self.environment);
+        let found = || found_in(ended.stdout.whole());
+        match ended.end {
+            End::Code(0) => Finding::ok(found()),
+            End::Code(1) => match said {
+                Some(said) => Finding::differs(found()).because(said),
+                None if found().is_null() => Finding::differs(Value::Null).because("the program says so"),
+                None => Finding::differs(found()),
+            },
+            End::Code(code) => {
+                let said = said.unwrap_or_else(|| format!("the program ended with {code}"));
+                Finding::unknown(said)
+            }
+            End::Signal(signal) => Finding::unknown(format!("the program was killed by signal {signal}")),
+        }
+    }
+}
+
+/// Reads what a program answered; null if that is no JSON, and how much it is if that is more than is kept.
+fn found_in(printed: Option<String>) -> Value {
+    let Some(text) = printed else { return Value::Null };
+    let found = serde_json::from_str(&text).unwrap_or_default();
+    match text.trim().len() {
+        ..=FOUND_BYTES_MAX => found,
+        bytes => json!({ "bytes": bytes }),
+    }
+}

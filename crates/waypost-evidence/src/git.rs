@@ -1,0 +1,231 @@
+//! `git`: a repository is at a commit, on a branch, clean.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use waypost::evidence::{Cost, Finding, Probe, Site, find_folder};
+use waypost::record::Claim;
+
+use crate::command::said;
+use crate::environment::Environment;
+use crate::group::{End, Program};
+
+/// Recorded kind of claims about git repositories.
+pub const GIT: &str = "git";
+/// Fewest digits that name a commit: as many as git shows.
+const DIGITS_MIN: usize = 7;
+/// What keeps git from running what a repository configures, writing, asking and fetching.
+const SETTINGS: [&str; 2] = ["core.fsmonitor=false", "core.hooksPath=/dev/null"];
+const VARIABLES: [(&str, &str); 6] = [
+    ("GIT_OPTIONAL_LOCKS", "0"),
+    ("GIT_TERMINAL_PROMPT", "0"),
+    ("GIT_NO_LAZY_FETCH", "1"),
+    ("GIT_PAGER", "cat"),
+    ("LC_ALL", "C"),
+    ("LANGUAGE", "C"),
+];
+
+/// Checks `git`: the folder that is the subject is the top of a repository, of which `head` is checked out, a branch or at least
+/// 7 digits of a commit, and, with `clean: true`, nothing is changed, staged or untracked; with `false`, something is.
+/// Without an expectation the commit is pinned.
+///
+/// The program `git` is asked, which takes no lock, writes nothing, and runs no hooks; filters that a repository configures
+/// may run. It heeds `safe.directory`.
+///
+/// - `ok`: it is so.
+/// - `failed`: it is otherwise. Of a folder that is not there, or is no top of a repository, the opposite does not hold either.
+/// - `unknown`: there is no git, or it does not tell, as of a repository of somebody else.
+#[derive(Debug, Clone)]
+pub struct GitProbe {
+    environment: Environment,
+}
+
+impl GitProbe {
+    /// Makes a probe that gives git these variables.
+    #[must_use]
+    pub fn new(environment: Environment) -> Self {
+        Self { environment }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for GitProbe {
+    fn kind(&self) -> &str {
+        GIT
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        match self.compare(claim, site).await {
+            Ok(finding) | Err(finding) => finding,
+        }
+    }
+
+    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
+        match self.look(claim, site, false).await {
+            Ok(Repository { head: Some(head), .. }) => Finding::ok(head),
+            Ok(_) => Finding::failed("the repository has no commit yet"),
+            Err(finding) => finding,
+        }
+    }
+}
+
+/// What is expected of a repository.
+struct Wanted<'c> {
+    head: Option<&'c str>,
+    clean: Option<bool>,
+}
+
+impl<'c> Wanted<'c> {
+    fn read(expect: &'c Value) -> Result<Self, Finding> {
+        let map = match expect {
+            Value::String(head) => return Ok(Self { head: Some(head), clean: None }),
+            Value::Object(map) if !map.is_empty() => map,
+            other => return Err(Finding::failed(format!("`{other}` is no expectation of a repository"))),
+        };
+        let mut wanted = Self { head: None, clean: None };
+        for (name, value) in map {
+            match (name.as_str(), value) {
+                ("head", Value::String(head)) if !head.trim().is_empty() => wanted.head = Some(head),
+                ("head", _) => return Err(Finding::failed("`head` is a commit or a branch")),
+                ("clean", Value::Bool(clean)) => wanted.clean = Some(*clean),
+                ("clean", _) => return Err(Finding::failed("`clean` is `true` or `false`")),
+                (other, _) => {
+                    return Err(Finding::unknown(format!(
+                        "the expectation `{other}` cannot be checked here"
+                    )));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+/// What git says of a repository.
+#[derive(Debug, Default)]
+struct Repository {
+    /// The commit; none before the first.
+    head: Option<String>,
+    /// None if a commit is checked out without a branch.
+    branch: Option<String>,
+    changes: usize,
+}
+
+impl Repository {
+    /// Reads what `git status` prints, line by line, each ended by a null byte.
+    fn read(printed: &str) -> Self {
+        let mut repository = Self::default();
+        let mut lines = printed.split_terminator('\0');
+        while let Some(line) = lines.next() {
+            if let Some(head) = line.strip_prefix("# branch.oid ") {
+                repository.head = Some(head.to_owned()).filter(|head| head != "(initial)");
+            } else if let Some(branch) = line.strip_prefix("# branch.head ") {
+                repository.branch = Some(branch.to_owned()).filter(|branch| branch != "(detached)");
+            } else if !line.starts_with("# ") {
+                repository.changes += 1;
+                if line.starts_with("2 ") {
+                    // Of what was renamed the old name comes next.
+                    lines.next();
+                }
+            }
+        }
+        repository
+    }
+
+    /// Says whether this is what is checked out: a branch, or the first digits of a commit.
+    fn is_at(&self, wanted: &str) -> bool {
+        let is_commit = wanted.len() >= DIGITS_MIN && wanted.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let wanted_commit = wanted.to_ascii_lowercase();
+        self.branch.as_deref() == Some(wanted)
+            || (is_commit && self.head.as_deref().is_some_and(|head| head.starts_with(&wanted_commit)))
+    }
+}
+
+impl GitProbe {
+    async fn compare(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let wanted = Wanted::read(&claim.expect)?;
+        let repository = self.look(claim, site, wanted.clean.is_some()).await?;
+        let mut found = Map::new();
+        let mut holds = true;
+        if let Some(head) = wanted.head {
+            holds &= repository.is_at(head);
+            found.insert("head".to_owned(), json!(repository.head));
+            found.insert("branch".to_owned(), json!(repository.branch));
+        }
+        if let Some(clean) = wanted.clean {
+            holds &= clean == (repository.changes == 0);
+            found.insert("clean".to_owned(), json!(repository.changes == 0));
+            if repository.changes > 0 {
+                found.insert("changes".to_owned(), json!(repository.changes));
+            }
+        }
+        let found = match claim.expect {
+            Value::String(_) => json!(repository.head),
+            _ => found.into(),
+        };
+        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+    }
+
+    /// Asks git.
+    async fn look(&self, claim: &Claim, site: &Site, with_changes: bool) -> Result<Repository, Finding> {
+        let folder = find_folder(site, &claim.subject).await.map_err(Finding::either_way)?;
+        let unknown = |error| Finding::unknown(format!("cannot look at the folder: {error}"));
+        let folder = folder.canonicalize().map_err(unknown)?;
+        let mut words: Vec<OsString> = ["git", "--no-pager"].map(Into::into).into();
+        words.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(OsString::from));
+        words.extend(["status", "--porcelain=v2", "--branch", "-z"].map(OsString::from));
+        let changes = match with_changes {
+            true => ["--untracked-files=normal", "--ignore-submodules=none"],
+            false => ["--untracked-files=no", "--ignore-submodules=all"],
+        };
+        words.extend(changes.map(OsString::from));
+        let environment = self.variables(&folder)?;
+        let ended = Program { words, folder, environment, input: None }.run().await?;
+        let said = said(&ended.stderr, &self.environment);
+        match ended.end {
+            End::Code(0) => {}
+            End::Code(128) if said.as_deref().is_some_and(|said| said.contains("not a git repository")) => {
+                return Err(Finding::failed("it is not the top of a git repository"));
+            }
+            End::Code(127) => return Err(Finding::unknown("there is no git here")),
+            End::Code(code) => {
+                let said = said.unwrap_or_else(|| format!("exit code {code}"));
+                return Err(Finding::unknown(format!("git does not tell: {said}")));
+            }
+            End::Signal(signal) => {
+                return Err(Finding::unknown(format!("git was killed by signal {signal}")));
+            }
+        }
+        // Of more changes than are kept, there are some all the same.
+        let repository = Repository::read(&ended.stdout.kept());
+        let is_told = repository.head.is_some() || ended.stdout.kept().contains("# branch.oid (initial)");
+        if is_told { Ok(repository) } else { Err(Finding::unknown("git does not tell what is checked out")) }
+    }
+
+    /// Returns the variables for git: none of its own that the caller has set, and no way up from the folder.
+    fn variables(&self, folder: &Path) -> Result<Vec<(OsString, OsString)>, Finding> {
+        let mut variables = self.environment.of_claim(None)?;
+        variables.retain(|(name, _)| {
+            let name = name.to_string_lossy();
+            !name.starts_with("GIT_") && !name.starts_with("LC_") && name != "LANGUAGE"
+        });
+        variables.extend(VARIABLES.map(|(name, value)| (name.into(), value.into())));
+        let above = folder.parent().unwrap_or(folder).as_os_str().to_owned();
+        variables.push(("GIT_CEILING_DIRECTORIES".into(), above));
+        Ok(variables)
+    }
+}

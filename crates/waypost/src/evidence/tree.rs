@@ -1,0 +1,449 @@
+//! Folders, and files that a pattern names: all that is beneath them, found without following a link, and one digest of it.
+//!
+//! ```text
+//!   survey: paths, types, sizes, times --> hash the files, several at once --> survey again: the same, or it changed
+//!        each entry --> leaf: tag, type, path, digest of what it holds --> Merkle tree over the leaves, sorted by path
+//! ```
+//!
+//! The format of the digest is in docs/format.md.
+
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+
+use super::Site;
+use super::beneath::{LastLink, Lost, Place, lost};
+use super::files::{Stamp, hash_file};
+use crate::id::Digest;
+use crate::plan::resolved;
+
+/// Most entries of a folder that are looked at: some hundred bytes each.
+const ENTRIES_MAX: usize = 500_000;
+/// Deepest folder within a folder: each on the way is an open descriptor.
+const DEPTH_MAX: usize = 128;
+/// Most files that are hashed at once: more do not make a disk faster.
+const WORKERS_MAX: usize = 8;
+/// What every leaf begins with, so that it is like no other digest of this project.
+const TAG: &[u8] = b"waypost tree 1";
+/// How coarse times may be: those of a kernel that counts by its tick, and those of a file system of whole seconds (FAT has
+/// two).
+const TICK: Duration = Duration::from_millis(50);
+const SECONDS: Duration = Duration::from_secs(3);
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Says whether a subject is a pattern: `*` and `?` stand for what is in a name, and `**` for any folders.
+pub fn is_pattern(subject: &str) -> bool {
+    subject.contains(['*', '?'])
+}
+
+/// What is beneath a folder, or is named by a pattern, as it was at one moment.
+#[derive(Debug)]
+pub(super) struct Survey {
+    top: OwnedFd,
+    entries: Vec<Entry>,
+}
+
+/// One name in a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    /// From the folder, or from the part of the pattern before its first sign.
+    path: PathBuf,
+    kind: Kind,
+    stamp: Stamp,
+    inode: (u64, u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    File,
+    Folder,
+    /// With where it leads; that is not followed.
+    Link(Vec<u8>),
+}
+
+impl Survey {
+    /// Looks at all that is beneath a folder, or that a pattern names; none if the subject is anything else.
+    pub(super) fn of(site: &Site, subject: &str, dropped: &AtomicBool) -> Result<Option<Self>, Lost> {
+        let mut walk = Walk { entries: Vec::new(), dropped };
+        if is_pattern(subject) {
+            let (top, paths) = matching(site, subject, dropped)?;
+            for path in &paths {
+                walk.add(top.as_fd(), path)?;
+            }
+            if walk.entries.is_empty() {
+                return Err(Lost::Missing);
+            }
+            return Ok(Some(Self::sorted(top, walk.entries)));
+        }
+        let place = Place::find(site, subject, LastLink::Follow)?;
+        if FileType::from_raw_mode(place.stat()?.st_mode) != FileType::Directory {
+            return Ok(None);
+        }
+        let top = place.open_folder()?;
+        walk.list(top.as_fd(), Path::new(""), 0)?;
+        Ok(Some(Self::sorted(top, walk.entries)))
+    }
+
+    fn sorted(top: OwnedFd, mut entries: Vec<Entry>) -> Self {
+        entries.sort_by(|one, other| one.path.as_os_str().as_bytes().cmp(other.path.as_os_str().as_bytes()));
+        // What two ways lead to is one entry.
+        entries.dedup_by(|one, other| one.path == other.path);
+        Self { top, entries }
+    }
+
+    /// Returns what differs as soon as anything was written, made, removed or renamed.
+    pub(super) fn stamp(&self) -> String {
+        let text = |entry: &Entry| format!("{:?} {:?} {:?}", entry.kind, entry.stamp, entry.inode);
+        let leaf =
+            |entry: &Entry| Digest::of_parts([entry.path.as_os_str().as_bytes(), text(entry).as_bytes()]);
+        Digest::merkle(&self.entries.iter().map(leaf).collect::<Vec<_>>()).to_string()
+    }
+
+    /// Returns when a further change of anything would show in its times; none if that cannot be told.
+    pub(super) fn settled(&self) -> Option<Timestamp> {
+        let times: Option<Vec<_>> = self.entries.iter().map(|entry| entry.stamp.settled()).collect();
+        times?.into_iter().max()
+    }
+
+    /// Hashes it, and sees that it stays the same meanwhile; counts the files that are read.
+    pub(super) fn hash(
+        &self,
+        again: impl FnOnce() -> Result<Option<Self>, Lost>,
+        files_read: impl Fn() + Sync,
+        dropped: &AtomicBool,
+    ) -> Result<Digest, Lost> {
+        let leaves: Mutex<Vec<Option<Digest>>> = Mutex::new(vec![None; self.entries.len()]);
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let work = || loop {
+            let Some((place, entry)) = take(&next, &self.entries) else { return };
+            if entry.kind == Kind::File {
+                files_read();
+            }
+            match self.leaf(entry, dropped) {
+                Ok(leaf) => leaves.lock().unwrap_or_else(PoisonError::into_inner)[place] = Some(leaf),
+                Err(lost) => {
+                    next.store(self.entries.len(), Ordering::Relaxed);
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(lost);
+                }
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let files = self.entries.iter().filter(|entry| entry.kind == Kind::File).count();
+        let others = cores.min(WORKERS_MAX).min(files).saturating_sub(1);
+        std::thread::scope(|scope| {
+            for _ in 0..others {
+                scope.spawn(work);
+            }
+            work();
+        });
+        if let Some(lost) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(lost);
+        }
+        if again()?.is_none_or(|again| again.entries != self.entries) {
+            return Err(Lost::Changing("it changed while it was hashed".to_owned()));
+        }
+        let leaves = leaves.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let leaves: Vec<Digest> = leaves.into_iter().flatten().collect();
+        assert_eq!(leaves.len(), self.entries.len(), "every entry has a leaf");
+        Ok(Digest::merkle(&leaves))
+    }
+
+    fn leaf(&self, entry: &Entry, dropped: &AtomicBool) -> Result<Digest, Lost> {
+        let path = entry.path.as_os_str().as_bytes();
+        let (kind, holds): (&[u8], Vec<u8>) = match &entry.kind {
+            Kind::Folder => (b"d", Vec::new()),
+            Kind::Link(target) => (b"l", Digest::of(target).as_bytes().to_vec()),
+            Kind::File => {
+                let file = open(self.top.as_fd(), &entry.path)?;
+                let stat = rustix::fs::fstat(&file).map_err(lost)?;
+                if Stamp::of(&stat) != entry.stamp {
+                    return Err(Lost::Changing("it changed while it was hashed".to_owned()));
+                }
+                (b"f", hash_file(file, &stat, dropped)?.as_bytes().to_vec())
+            }
+        };
+        Ok(Digest::of_parts([TAG, kind, path, &holds]))
+    }
+}
+
+fn take<'e>(next: &AtomicUsize, entries: &'e [Entry]) -> Option<(usize, &'e Entry)> {
+    let place = next.fetch_add(1, Ordering::Relaxed);
+    Some((place, entries.get(place)?))
+}
+
+/// Opens a file beneath a folder, through no link.
+fn open(top: BorrowedFd<'_>, path: &Path) -> Result<File, Lost> {
+    let mut folder: Option<OwnedFd> = None;
+    let mut names = path.iter().peekable();
+    while let Some(name) = names.next() {
+        let at = folder.as_ref().map_or(top, AsFd::as_fd);
+        if names.peek().is_none() {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(lost)?;
+            return Ok(File::from(file));
+        }
+        folder = Some(rustix::fs::openat(at, name, FOLDER, Mode::empty()).map_err(lost)?);
+    }
+    Err(Lost::Missing)
+}
+
+struct Walk<'d> {
+    entries: Vec<Entry>,
+    dropped: &'d AtomicBool,
+}
+
+impl Walk<'_> {
+    /// Adds what a path beneath a folder names, with all that is beneath it.
+    fn add(&mut self, top: BorrowedFd<'_>, path: &Path) -> Result<(), Lost> {
+        let mut folder: Option<OwnedFd> = None;
+        let name = path.file_name().ok_or(Lost::Missing)?;
+        for part in path.parent().into_iter().flat_map(Path::iter) {
+            let at = folder.as_ref().map_or(top, AsFd::as_fd);
+            folder = Some(rustix::fs::openat(at, part, FOLDER, Mode::empty()).map_err(lost)?);
+        }
+        let depth = path.iter().count();
+        self.visit(folder.as_ref().map_or(top, AsFd::as_fd), name, path.to_owned(), depth)
+    }
+
+    fn list(&mut self, folder: BorrowedFd<'_>, prefix: &Path, depth: usize) -> Result<(), Lost> {
+        if depth > DEPTH_MAX {
+            return Err(Lost::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+        }
+        for name in names(folder)? {
+            self.visit(folder, &name, prefix.join(&name), depth + 1)?;
+        }
+        Ok(())
+    }
+
+    fn visit(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        name: &OsStr,
+        path: PathBuf,
+        depth: usize,
+    ) -> Result<(), Lost> {
+        if self.dropped.load(Ordering::Relaxed) {
+            return Err(Lost::Changing("it was given up".to_owned()));
+        }
+        if self.entries.len() >= ENTRIES_MAX {
+            return Err(Lost::Unclear(format!("it has more than {ENTRIES_MAX} entries")));
+        }
+        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(gone)?;
+        let (stamp, inode) = (Stamp::of(&stat), Stamp::inode(&stat));
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => self.entries.push(Entry { path, kind: Kind::File, stamp, inode }),
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(gone)?;
+                let kind = Kind::Link(target.into_bytes());
+                self.entries.push(Entry { path, kind, stamp, inode });
+            }
+            FileType::Directory => {
+                self.entries.push(Entry { path: path.clone(), kind: Kind::Folder, stamp, inode });
+                let inner = rustix::fs::openat(folder, name, FOLDER, Mode::empty()).map_err(gone)?;
+                self.list(inner.as_fd(), &path, depth)?;
+            }
+            _ => {
+                let path = path.display();
+                return Err(Lost::Unclear(format!("`{path}` in it is no file, folder or link")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was in a folder a moment ago, and is not, shows that it changes.
+fn gone(errno: rustix::io::Errno) -> Lost {
+    match lost(errno) {
+        Lost::Missing => Lost::Changing("it changed while it was looked at".to_owned()),
+        other => other,
+    }
+}
+
+fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, Lost> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder).map_err(lost)? {
+        let entry = entry.map_err(lost)?;
+        let name: &CStr = entry.file_name();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(OsStr::from_bytes(name.to_bytes()).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Finds what a pattern names, with the folder before its first sign: paths from there. What begins with a dot is named only by
+/// a pattern that does so too.
+fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd, Vec<PathBuf>), Lost> {
+    let (literal, parts) = split(pattern);
+    let top = Place::find(site, literal, LastLink::Follow)?.open_folder()?;
+    let mut found = Vec::new();
+    let mut search = Search { found: &mut found, looked_at: 0, dropped };
+    search.go(top.as_fd(), Path::new(""), &parts, 0)?;
+    found.sort();
+    found.dedup();
+    Ok((top, found))
+}
+
+/// Splits a pattern before the first part that has a sign.
+fn split(pattern: &str) -> (&str, Vec<&str>) {
+    let sign = pattern.find(['*', '?']).unwrap_or(pattern.len());
+    let start = pattern[..sign].rfind('/').map_or(0, |slash| slash + 1);
+    let literal = match &pattern[..start] {
+        "" => ".",
+        literal => literal,
+    };
+    (literal, pattern[start..].split('/').filter(|part| !part.is_empty() && *part != ".").collect())
+}
+
+/// Returns the paths that a pattern names; none if there is not even its folder.
+pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
+    let paths = match matching(site, pattern, dropped) {
+        Ok((_, paths)) => paths,
+        Err(Lost::Missing) => return Ok(Vec::new()),
+        Err(lost) => return Err(lost),
+    };
+    let (literal, _) = split(pattern);
+    let literal = PathBuf::from(resolved(literal));
+    let text = |path: PathBuf| {
+        let unclear = || Lost::Unclear(format!("the name of `{}` is no text", path.display()));
+        literal.join(&path).into_os_string().into_string().map_err(|_| unclear())
+    };
+    paths.into_iter().map(text).collect()
+}
+
+struct Search<'s> {
+    found: &'s mut Vec<PathBuf>,
+    looked_at: usize,
+    dropped: &'s AtomicBool,
+}
+
+impl Search<'_> {
+    fn go(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        prefix: &Path,
+        parts: &[&str],
+        depth: usize,
+    ) -> Result<(), Lost> {
+        if depth > DEPTH_MAX {
+            return Err(Lost::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+        }
+        let Some((first, rest)) = parts.split_first() else { return Ok(()) };
+        if *first == ".." {
+            return Err(Lost::Refused("a path may not go up by `..`".to_owned()));
+        }
+        let is_deep = *first == "**";
+        let rest: &[&str] = if is_deep && rest.is_empty() { &["*"] } else { rest };
+        if is_deep {
+            self.go(folder, prefix, rest, depth)?;
+        }
+        for name in names(folder)? {
+            if self.dropped.load(Ordering::Relaxed) {
+                return Err(Lost::Changing("it was given up".to_owned()));
+            }
+            self.looked_at += 1;
+            if self.looked_at > ENTRIES_MAX {
+                return Err(Lost::Unclear(format!("more than {ENTRIES_MAX} names were looked at")));
+            }
+            let pattern = if is_deep { "*" } else { first };
+            if !fits(pattern.as_bytes(), name.as_bytes()) {
+                continue;
+            }
+            let path = prefix.join(&name);
+            if rest.is_empty() {
+                self.found.push(path);
+                continue;
+            }
+            let stat = rustix::fs::statat(folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(gone)?;
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                let inner = rustix::fs::openat(folder, &*name, FOLDER, Mode::empty()).map_err(gone)?;
+                self.go(inner.as_fd(), &path, if is_deep { parts } else { rest }, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says whether a name is as a part of a pattern: `?` is one byte of it that begins a letter with those after it, `*` any.
+fn fits(pattern: &[u8], name: &[u8]) -> bool {
+    if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
+        return false;
+    }
+    let (mut at, mut next) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    let letter = |at: usize| 1 + name[at + 1..].iter().take_while(|byte| (**byte & 0xC0) == 0x80).count();
+    while at < name.len() {
+        match pattern.get(next) {
+            Some(b'*') => {
+                star = Some((next, at));
+                next += 1;
+            }
+            Some(b'?') => {
+                at += letter(at);
+                next += 1;
+            }
+            Some(byte) if *byte == name[at] => {
+                at += 1;
+                next += 1;
+            }
+            _ => {
+                let Some((before, from)) = star else { return false };
+                star = Some((before, from + 1));
+                (at, next) = (from + 1, before + 1);
+            }
+        }
+    }
+    pattern[next..].iter().all(|byte| *byte == b'*')
+}
+
+impl Stamp {
+    /// Returns when a further change would show in these times; none if they are no times.
+    pub(super) fn settled(&self) -> Option<Timestamp> {
+        let (seconds, nanoseconds) = self.modified.max(self.changed);
+        let coarse = if nanoseconds == 0 { SECONDS } else { TICK };
+        let time = Timestamp::new(seconds, i32::try_from(nanoseconds).ok()?).ok()?;
+        time.checked_add(coarse).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_while_it_is_hashed_has_no_digest() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (site, path) = (Site::beneath(folder.path()), folder.path().join("out/a"));
+        fs::create_dir(folder.path().join("out")).expect("a folder");
+        fs::write(&path, "a").expect("a file");
+        let dropped = AtomicBool::new(false);
+        let look = || Survey::of(&site, "out", &dropped);
+        let survey = || look().expect("it is there").expect("it is a folder");
+        let hash = |survey: Survey, meanwhile: &dyn Fn()| {
+            let again = || {
+                meanwhile();
+                look()
+            };
+            survey.hash(again, || {}, &dropped)
+        };
+
+        assert!(hash(survey(), &|| {}).is_ok());
+        let changed = |lost| matches!(lost, Err(Lost::Changing(_)));
+        assert!(changed(hash(survey(), &|| fs::write(&path, "bb").expect("a file"))));
+        assert!(changed(hash(survey(), &|| fs::write(folder.path().join("out/b"), "").expect("a file"))));
+        let before = survey();
+        fs::write(&path, "ccc").expect("a file");
+        assert!(changed(hash(before, &|| {})));
+    }
+}
