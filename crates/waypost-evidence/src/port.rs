@@ -31,7 +31,7 @@ impl Probe for PortProbe {
         true
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 
@@ -61,6 +61,14 @@ impl Probe for PortProbe {
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
         Finding::failed("that something listens is expected, not pinned")
     }
+}
+
+/// Sees that something names a port.
+///
+/// # Errors
+/// Why it does not.
+pub fn check_port(subject: &str) -> Result<(), String> {
+    address(subject).map(drop)
 }
 
 /// Reads a port, or a host and a port.

@@ -41,7 +41,7 @@ impl Probe for SqliteProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

@@ -1,4 +1,5 @@
-//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash.
+//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash, a server
+//! that says what is wanted.
 
 pub mod clock;
 pub mod contract;
@@ -12,5 +13,7 @@ pub mod picture;
 pub mod random;
 pub mod records;
 pub mod seed;
+pub mod server;
 
 pub use clock::TestClock;
+pub use server::{Reply, Server};

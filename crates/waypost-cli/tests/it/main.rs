@@ -7,6 +7,7 @@ mod agents;
 mod announcing;
 mod archived;
 mod archiving;
+mod asking;
 mod bad_input;
 mod believed;
 mod cancelling;

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
 use waypost::record::{Occasion, Severity, Terms};
-use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE};
+use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, check_container, check_port, check_url};
 
 use super::body::holds_expression;
 use super::checker::Checker;
 use super::expectation::{Wanted, check, complete};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
+use super::remote::REMOTE;
 use crate::expr::Template;
 use crate::suggest::{listed, nearest};
 
@@ -53,9 +54,39 @@ pub struct KindOfEvidence {
     pub key: &'static str,
     /// How it is recorded.
     pub recorded: &'static str,
+    /// What its claims are about.
+    pub about: About,
     pub(super) set: &'static KeySet,
     /// What can be expected of it.
-    expectations: &'static [(&'static str, Wanted)],
+    pub(super) expectations: &'static [(&'static str, Wanted)],
+}
+
+/// What claims of a kind are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// The step itself.
+    Step,
+    /// A path beneath the folder of the workflow file.
+    Path,
+    /// A port, here or at another host.
+    Port,
+    /// A URL that can be asked.
+    Url,
+    /// A container, by name or id.
+    Container,
+}
+
+impl About {
+    /// Says what is wrong with a subject, and what would be right; it is not quoted.
+    pub(crate) fn wrong(self, subject: &str) -> Option<(String, &'static str)> {
+        let (checked, help) = match self {
+            Self::Step | Self::Path => return None,
+            Self::Port => (check_port(subject), "write `port: 8089` or `port: host:8089`"),
+            Self::Container => (check_container(subject), "write `container: web`"),
+            Self::Url => (check_url(subject), "write `http: https://host/path`"),
+        };
+        checked.err().map(|why| (why, help))
+    }
 }
 
 /// The kinds.
@@ -63,6 +94,7 @@ static KINDS: [KindOfEvidence; 6] = [
     KindOfEvidence {
         key: "file",
         recorded: ARTIFACT_EXISTS,
+        about: About::Path,
         set: &FILE,
         expectations: &[
             ("type", Wanted::Word(&["file", "directory", "symlink", "any"])),
@@ -76,25 +108,29 @@ static KINDS: [KindOfEvidence; 6] = [
     KindOfEvidence {
         key: "sha256",
         recorded: FILE_SHA256,
+        about: About::Path,
         set: &SHA256,
         expectations: &[("is", Wanted::Digest)],
     },
-    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, set: &EXIT, expectations: &[] },
+    KindOfEvidence { key: "exit", recorded: COMMAND_EXIT, about: About::Step, set: &EXIT, expectations: &[] },
     KindOfEvidence {
         key: "port",
         recorded: NETWORK_REACHABLE,
+        about: About::Port,
         set: &PORT,
         expectations: &[("listening", Wanted::Truth)],
     },
     KindOfEvidence {
         key: "json",
         recorded: JSON_VALUE,
+        about: About::Path,
         set: &JSON,
         expectations: &[("path", Wanted::Path), ("value", Wanted::Fit)],
     },
     KindOfEvidence {
         key: "sqlite",
         recorded: DB_ROW,
+        about: About::Path,
         set: &SQLITE,
         expectations: &[
             ("table", Wanted::Text),
@@ -108,7 +144,7 @@ static KINDS: [KindOfEvidence; 6] = [
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 7] = ["command", "postgres", "http", "process", "container", "git", "exec"];
+const LATER: [&str; 5] = ["command", "postgres", "process", "git", "exec"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -258,8 +294,12 @@ fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
     }
 }
 
+fn kinds() -> impl Iterator<Item = &'static KindOfEvidence> {
+    KINDS.iter().chain(&REMOTE)
+}
+
 fn kind_of(key: &str) -> Option<&'static KindOfEvidence> {
-    KINDS.iter().find(|kind| kind.key == key)
+    kinds().find(|kind| kind.key == key)
 }
 
 fn claim<'n>(
@@ -292,6 +332,8 @@ fn claim<'n>(
         let text = checker.template(subject, kind.key)?;
         if text.as_str().trim().is_empty() {
             checker.wrong(subject, format!("`{}` is empty", kind.key), "name what it is about");
+        } else if let Some((why, help)) = kind.about.wrong(text.as_str()).filter(|_| text.is_plain()) {
+            checker.wrong(subject, format!("`{}`: {why}", kind.key), help);
         }
         texts.push((text.clone(), subject));
         claim.subject = Some(text);
@@ -323,7 +365,7 @@ fn no_kind(checker: &mut Checker<'_>, key: &Node, entries: &[(Node, Node)]) {
         checker.wrong(key, format!("`{name}` evidence is not supported by this version of waypost"), help);
         return;
     }
-    let keys = || KINDS.iter().map(|kind| kind.key);
+    let keys = || kinds().map(|kind| kind.key);
     if let Some((kind, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
         let help = format!("write `{}` first", kind.key_text());
         checker.wrong(key, "the first key of a claim says of which kind it is", &help);

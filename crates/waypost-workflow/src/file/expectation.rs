@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 use waypost::evidence::check_size;
-use waypost_evidence::check_path;
+use waypost_evidence::{check_header, check_path};
 
 use super::checker::Checker;
 use super::evidence::{Expected, KindOfEvidence};
 use super::node::Node;
+use super::remote::incomplete;
 
 /// What an expectation may be.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +34,10 @@ pub(super) enum Wanted {
     True,
     /// Columns and their values.
     Columns,
+    /// Names of headers, and what they are compared with.
+    Headers,
+    /// Ways to values in JSON, and what those are compared with.
+    Paths,
 }
 
 /// Sees that a claim says enough for something to be compared.
@@ -60,7 +65,7 @@ pub(super) fn complete(
         "file" if has("absent") && found.len() > 1 => {
             Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
         }
-        _ => None,
+        _ => incomplete(kind, found),
     };
     if let Some((message, help)) = wrong {
         checker.wrong(node, message, help);
@@ -114,6 +119,7 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
                 checker.mismatch(node, name, "a map of columns and values", &help);
             }
         }
+        Wanted::Headers | Wanted::Paths => fits_by_name(checker, (name, wanted), node, plain),
         Wanted::Word(words) => drop(checker.word(node, name, words)),
         Wanted::Size => {
             if let Err(error) = check_size(plain) {
@@ -127,6 +133,31 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);
             }
+        }
+    }
+}
+
+/// Sees that something can be compared with every value of a map, and that its keys name places in an answer.
+fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+    let example = if matches!(wanted, Wanted::Paths) { "$.status: ok" } else { "content-type: \"~ json\"" };
+    let Some(map) = plain.as_object().filter(|map| !map.is_empty()) else {
+        checker.mismatch(
+            node,
+            name,
+            "a map of names and values",
+            &format!("write `{name}: {{ {example} }}`"),
+        );
+        return;
+    };
+    for (key, expect) in map {
+        let key_is_wrong = match wanted {
+            Wanted::Paths => check_path(key).err(),
+            _ => check_header(key).err(),
+        };
+        let wrong =
+            key_is_wrong.or_else(|| waypost_evidence::check(expect).err().map(|error| error.to_string()));
+        if let Some(why) = wrong {
+            checker.wrong(node, format!("`{name}`: {why}"), &format!("write `{name}: {{ {example} }}`"));
         }
     }
 }

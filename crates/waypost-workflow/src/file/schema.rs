@@ -4,19 +4,21 @@
 //! reader takes, the schema never refuses.
 
 use serde_json::{Map, Value, json};
+use waypost_evidence::{ENGINES, METHODS};
 
 use super::budget::BUDGET;
 use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
+use super::remote::{CONTAINER, HTTP};
 use super::repeat::REPEAT;
 use super::settings::{CHECKPOINTS, RETRY};
 use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 19] = [
+static TABLES: [(&str, &KeySet); 21] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -36,10 +38,12 @@ static TABLES: [(&str, &KeySet); 19] = [
     ("port", &PORT),
     ("json", &JSON),
     ("sqlite", &SQLITE),
+    ("http", &HTTP),
+    ("container", &CONTAINER),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 6] = ["file", "sha256", "exit", "port", "json", "sqlite"];
+const CLAIMS: [&str; 8] = ["file", "sha256", "exit", "port", "json", "sqlite", "http", "container"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -95,7 +99,7 @@ fn table(name: &str, set: &KeySet) -> Value {
         "output" => "from",
         "approve" => "question",
         "pack" => "of",
-        "file" | "sha256" | "exit" | "port" | "json" | "sqlite" => name,
+        claim if CLAIMS.contains(&claim) => claim,
         // Or a shorter form.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
@@ -230,6 +234,25 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("sqlite", "count") => (json!({}), "How many such rows there are."),
         ("sqlite", "query") => (text(), "A query that only reads."),
         ("sqlite", "equals") => (json!({}), "The first value that it gives."),
+        ("http", "http") => (scalar(), "The URL that is asked."),
+        ("http", "status") => (json!({}), "The status of the answer; 2xx if not said."),
+        ("http", "method") => (words(&METHODS), "How it is asked; GET if not said."),
+        ("http", "headers") => (json!({ "type": "object" }), "What headers of the answer say."),
+        ("http", "body") => (json!({}), "The body, without the end of its last line."),
+        ("http", "json") => {
+            (json!({ "type": "object" }), "Values in the body, by their places: $.status: ok.")
+        }
+        ("http", "contains") => (reference("words"), "Texts that are all in the body."),
+        ("http", "private") => {
+            (truth(), "true if its name may lead to an address that is not of the internet.")
+        }
+        ("container", "container") => (scalar(), "A container, by name or id."),
+        ("container", "running") => (truth(), "false if it must be there and not run."),
+        ("container", "healthy") => (truth(), "What its health check says."),
+        ("container", "image") => {
+            (json!({}), "The image that it was started from: nginx:1.27, \"~ ^nginx:\".")
+        }
+        ("container", "engine") => (words(&ENGINES), "Which engine has it; all that are there if not said."),
         ("sha256", "sha256") => (scalar(), "A file whose bytes stay as they are when the step ends."),
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
         ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),

@@ -22,7 +22,7 @@ fn visible(line: &str) -> String {
 }
 
 /// Every file of `files` with its answer.
-fn answers(files: &[&str]) -> String {
+pub(crate) fn answers(files: &[&str]) -> String {
     let answer = |file: &&str| {
         let shown: String =
             file.split_terminator('\n').map(|line| format!("    {}\n", visible(line))).collect();

@@ -4,6 +4,7 @@ mod config;
 mod expr;
 mod file_bad;
 mod file_good;
+mod file_remote;
 mod log;
 mod mask;
 mod output;

@@ -130,7 +130,7 @@ impl Probe for ExistsProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 
@@ -236,7 +236,7 @@ impl Probe for Sha256Probe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

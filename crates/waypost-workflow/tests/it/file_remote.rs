@@ -1,0 +1,58 @@
+//! Evidence about what answers over a connection: what is known to be wrong before anything runs.
+
+use crate::assert_text;
+use crate::file_bad::answers;
+
+fn wrong(name: &str, claims: &[&str]) {
+    let file = |claim: &&str| format!("steps:\n  - run: x\n    evidence: [ {{ {claim} }} ]\n");
+    let files: Vec<String> = claims.iter().map(file).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    assert_text(name, &answers(&files));
+}
+
+#[test]
+fn an_api_that_cannot_be_asked_or_judged_is_refused() {
+    wrong(
+        "http_wrong",
+        &[
+            "http: api.example",
+            "http: 'ftp://api.example/'",
+            "http: 'https://me:hunter22@api.example/'",
+            "http: 'https://api.example/a b'",
+            "http: 'https://api.example/', status: '> many', method: DELETE",
+            "http: 'https://api.example/', method: HEAD, contains: x",
+            "http: 'https://api.example/', headers: [a], json: {}",
+            "http: 'https://api.example/', headers: { 'a b': c }, json: { status: ok }",
+            "http: 'https://api.example/', headers: { a: [] }, json: { $.a: '~ (' }",
+            "http: 'https://api.example/', contains: [], private: yes, body: { a: b }",
+            "http: 'https://api.example/', statsu: 200",
+            "port: http",
+        ],
+    );
+}
+
+#[test]
+fn an_api_that_an_expression_leads_to_is_looked_at_when_it_is_known() {
+    wrong(
+        "http_good",
+        &[
+            "http: '${{ run.id }}'",
+            "http: 'http://localhost:8080/', status: 200",
+            "http: 'https://api.example/items?id=${{ run.id }}', headers: { etag: null }, json: { '$.a[0]': '${{ run.id }}' }",
+        ],
+    );
+}
+
+#[test]
+fn a_container_that_cannot_be_is_refused() {
+    wrong(
+        "container_wrong",
+        &[
+            "container: ''",
+            "container: a/b",
+            "container: web, running: maybe, healthy: 1, engine: dcoker",
+            "container: web, image: [], healty: true",
+            "container: web, running: false, image: '~ ^nginx:', engine: podman",
+        ],
+    );
+}
