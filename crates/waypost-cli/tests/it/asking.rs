@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use waypost_testing::postgres::{PASSWORD, USER, cluster};
 use waypost_testing::{Reply, Server};
 
 use crate::rig::{Rig, code_of};
@@ -224,5 +225,66 @@ steps:
 
         drop(engine);
         assert!(told(&["verify", "r"], "").starts_with("exit 4\n"), "nobody can be asked");
+    }
+}
+
+#[test]
+fn rows_of_postgres_are_evidence() {
+    let cluster = cluster();
+    for store in STORES {
+        let rig = Rig::new().at(store);
+        cluster.database("flow", "CREATE TABLE jobs (id int, state text)");
+        let psql = format!(
+            "{} -X -q -h {} -p {} -U {USER} -d flow -c",
+            cluster.psql().display(),
+            cluster.folder().display(),
+            cluster.port()
+        );
+        let flow = format!(
+            r#"
+steps:
+  - id: load
+    run: echo load >> trace; {psql} "INSERT INTO jobs VALUES (${{N:-1}}, 'done')"
+    evidence:
+      - {{ postgres: "env:JOBS_URL", table: jobs, where: {{ id: 1 }}, values: {{ state: done }} }}
+      - {{ postgres: "{}", query: "SELECT count(*) FROM jobs WHERE state = 'done'", equals: ">= 1" }}
+  - run: test -e go
+"#,
+            cluster.connection(USER, "flow")
+        );
+        rig.write("flow.yaml", &flow);
+        let folder = cluster.folder().display().to_string().replace('/', "%2F");
+        let url = |user: &str| format!("postgres://{user}@{folder}:{}/flow", cluster.port());
+        let call = |args: &[&str], user: &str, number: &str| {
+            let mut command = rig.command(args);
+            rig.told(&command.env("JOBS_URL", url(user)).env("N", number).output().unwrap())
+        };
+
+        let wrong = call(&["run", "flow.yaml", "--id", "r", "-q"], USER, "7");
+        assert!(wrong.starts_with("exit 4\n"), "{wrong}");
+        assert!(wrong.contains(r#"db_row postgres:env:JOBS_URL: expected {"table":"jobs""#), "{wrong}");
+        let right = call(&["resume", "r", "-q"], &format!("locked:{PASSWORD}"), "1");
+        assert!(
+            right.starts_with("exit 4\n") && right.contains("permission denied for table jobs"),
+            "{right}"
+        );
+        assert!(call(&["resume", "r", "-q"], USER, "1").starts_with("exit 1\n"), "{store}");
+        assert!(call(&["verify", "r"], USER, "").starts_with("exit 0\n"), "{store}");
+
+        cluster.sql("flow", "DELETE FROM jobs WHERE id = 1");
+        assert!(call(&["verify", "r"], USER, "").starts_with("exit 4\n"), "{store}");
+        rig.write("go", "");
+        let refused = call(&["resume", "r", "-q"], "nobody_knows", "1");
+        assert!(refused.starts_with("exit 4\n") && refused.contains("could not be checked"), "{refused}");
+        assert!(call(&["resume", "r", "-q"], USER, "1").starts_with("exit 0\n"), "{store}");
+        assert_eq!(rig.read("trace"), "load\n".repeat(4), "{store}");
+        for entry in walk(&rig.path("kept")) {
+            let bytes = fs::read(&entry).unwrap();
+            assert!(
+                !bytes.windows(PASSWORD.len()).any(|window| window == PASSWORD.as_bytes()),
+                "{}",
+                entry.display()
+            );
+        }
     }
 }

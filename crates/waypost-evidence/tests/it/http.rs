@@ -8,7 +8,7 @@ use waypost::record::{Claim, Terms, Verdict};
 use waypost_evidence::{API_RESPONSE, verifier};
 use waypost_testing::{Reply, Server};
 
-use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked};
+use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked, tls};
 
 const JSON: &str = r#"{"status": "ok", "count": 3, "none": null, "items": [{"name": "a"}]}"#;
 
@@ -237,8 +237,6 @@ fn the_opposite_of_what_was_not_looked_at_does_not_hold() {
 
 #[test]
 fn a_certificate_counts_only_if_this_machine_trusts_who_signed_it() {
-    use std::process::Command;
-
     const CHILD: &str = "WAYPOST_TEST_TLS_PORT";
     let url = |port: &str, host: &str| format!("https://{host}:{port}/");
     if let Ok(port) = std::env::var(CHILD) {
@@ -248,17 +246,11 @@ fn a_certificate_counts_only_if_this_machine_trusts_who_signed_it() {
         assert_eq!(other.verdict, Verdict::Unknown, "it is for another name: {other:?}");
         return;
     }
-    let server = super::tls::serve();
+    let server = tls::serve();
     let port = server.port.to_string();
 
     let untrusted = checked(&impatient(), Claim::new(API_RESPONSE, url(&port, "localhost")));
-    // The authorities are read once: another process is told of more.
-    let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fixtures/authority.pem");
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "http::a_certificate_counts_only_if_this_machine_trusts_who_signed_it"]);
-    let child = child.env(CHILD, &port).env("SSL_CERT_FILE", authority).output().unwrap();
+    tls::trusting("http::a_certificate_counts_only_if_this_machine_trusts_who_signed_it", (CHILD, &port));
 
     assert_eq!(untrusted.verdict, Verdict::Unknown, "{untrusted:?}");
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success() && said.contains("1 passed"), "{said}");
 }

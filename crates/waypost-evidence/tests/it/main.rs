@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot make its world fails")]
 
+mod claims;
 mod container;
 mod http;
+mod postgres;
+mod sqlite;
 mod tls;
 
 use std::fs;

@@ -1,5 +1,6 @@
-//! A server that speaks TLS, with the certificate of the fixtures.
+//! A server that speaks TLS.
 
+use std::process::Command;
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -8,6 +9,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
+use waypost_testing::certificates::{AUTHORITY, KEY, SERVER};
 
 /// One that answers every request, until it is dropped.
 pub(crate) struct TlsServer {
@@ -16,9 +18,8 @@ pub(crate) struct TlsServer {
 }
 
 pub(crate) fn serve() -> TlsServer {
-    let fixture = |name: &str| format!("{}/tests/it/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
-    let certificate = CertificateDer::from_pem_file(fixture("server.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(fixture("server.key")).unwrap();
+    let certificate = CertificateDer::from_pem_slice(SERVER.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(KEY.as_bytes()).unwrap();
     let builder = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
     let acceptor = TlsAcceptor::from(Arc::new(builder.with_single_cert(vec![certificate], key).unwrap()));
@@ -38,4 +39,16 @@ pub(crate) fn serve() -> TlsServer {
         }
     });
     TlsServer { port, _runtime: runtime }
+}
+
+/// Runs a test in another program that trusts our authority, with a variable: authorities are read once.
+pub(crate) fn trusting(test: &str, (variable, value): (&str, &str)) {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("authority.pem");
+    std::fs::write(&authority, AUTHORITY).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child =
+        child.args(["--exact", test]).env(variable, value).env("SSL_CERT_FILE", authority).output().unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
 }

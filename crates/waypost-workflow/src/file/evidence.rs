@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256};
 use waypost::record::{Occasion, Severity, Terms};
-use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE, check_container, check_port, check_url};
+use waypost_evidence::{DB_ROW, JSON_VALUE, NETWORK_REACHABLE};
 
+use super::about::About;
 use super::body::holds_expression;
 use super::checker::Checker;
 use super::expectation::{Wanted, check, complete};
@@ -59,34 +60,6 @@ pub struct KindOfEvidence {
     pub(super) set: &'static KeySet,
     /// What can be expected of it.
     pub(super) expectations: &'static [(&'static str, Wanted)],
-}
-
-/// What claims of a kind are about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
-    /// The step itself.
-    Step,
-    /// A path beneath the folder of the workflow file.
-    Path,
-    /// A port, here or at another host.
-    Port,
-    /// A URL that can be asked.
-    Url,
-    /// A container, by name or id.
-    Container,
-}
-
-impl About {
-    /// Says what is wrong with a subject, and what would be right; it is not quoted.
-    pub(crate) fn wrong(self, subject: &str) -> Option<(String, &'static str)> {
-        let (checked, help) = match self {
-            Self::Step | Self::Path => return None,
-            Self::Port => (check_port(subject), "write `port: 8089` or `port: host:8089`"),
-            Self::Container => (check_container(subject), "write `container: web`"),
-            Self::Url => (check_url(subject), "write `http: https://host/path`"),
-        };
-        checked.err().map(|why| (why, help))
-    }
 }
 
 /// The kinds.
@@ -144,7 +117,7 @@ static KINDS: [KindOfEvidence; 6] = [
 ];
 
 /// Kinds of the language that this version does not have.
-const LATER: [&str; 5] = ["command", "postgres", "process", "git", "exec"];
+const LATER: [&str; 4] = ["command", "process", "git", "exec"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -332,7 +305,9 @@ fn claim<'n>(
         let text = checker.template(subject, kind.key)?;
         if text.as_str().trim().is_empty() {
             checker.wrong(subject, format!("`{}` is empty", kind.key), "name what it is about");
-        } else if let Some((why, help)) = kind.about.wrong(text.as_str()).filter(|_| text.is_plain()) {
+        } else if let Some((why, help)) =
+            kind.about.wrong(&kind.about.recorded(text.as_str())).filter(|_| text.is_plain())
+        {
             checker.wrong(subject, format!("`{}`: {why}", kind.key), help);
         }
         texts.push((text.clone(), subject));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use waypost::evidence::check_size;
-use waypost_evidence::{check_header, check_path};
+use waypost_evidence::{check_header, check_path, check_query};
 
 use super::checker::Checker;
 use super::evidence::{Expected, KindOfEvidence};
@@ -32,6 +32,8 @@ pub(super) enum Wanted {
     Truth,
     /// `true`: it says what would be without it.
     True,
+    /// A query of PostgreSQL that only reads.
+    Query,
     /// Columns and their values.
     Columns,
     /// Names of headers, and what they are compared with.
@@ -53,13 +55,13 @@ pub(super) fn complete(
             "`json` evidence says where in the file which value stands",
             "add `path: $.count` and `value: 3`",
         )),
-        "sqlite" if has("table") == has("query") => {
-            Some(("`sqlite` evidence has a `table`, or a `query`", "write one of the two"))
+        "sqlite" | "postgres" if has("table") == has("query") => {
+            Some(("a row is told by a `table`, or by a `query`", "write one of the two"))
         }
-        "sqlite" if has("query") != has("equals") => {
+        "sqlite" | "postgres" if has("query") != has("equals") => {
             Some(("a `query` says what it `equals`, and a `table` does not", "write `query:` and `equals:`"))
         }
-        "sqlite" if has("query") && found.len() > 2 => {
+        "sqlite" | "postgres" if has("query") && found.len() > 2 => {
             Some(("a `query` says all by itself", "keep only `query:` and `equals:`"))
         }
         "file" if has("absent") && found.len() > 1 => {
@@ -87,6 +89,12 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
             }
         }
         Wanted::Text => text(checker),
+        Wanted::Query => {
+            text(checker);
+            if let Some(Err(why)) = plain.as_str().filter(|text| !text.is_empty()).map(check_query) {
+                checker.wrong(node, format!("`{name}`: {why}"), "a check changes nothing");
+            }
+        }
         Wanted::Texts => match plain {
             Value::Array(items)
                 if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}

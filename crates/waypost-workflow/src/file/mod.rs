@@ -9,6 +9,7 @@
 //! Owns: the keys of the language, their types and limits, and what is said when they are wrong. Does not
 //! know: how steps are run or stored.
 
+mod about;
 mod align;
 mod body;
 mod budget;
@@ -46,12 +47,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use waypost::disk::check_regular;
 
+pub use self::about::About;
 pub use self::body::STEPS_MAX;
 pub use self::budget::Budget;
 pub use self::child::Child;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
-pub use self::evidence::{About, ClaimTemplate, Evidence, Expected, KindOfEvidence};
+pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub(crate) use self::foreach::{ITEM_INDEX, own_key};
 pub(crate) use self::hooks::FAILED_STEP;

@@ -1,9 +1,10 @@
 //! Kinds of evidence about what answers over a connection.
 
 use serde_json::Value;
-use waypost_evidence::{API_RESPONSE, CONTAINER_RUNNING, ENGINES, METHODS};
+use waypost_evidence::{API_RESPONSE, CONTAINER_RUNNING, DB_ROW, ENGINES, METHODS};
 
-use super::evidence::{About, Expected, KindOfEvidence};
+use super::about::About;
+use super::evidence::{Expected, KindOfEvidence};
 use super::expectation::Wanted;
 use super::fields::KeySet;
 
@@ -52,8 +53,46 @@ pub(super) static CONTAINER: KeySet = KeySet {
     elsewhere: &[],
 };
 
+pub(super) static POSTGRES: KeySet = KeySet {
+    what: "`postgres` evidence",
+    keys: &[
+        "postgres",
+        "table",
+        "where",
+        "values",
+        "count",
+        "query",
+        "equals",
+        "name",
+        "not",
+        "timeout",
+        "within",
+        "at",
+        "severity",
+        "sensitive",
+        "metadata",
+    ],
+    later: &[],
+    elsewhere: &[],
+};
+
 /// The kinds.
-pub(super) static REMOTE: [KindOfEvidence; 2] = [CONTAINER_KIND, HTTP_KIND];
+pub(super) static REMOTE: [KindOfEvidence; 3] = [POSTGRES_KIND, CONTAINER_KIND, HTTP_KIND];
+
+const POSTGRES_KIND: KindOfEvidence = KindOfEvidence {
+    key: "postgres",
+    recorded: DB_ROW,
+    about: About::Database,
+    set: &POSTGRES,
+    expectations: &[
+        ("table", Wanted::Text),
+        ("where", Wanted::Columns),
+        ("values", Wanted::Columns),
+        ("count", Wanted::Fit),
+        ("query", Wanted::Query),
+        ("equals", Wanted::Fit),
+    ],
+};
 
 const CONTAINER_KIND: KindOfEvidence = KindOfEvidence {
     key: "container",

@@ -11,14 +11,14 @@ use super::evidence::{EVIDENCE, EXIT, FILE, JSON, PORT, SHA256, SQLITE};
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
-use super::remote::{CONTAINER, HTTP};
+use super::remote::{CONTAINER, HTTP, POSTGRES};
 use super::repeat::REPEAT;
 use super::settings::{CHECKPOINTS, RETRY};
 use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 21] = [
+static TABLES: [(&str, &KeySet); 22] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -40,10 +40,12 @@ static TABLES: [(&str, &KeySet); 21] = [
     ("sqlite", &SQLITE),
     ("http", &HTTP),
     ("container", &CONTAINER),
+    ("postgres", &POSTGRES),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 8] = ["file", "sha256", "exit", "port", "json", "sqlite", "http", "container"];
+const CLAIMS: [&str; 9] =
+    ["file", "sha256", "exit", "port", "json", "sqlite", "http", "container", "postgres"];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -228,12 +230,19 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("json", "path") => (text(), "The place in it: $.meta.count."),
         ("json", "value") => (json!({}), "The value: 3, \"> 5\", \"~ regex\", or a list of which one fits."),
         ("sqlite", "sqlite") => (scalar(), "An SQLite database."),
-        ("sqlite", "table") => (text(), "The table."),
-        ("sqlite", "where") => (json!({ "type": "object" }), "The columns by which rows are meant."),
-        ("sqlite", "values") => (json!({ "type": "object" }), "What stands in other columns of such a row."),
-        ("sqlite", "count") => (json!({}), "How many such rows there are."),
-        ("sqlite", "query") => (text(), "A query that only reads."),
-        ("sqlite", "equals") => (json!({}), "The first value that it gives."),
+        ("postgres", "postgres") => {
+            (scalar(), "A PostgreSQL database: a URL or `key=value` pairs without a password, or env:NAME.")
+        }
+        ("sqlite" | "postgres", "table") => (text(), "The table."),
+        ("sqlite" | "postgres", "where") => {
+            (json!({ "type": "object" }), "The columns by which rows are meant.")
+        }
+        ("sqlite" | "postgres", "values") => {
+            (json!({ "type": "object" }), "What stands in other columns of such a row.")
+        }
+        ("sqlite" | "postgres", "count") => (json!({}), "How many such rows there are."),
+        ("sqlite" | "postgres", "query") => (text(), "A query that only reads."),
+        ("sqlite" | "postgres", "equals") => (json!({}), "The first value that it gives."),
         ("http", "http") => (scalar(), "The URL that is asked."),
         ("http", "status") => (json!({}), "The status of the answer; 2xx if not said."),
         ("http", "method") => (words(&METHODS), "How it is asked; GET if not said."),

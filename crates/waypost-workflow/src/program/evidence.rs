@@ -107,7 +107,7 @@ impl WorkflowProgram {
 impl Vouching {
     fn subject(&self, claim: &ClaimTemplate, scope: &Scope) -> Result<String, ExprError> {
         let Some(subject) = &claim.subject else { return Ok(self.step.clone()) };
-        let subject = subject.render(scope)?;
+        let subject = claim.kind.about.recorded(&subject.render(scope)?);
         let is_beneath = claim.kind.about == About::Path && Path::new(&subject).is_relative();
         if !is_beneath || self.folder.as_os_str().is_empty() {
             return Ok(subject);

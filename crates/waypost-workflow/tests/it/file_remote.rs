@@ -56,3 +56,24 @@ fn a_container_that_cannot_be_is_refused() {
         ],
     );
 }
+
+#[test]
+fn a_database_that_cannot_be_asked_is_refused() {
+    wrong(
+        "postgres_wrong",
+        &[
+            "postgres: 'postgres://me:hunter22@db.example/jobs', table: jobs",
+            "postgres: 'host=db.example password=hunter22', table: jobs",
+            "postgres: 'env:A B', table: jobs",
+            "postgres: jobs, table: jobs",
+            "postgres: 'env:DATABASE_URL'",
+            "postgres: 'env:DATABASE_URL', table: jobs, query: SELECT 1",
+            "postgres: 'env:DATABASE_URL', query: DELETE FROM jobs, equals: 0",
+            "postgres: 'env:DATABASE_URL', query: ''",
+            "postgres: 'env:DATABASE_URL', table: jobs, where: [a], values: {}, count: '> many'",
+            "postgres: 'postgres://me@db.example/jobs', table: jobs, where: { id: 1 }, values: { note: null }, count: 1",
+            "postgres: 'env:DATABASE_URL', query: '${{ run.id }}', equals: 1",
+            "sqlite: 'postgres://db.example/jobs', table: jobs",
+        ],
+    );
+}
