@@ -119,14 +119,7 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
                 checker.wrong(node, format!("`{name}: false` says nothing"), "remove it");
             }
         }
-        Wanted::Columns => {
-            let is_map = plain.as_object().is_some_and(|map| !map.is_empty());
-            let values = plain.as_object().into_iter().flat_map(serde_json::Map::values);
-            if !is_map || values.into_iter().any(Value::is_object) {
-                let help = format!("write `{name}: {{ id: 7 }}`");
-                checker.mismatch(node, name, "a map of columns and values", &help);
-            }
-        }
+        Wanted::Columns => columns(checker, name, node, plain),
         Wanted::Headers | Wanted::Paths => fits_by_name(checker, (name, wanted), node, plain),
         Wanted::Word(words) => drop(checker.word(node, name, words)),
         Wanted::Size => {
@@ -141,6 +134,25 @@ pub(super) fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), n
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);
             }
+        }
+    }
+}
+
+/// Sees that rows can be found by columns, or compared with what is expected in them.
+fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
+    let help = format!("write `{name}: {{ id: 7 }}`");
+    let Some(map) = plain.as_object().filter(|map| !map.is_empty() && !map.values().any(Value::is_object))
+    else {
+        checker.mismatch(node, name, "a map of columns and values", &help);
+        return;
+    };
+    for (column, value) in map {
+        let wrong = match name {
+            "where" => value.is_array().then(|| "it is compared with one value".to_owned()),
+            _ => waypost_evidence::check(value).err().map(|error| error.to_string()),
+        };
+        if let Some(why) = wrong {
+            checker.wrong(node, format!("`{name}`: column `{column}`: {why}"), &help);
         }
     }
 }

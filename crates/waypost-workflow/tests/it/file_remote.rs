@@ -71,6 +71,8 @@ fn a_database_that_cannot_be_asked_is_refused() {
             "postgres: 'env:DATABASE_URL', query: DELETE FROM jobs, equals: 0",
             "postgres: 'env:DATABASE_URL', query: ''",
             "postgres: 'env:DATABASE_URL', table: jobs, where: [a], values: {}, count: '> many'",
+            "postgres: 'env:DATABASE_URL', table: jobs, where: { id: [1, 2] }, values: { state: '> many', id: [1, '~ x'] }",
+            "sqlite: a.db, table: jobs, where: { id: [] }, values: { state: [] }",
             "postgres: 'postgres://me@db.example/jobs', table: jobs, where: { id: 1 }, values: { note: null }, count: 1",
             "postgres: 'env:DATABASE_URL', query: '${{ run.id }}', equals: 1",
             "sqlite: 'postgres://db.example/jobs', table: jobs",
