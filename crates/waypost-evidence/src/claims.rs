@@ -9,13 +9,11 @@ use waypost::record::{Claim, Pack};
 use crate::{API_RESPONSE, CONTAINER_RUNNING, DB_ROW, JSON_VALUE, NETWORK_REACHABLE, recorded_connection};
 
 /// Begins a pack; its claims follow by [`and`](PackBuilder::and).
-#[must_use]
 pub fn pack() -> PackBuilder {
     PackBuilder::default()
 }
 
 /// Claims that a file is there; what is in it may follow. Its path begins at the base folder.
-#[must_use]
 pub fn file(path: impl Into<String>) -> File {
     File(Draft::of(ARTIFACT_EXISTS, path.into()))
 }
@@ -33,25 +31,21 @@ pub fn port(port: u16) -> Claim {
 }
 
 /// Claims that a URL answers with 2xx; what else it answers may follow.
-#[must_use]
 pub fn http(url: impl Into<String>) -> Http {
     Http(Draft::of(API_RESPONSE, url.into()))
 }
 
 /// Claims that a container runs, by its name or id.
-#[must_use]
 pub fn container(name: impl Into<String>) -> Container {
     Container(Draft::of(CONTAINER_RUNNING, name.into()))
 }
 
 /// Claims that the table of an SQLite file has rows; which, and what stands in them, may follow.
-#[must_use]
 pub fn sqlite(path: impl Into<String>, table: impl Into<String>) -> Rows {
     Rows(Draft::of(DB_ROW, path.into()).with("table", table.into()))
 }
 
 /// The same of a PostgreSQL database: a URL or `key=value` pairs without a password, or `env:NAME`.
-#[must_use]
 pub fn postgres(connection: &str, table: impl Into<String>) -> Rows {
     Rows(Draft::of(DB_ROW, recorded_connection(connection)).with("table", table.into()))
 }
