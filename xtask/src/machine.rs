@@ -71,7 +71,23 @@ pub(crate) const NEEDS: &[Need] = &[
         dnf: "sqlite",
         brew: "sqlite",
     },
+    Need {
+        program: "initdb",
+        why: "makes the PostgreSQL servers of tests (with `postgres` and `psql`)",
+        apt: "postgresql",
+        dnf: "postgresql-server postgresql",
+        brew: "postgresql@17",
+    },
     Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
+];
+
+/// Where packages put the programs of PostgreSQL, of which a machine may have several versions: a folder, and how the names in
+/// it begin. The tests look there, too.
+const VERSIONS: &[(&str, &str)] = &[
+    ("/usr/lib/postgresql", ""),
+    ("/usr", "pgsql"),
+    ("/opt/homebrew/opt", "postgresql"),
+    ("/usr/local/opt", "postgresql"),
 ];
 
 /// The program that installs the system's packages.
@@ -133,8 +149,10 @@ pub(crate) fn prepare(needs: &[Need]) -> anyhow::Result<()> {
         && installer.may_install(rights())
     {
         for step in steps(installer, rights(), &missing) {
-            repo::run(Command::new(&step[0]).args(&step[1..]).env("DEBIAN_FRONTEND", "noninteractive"))
-                .unwrap_or_else(output::note);
+            let mut command = Command::new(&step[0]);
+            // Asks nothing, and starts no server that a package brings along.
+            command.args(&step[1..]).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
+            repo::run(&mut command).unwrap_or_else(output::note);
         }
     }
     let missing = self::missing(needs);
@@ -207,10 +225,23 @@ fn rights() -> Rights {
     }
 }
 
-/// The first file of that name on the `PATH` that may be executed.
+/// The first file of that name that may be executed, on the `PATH` or where packages put programs of several versions.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_executable(file))
+    std::env::split_paths(&path)
+        .chain(versions(VERSIONS))
+        .map(|dir| dir.join(program))
+        .find(|file| is_executable(file))
+}
+
+/// The folders of programs below the entries of `places` whose names begin as given.
+fn versions(places: &[(&str, &str)]) -> Vec<PathBuf> {
+    let below = |(above, begins): &(&str, &str)| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(above).into_iter().flatten().flatten();
+        let of_versions = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(begins));
+        of_versions.map(|entry| entry.path().join("bin")).collect()
+    };
+    places.iter().flat_map(below).collect()
 }
 
 fn is_executable(file: &Path) -> bool {
@@ -263,6 +294,19 @@ mod tests {
             "the tests need programs that this machine does not have:\n  pack: it does a thing\nhint: run\n  sudo dnf install -y pack-devel"
         );
         assert!(advice(None, &[&missing]).contains("package manager"));
+    }
+
+    #[test]
+    fn programs_of_several_versions_are_found_beside_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["pgsql-16/bin", "pgsql-17/bin", "other/bin"] {
+            std::fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+
+        let mut found = versions(&[(folder.path().to_str().unwrap(), "pgsql"), ("/no/such/folder", "")]);
+
+        found.sort();
+        assert_eq!(found, ["pgsql-16/bin", "pgsql-17/bin"].map(|name| folder.path().join(name)));
     }
 
     #[test]

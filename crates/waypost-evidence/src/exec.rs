@@ -56,7 +56,7 @@ impl Probe for ExecProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

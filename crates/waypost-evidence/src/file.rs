@@ -50,7 +50,7 @@ impl Probe for FileProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

@@ -6,6 +6,7 @@ use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
 use waypost::record::Claim;
 
 use crate::fits;
+use crate::found::kept;
 
 /// Recorded kind of claims about a value in a JSON file.
 pub const JSON_VALUE: &str = "json_value";
@@ -31,7 +32,7 @@ impl Probe for JsonProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 
@@ -44,10 +45,9 @@ impl Probe for JsonProbe {
         else {
             return Finding::failed("a `path` and a `value` are expected");
         };
-        let parts = match parts_of(path) {
-            Ok(parts) => parts,
-            Err(why) => return Finding::failed(why),
-        };
+        if let Err(why) = check_path(path) {
+            return Finding::failed(why);
+        }
         let bytes = match read_file(site, &claim.subject, JSON_BYTES_MAX).await {
             Ok(bytes) => bytes,
             Err(finding) => return finding.either_way(),
@@ -56,12 +56,14 @@ impl Probe for JsonProbe {
             Ok(value) => value,
             Err(error) => return Finding::failed(format!("it is no JSON: {error}")),
         };
-        let Some(found) = parts.iter().try_fold(&value, |value, part| part.of(value)) else {
-            return Finding::absent(format!("it has nothing at `{path}`"));
+        let found = match at(&value, path) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Finding::absent(format!("it has nothing at `{path}`")),
+            Err(why) => return Finding::failed(why),
         };
         match fits(wanted, found) {
-            Ok(true) => Finding::ok(found.clone()),
-            Ok(false) => Finding::differs(found.clone()),
+            Ok(true) => Finding::ok(kept(found)),
+            Ok(false) => Finding::differs(kept(found)),
             Err(error) => Finding::failed(error.to_string()),
         }
     }
@@ -69,6 +71,11 @@ impl Probe for JsonProbe {
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
         Finding::failed("a value is expected, not pinned")
     }
+}
+
+/// Goes from a value along a path; nothing if nothing is there.
+pub(crate) fn at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
+    Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }
 
 /// A step on the way to a value.

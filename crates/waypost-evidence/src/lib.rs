@@ -1,45 +1,140 @@
-//! Kinds of evidence beyond those of `waypost`: what a file contains, a value in a JSON file, rows of an SQLite database,
-//! a port, what a command comes to, what a program of the user says, processes, git repositories.
+//! Kinds of evidence beyond those of `waypost`: what a file contains, a value in a JSON file, rows of a database, a
+//! port, what a command comes to, what a program of the user says, processes, git repositories, what an API answers, a
+//! container.
 //!
 //! It owns the probes and the language of expectations. It knows no workflow files, runs nothing that no claim names, and
 //! changes nothing that it looks at. What is not understood is never taken to hold.
+//!
+//! # Claims
+//! A claim is written as it is read; the verifier of this crate knows all kinds.
+//!
+//! ```
+//! use waypost::evidence::Site;
+//! use waypost::record::{Claim, Verdict};
+//! use waypost_evidence::{Environment, claims, verifier};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! std::fs::write(folder.join("report.json"), r#"{"rows": 12, "state": "done"}"#)?;
+//! let pack = claims::pack()
+//!     .and(claims::json("report.json", "$.rows", "> 10"))
+//!     .and(claims::file("report.json").contains("done").size("> 0"))
+//!     .and(Claim::unchanged("report.json"))
+//!     .all();
+//!
+//! let checked = verifier(Environment::inherited()).commit(&pack, &Site::beneath(folder)).await;
+//!
+//! assert_eq!(checked.verdict(), Verdict::Ok);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/releases.rs` has claims about an API and a database, and a kind of its own, checked by an engine and by a
+//! recorder.
+//!
+//! # Kinds of your own
+//! A kind is a [`Probe`](waypost::evidence::Probe), and is given to the verifier beside those of this crate:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use waypost::engine::Engine;
+//! use waypost::evidence::{Cost, Finding, Probe, Site};
+//! use waypost::memory::MemoryStore;
+//! use waypost::record::Claim;
+//!
+//! /// Claims that a tag is published, by its name.
+//! #[derive(Debug)]
+//! struct TagProbe(Vec<String>);
+//!
+//! #[async_trait::async_trait]
+//! impl Probe for TagProbe {
+//!     fn kind(&self) -> &str {
+//!         "tag_published"
+//!     }
+//!     fn cost(&self) -> Cost {
+//!         Cost::Asking
+//!     }
+//!     fn is_live(&self) -> bool {
+//!         false
+//!     }
+//!     fn is_local(&self, _: &Claim) -> bool {
+//!         false
+//!     }
+//!     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+//!         match self.0.contains(&claim.subject) {
+//!             true => Finding::ok("published"),
+//!             false => Finding::absent("there is no such tag"),
+//!         }
+//!     }
+//!     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+//!         Finding::failed("a tag is expected, not pinned")
+//!     }
+//! }
+//!
+//! use waypost_evidence::{Environment, verifier};
+//!
+//! let verifier = verifier(Environment::inherited()).with_probe(Arc::new(TagProbe(vec!["v1.0".to_owned()])));
+//! let engine = Engine::new(Arc::new(MemoryStore::new())).with_verifier(verifier);
+//! # drop(engine);
+//! ```
 
 use std::sync::Arc;
 
 use waypost::evidence::Verifier;
 
+mod address;
+pub mod claims;
 mod command;
+mod container;
 mod environment;
+mod exchange;
 mod exec;
 mod expect;
 mod file;
+mod found;
 mod git;
 mod group;
+mod http;
 mod json;
+mod login;
 mod port;
+mod postgres;
 mod process;
+mod rows;
 mod sqlite;
+mod tls;
+mod url;
 
 pub use command::{COMMAND, CommandProbe};
+pub use container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};
 pub use environment::Environment;
 pub use exec::{EXEC, ExecProbe};
 pub use expect::{InvalidExpectation, check, fits};
 pub use file::FileProbe;
 pub use git::{GIT, GitProbe};
+pub use http::{API_RESPONSE, HttpProbe, METHODS, check_header};
 pub use json::{JSON_VALUE, JsonProbe, check_path};
+pub use login::{check_connection, recorded_connection};
 pub use port::{NETWORK_REACHABLE, PortProbe, check_port};
+pub use postgres::{PostgresProbe, check_query};
 pub use process::{PROCESS_EXISTS, ProcessProbe};
-pub use sqlite::{DB_ROW, SqliteProbe};
+pub use rows::{DB_ROW, RowProbe};
+pub use sqlite::SqliteProbe;
+pub use url::{check_url, is_private_url};
 
 /// Makes a verifier that knows all kinds of this crate, and those of `waypost`. Programs that claims name are given these
 /// variables.
 #[must_use]
 pub fn verifier(environment: Environment) -> Verifier {
     Verifier::new()
+        .with_probe(Arc::new(ContainerProbe::default()))
         .with_probe(Arc::new(FileProbe::default()))
+        .with_probe(Arc::new(HttpProbe))
         .with_probe(Arc::new(JsonProbe))
         .with_probe(Arc::new(PortProbe))
-        .with_probe(Arc::new(SqliteProbe))
+        .with_probe(Arc::new(RowProbe::default()))
         .with_probe(Arc::new(CommandProbe::new(environment.clone())))
         .with_probe(Arc::new(ExecProbe::new(environment.clone())))
         .with_probe(Arc::new(GitProbe::new(environment)))

@@ -31,7 +31,7 @@ impl Probe for PortProbe {
         true
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

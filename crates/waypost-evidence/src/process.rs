@@ -67,7 +67,7 @@ impl Probe for ProcessProbe {
         true
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

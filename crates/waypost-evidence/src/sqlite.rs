@@ -1,28 +1,49 @@
-//! `db_row`: rows of an SQLite database are as expected.
+//! `db_row` in SQLite files.
 //!
 //! The database is opened for reading only. Names are checked against its catalog and quoted, values are bound: nothing of
 //! a claim is ever part of the text of a statement, but for a `query`, which must be one that only reads.
 
 use async_trait::async_trait;
+use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::types::{Value as Cell, ValueRef};
 use rusqlite::{Connection, ErrorCode, InterruptHandle, OpenFlags, params_from_iter};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 use waypost::evidence::{Cost, Finding, Probe, Site, find_file};
 use waypost::record::Claim;
 
-use crate::fits;
+use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
 
-/// Recorded kind of claims about rows.
-pub const DB_ROW: &str = "db_row";
 /// How long a writer is waited for, within the time of the check.
 const BUSY: Duration = Duration::from_secs(2);
-/// Most rows that are looked at: a claim is about one, or about how many there are.
-const ROWS_MAX: usize = 100_000;
+/// Pragmas that look at something and change nothing. With a value, some of them would: those may have none.
+const PRAGMAS: [(&str, bool); 16] = [
+    ("application_id", false),
+    ("collation_list", false),
+    ("encoding", false),
+    ("foreign_key_check", true),
+    ("foreign_key_list", true),
+    ("freelist_count", false),
+    ("index_info", true),
+    ("index_list", true),
+    ("integrity_check", true),
+    ("journal_mode", false),
+    ("page_count", false),
+    ("quick_check", true),
+    ("table_info", true),
+    ("table_list", true),
+    ("table_xinfo", true),
+    ("user_version", false),
+];
 
 /// Checks `db_row` in an SQLite file: a row of `table` where `where` holds has `values`, or `count` rows do; or the first
 /// value that `query` gives `equals`.
+///
+/// - `ok`: it has, or does.
+/// - `failed`: it has not; there is no such file, table or column; the query does not only read.
+/// - `unknown`: it cannot be opened or is no database, the query is not understood, more than 100,000 rows or 16 MiB
+///   would have to be looked at.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SqliteProbe;
 
@@ -41,7 +62,7 @@ impl Probe for SqliteProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 
@@ -61,7 +82,7 @@ impl Probe for SqliteProbe {
                 Err(error) => return told_of(&error),
             };
             let _ = told.send(connection.get_interrupt_handle());
-            wanted.check(&connection).unwrap_or_else(|error| error.0)
+            looked(&connection, &wanted).unwrap_or_else(|ended| ended.0)
         });
         // Who is not waited for any more ends its statement.
         let _guard = Interrupted(handle.await.ok());
@@ -85,10 +106,25 @@ impl Drop for Interrupted {
 
 fn open(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "query_only", true)?;
+    connection.authorizer(Some(allowed))?;
     Ok(connection)
+}
+
+/// Says what a statement may do: look. Attaching another file, a transaction and most pragmas are not that, though SQLite
+/// counts them among what only reads.
+fn allowed(context: AuthContext<'_>) -> Authorization {
+    let is_looking = match context.action {
+        AuthAction::Select | AuthAction::Read { .. } | AuthAction::Recursive => true,
+        AuthAction::Function { function_name } => !function_name.eq_ignore_ascii_case("load_extension"),
+        AuthAction::Pragma { pragma_name, pragma_value } => PRAGMAS.iter().any(|(name, takes_value)| {
+            name.eq_ignore_ascii_case(pragma_name) && (*takes_value || pragma_value.is_none())
+        }),
+        _ => false,
+    };
+    if is_looking { Authorization::Allow } else { Authorization::Deny }
 }
 
 /// Says of an error whether trying again may help. None says that a claim holds.
@@ -97,6 +133,7 @@ fn told_of(error: &rusqlite::Error) -> Finding {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Finding::unknown_yet(format!("it is in use: {error}"))
         }
+        Some(ErrorCode::AuthorizationForStatementDenied) => rows::not_reading(),
         _ => Finding::unknown(format!("it cannot be asked: {error}")),
     }
 }
@@ -110,154 +147,78 @@ impl From<rusqlite::Error> for Ended {
     }
 }
 
-#[derive(Debug)]
-enum Wanted {
-    Rows { table: String, keys: Map<String, Value>, values: Map<String, Value>, count: Option<Value> },
-    Query { text: String, equals: Value },
+impl From<Finding> for Ended {
+    fn from(finding: Finding) -> Self {
+        Self(finding)
+    }
 }
 
-impl Wanted {
-    fn read(expect: &Value) -> Result<Self, Finding> {
-        let failed = |why: &str| Err(Finding::failed(why));
-        let Value::Object(expect) = expect else { return failed("no row is expected") };
-        let known = ["table", "where", "values", "count", "query", "equals"];
-        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
-            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+fn looked(connection: &Connection, wanted: &Wanted) -> Result<Finding, Ended> {
+    match wanted {
+        Wanted::Query { text, equals } => {
+            let mut statement = connection.prepare(text)?;
+            if !statement.readonly() {
+                return Err(rows::not_reading().into());
+            }
+            let mut found = statement.query([])?;
+            let Some(row) = found.next()? else { return Err(rows::no_row().into()) };
+            Ok(rows::judged(equals, &value_of(row.get_ref(0)?)?)?)
         }
-        let map = |name: &str| match expect.get(name) {
-            None => Ok(Map::new()),
-            Some(Value::Object(map)) if !map.is_empty() => Ok(map.clone()),
-            Some(_) => Err(Finding::failed(format!("`{name}` is a map of columns and values"))),
-        };
-        match (expect.get("table"), expect.get("query")) {
-            (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
-                let (keys, values) = (map("where")?, map("values")?);
-                Ok(Self::Rows { table: table.clone(), keys, values, count: expect.get("count").cloned() })
-            }
-            (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
-                Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
-                None => failed("a `query` needs what it `equals`"),
-            },
-            _ => failed("a row is told by a `table`, or by a `query` and what it `equals`"),
-        }
-    }
-
-    fn check(&self, connection: &Connection) -> Result<Finding, Ended> {
-        match self {
-            Self::Query { text, equals } => {
-                let mut statement = connection.prepare(text)?;
-                if !statement.readonly() {
-                    return Err(Ended(Finding::failed("the `query` does not only read")));
-                }
-                let mut rows = statement.query([])?;
-                let Some(row) = rows.next()? else {
-                    return Err(Ended(Finding::absent("the `query` gives no row")));
-                };
-                compared(equals, value_of(row.get_ref(0)?))
-            }
-            Self::Rows { table, keys, values, count } => {
-                let columns: Vec<&str> = keys.keys().chain(values.keys()).map(String::as_str).collect();
-                in_catalog(connection, table, &columns)?;
-                let rows = rows_of(connection, table, (keys, values))?;
-                counted(&rows, values, count.as_ref())
-            }
+        Wanted::Rows(rows) => {
+            in_catalog(connection, rows)?;
+            Ok(rows.judged(&rows_of(connection, rows)?)?)
         }
     }
 }
 
 /// Sees that a table and its columns are there: an unknown name in quotes would be a text to SQLite.
-fn in_catalog(connection: &Connection, table: &str, columns: &[&str]) -> Result<(), Ended> {
-    let absent = |what: String| Err(Ended(Finding::failed(what)));
-    let mut tables =
-        connection.prepare("SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND name = ?1")?;
-    if !tables.exists([table])? {
-        return absent(format!("it has no table `{table}`"));
+fn in_catalog(connection: &Connection, rows: &Rows) -> Result<(), Ended> {
+    let mut tables = connection.prepare(
+        "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name LIMIT 10000",
+    )?;
+    let known = tables.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()?;
+    if !known.contains(&rows.table) {
+        return Err(rows.no_table(&known).into());
     }
-    let mut known = connection.prepare("SELECT 1 FROM pragma_table_info(?1) WHERE name = ?2")?;
-    for column in columns {
-        if !known.exists([table, column])? {
-            return absent(format!("table `{table}` has no column `{column}`"));
-        }
-    }
-    Ok(())
+    let mut columns = connection.prepare("SELECT name FROM pragma_table_info(?1)")?;
+    let known =
+        columns.query_map([&rows.table], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()?;
+    Ok(rows.in_columns(&known)?)
 }
 
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// Reads the columns that are expected of the rows that are meant.
-fn rows_of(
-    connection: &Connection,
-    table: &str,
-    (keys, values): (&Map<String, Value>, &Map<String, Value>),
-) -> Result<Vec<Vec<Value>>, Ended> {
-    let columns: Vec<String> = values.keys().map(|name| quoted(name)).collect();
-    let columns = if columns.is_empty() { "1".to_owned() } else { columns.join(", ") };
+/// Reads the columns of which something is expected, of the rows that are meant.
+fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
     // `IS`, as null is equal to nothing.
     let conditions: Vec<String> =
-        keys.keys().enumerate().map(|(at, name)| format!("{} IS ?{}", quoted(name), at + 1)).collect();
+        rows.keys.keys().enumerate().map(|(at, name)| format!("{} IS ?{}", quoted(name), at + 1)).collect();
     let condition =
         if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
-    let text = format!("SELECT {columns} FROM {}{condition} LIMIT {}", quoted(table), ROWS_MAX + 1);
-    let bound = keys.iter().map(|(name, value)| cell_of(name, value)).collect::<Result<Vec<_>, _>>()?;
+    let bound: Vec<Cell> = rows.keys.values().map(cell_of).collect();
+    let table = quoted(&rows.table);
+    if rows.values.is_empty() {
+        let text = format!("SELECT count(*) FROM {table}{condition}");
+        let count: i64 = connection.query_row(&text, params_from_iter(bound), |row| row.get(0))?;
+        return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
+    }
+    let columns: Vec<String> = rows.values.keys().map(|name| quoted(name)).collect();
+    let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut statement = connection.prepare(&text)?;
     let mut found = statement.query(params_from_iter(bound))?;
-    let mut rows = Vec::new();
+    let mut gathered = Gathered::default();
     while let Some(row) = found.next()? {
-        rows.push(
-            (0..values.len()).map(|at| Ok(value_of(row.get_ref(at)?))).collect::<rusqlite::Result<_>>()?,
-        );
-    }
-    if rows.len() > ROWS_MAX {
-        return Err(Ended(Finding::unknown(format!("more than {ROWS_MAX} rows are meant"))));
-    }
-    Ok(rows)
-}
-
-fn counted(
-    rows: &[Vec<Value>],
-    values: &Map<String, Value>,
-    count: Option<&Value>,
-) -> Result<Finding, Ended> {
-    let fitting = |row: &&Vec<Value>| -> Result<bool, Ended> {
-        for (wanted, found) in values.values().zip(row.iter()) {
-            let fit = fits(wanted, found).map_err(|error| Ended(Finding::failed(error.to_string())))?;
-            if !fit {
-                return Ok(false);
-            }
+        let (mut values, mut bytes) = (Vec::new(), 0);
+        for at in 0..columns.len() {
+            let value = row.get_ref(at)?;
+            bytes += bytes_of(value);
+            values.push(value_of(value)?);
         }
-        Ok(true)
-    };
-    let mut number = 0_u64;
-    for row in rows {
-        number += u64::from(fitting(&row)?);
+        gathered.push(values, bytes)?;
     }
-    let found = match (rows.first(), count) {
-        (Some(row), None) if !values.is_empty() => {
-            let columns = values.keys().cloned().zip(row.iter().cloned());
-            json!({ "rows": rows.len(), "values": columns.collect::<Map<_, _>>() })
-        }
-        _ => json!({ "rows": number }),
-    };
-    let holds = match count {
-        Some(count) => fits(count, &json!(number))
-            .map_err(|error| Ended(Finding::failed(format!("`count`: {error}"))))?,
-        None => number > 0,
-    };
-    Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+    Ok(Found::Rows(gathered))
 }
 
-fn compared(wanted: &Value, found: Value) -> Result<Finding, Ended> {
-    match fits(wanted, &found) {
-        Ok(true) => Ok(Finding::ok(found)),
-        Ok(false) => Ok(Finding::differs(found)),
-        Err(error) => Err(Ended(Finding::failed(error.to_string()))),
-    }
-}
-
-fn cell_of(name: &str, value: &Value) -> Result<Cell, Ended> {
-    Ok(match value {
+fn cell_of(value: &Value) -> Cell {
+    match value {
         Value::Null => Cell::Null,
         Value::Bool(truth) => Cell::Integer((*truth).into()),
         Value::Number(number) => match number.as_i64() {
@@ -265,21 +226,27 @@ fn cell_of(name: &str, value: &Value) -> Result<Cell, Ended> {
             None => Cell::Real(number.as_f64().unwrap_or(f64::NAN)),
         },
         Value::String(text) => Cell::Text(text.clone()),
-        Value::Array(_) | Value::Object(_) => {
-            return Err(Ended(Finding::failed(format!(
-                "`where`: column `{name}` is compared with one value"
-            ))));
-        }
-    })
+        // Refused when it was read.
+        Value::Array(_) | Value::Object(_) => Cell::Text(value.to_string()),
+    }
+}
+
+/// How long a value is that would be copied.
+fn bytes_of(value: ValueRef<'_>) -> usize {
+    match value {
+        ValueRef::Text(text) => text.len(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) | ValueRef::Blob(_) => 8,
+    }
 }
 
 /// Writes a value as JSON; of bytes, how many they are.
-fn value_of(value: ValueRef<'_>) -> Value {
-    match value {
+fn value_of(value: ValueRef<'_>) -> Result<Value, Finding> {
+    Ok(match value {
         ValueRef::Null => Value::Null,
         ValueRef::Integer(whole) => whole.into(),
         ValueRef::Real(real) => real.into(),
+        ValueRef::Text(text) if text.len() > ROWS_BYTES_MAX => return Err(rows::too_long()),
         ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
         ValueRef::Blob(bytes) => json!({ "bytes": bytes.len() }),
-    }
+    })
 }

@@ -1,5 +1,7 @@
-//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash.
+//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash, a server
+//! that says what is wanted, a PostgreSQL of the tests' own.
 
+pub mod certificates;
 pub mod clock;
 pub mod contract;
 pub mod damage;
@@ -9,8 +11,11 @@ pub mod faulty;
 pub mod graphs;
 pub mod memory;
 pub mod picture;
+pub mod postgres;
 pub mod random;
 pub mod records;
 pub mod seed;
+pub mod server;
 
 pub use clock::TestClock;
+pub use server::{Reply, Server};

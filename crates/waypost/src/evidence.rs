@@ -93,9 +93,9 @@ pub trait Probe: Debug + Send + Sync {
     /// Says whether what it checks dies with the machine: a process, a port, a container.
     fn is_live(&self) -> bool;
 
-    /// Says whether what it checks is of one machine, as files and processes are: of a claim made on another one nothing
-    /// can be said.
-    fn is_local(&self) -> bool;
+    /// Says whether what a claim is about is of one machine, as files and processes are: of a claim made on another one
+    /// nothing can be said.
+    fn is_local(&self, claim: &Claim) -> bool;
 
     /// Checks a claim against the world as it is now.
     async fn check(&self, claim: &Claim, site: &Site) -> Finding;

@@ -8,6 +8,7 @@ mod announcing;
 mod archived;
 mod archiving;
 mod asked;
+mod asking;
 mod bad_input;
 mod believed;
 mod cancelling;

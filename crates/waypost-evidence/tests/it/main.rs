@@ -2,12 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot make its world fails")]
 
+mod claims;
+mod container;
+mod http;
+mod postgres;
+mod sqlite;
+mod tls;
+
 use std::fs;
 use std::path::Path;
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
-use waypost::evidence::{ARTIFACT_EXISTS, Site};
+use waypost::evidence::{ARTIFACT_EXISTS, Site, Verifier};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
 
@@ -80,6 +87,7 @@ fn an_expectation_is_a_value_a_comparison_a_pattern_or_a_list() {
     }
 }
 
+/// What is claimed of files, databases and ports.
 fn claims(port: u16, closed: u16) -> Vec<Case> {
     let file = |expect: Value, verdict| (ARTIFACT_EXISTS, "a.txt".to_owned(), expect, verdict);
     let gone = |expect: Value, verdict| (ARTIFACT_EXISTS, "gone.txt".to_owned(), expect, verdict);
@@ -202,6 +210,34 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
+/// Checks each claim, and its opposite: only what the world is like can be reversed.
+fn assert_verdicts(verifier: &Verifier, site: &Site, cases: Vec<Case>) {
+    runtime().block_on(async {
+        for (kind, subject, expect, wanted) in cases {
+            let mut claim = Claim::new(kind, subject);
+            claim.expect = expect;
+            let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap().as_str().unwrap().to_owned();
+            let found = verifier.verify(&Pack::all([claim.clone()]), site).await.claims.remove(0);
+            let told = || format!("{} {} {}: {found:?}", claim.kind, claim.subject, claim.expect);
+            assert_eq!(word(found.verdict), wanted, "{}", told());
+
+            let not = claim.clone().on_terms(Terms { not: true, ..Terms::default() });
+            let other = verifier.verify(&Pack::all([not]), site).await.claims.remove(0);
+            match found.verdict {
+                Verdict::Ok => assert_eq!(other.verdict, Verdict::Failed, "{}", told()),
+                // What was found, or that nothing was there: else the claim itself is wrong, and so is its opposite.
+                Verdict::Failed => assert!(other.verdict != Verdict::Unknown, "{}", told()),
+                _ => assert_eq!(other.verdict, found.verdict, "{}", told()),
+            }
+        }
+    });
+}
+
+/// Checks one claim as it stands.
+fn checked(verifier: &Verifier, claim: Claim) -> Claim {
+    runtime().block_on(verifier.verify(&Pack::all([claim]), &Site::nowhere())).claims.remove(0)
+}
+
 #[test]
 fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_reversed() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,30 +250,9 @@ fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_revers
     let closed = free.local_addr().unwrap().port();
     drop(free);
     let before = fs::read(folder.path().join("a.db")).unwrap();
-    let site = Site::beneath(folder.path());
-    let verifier = verifier(Environment::inherited());
 
-    runtime().block_on(async {
-        for (kind, subject, expect, wanted) in
-            claims(port, closed).into_iter().chain(programs::cases()).chain(files::cases())
-        {
-            let mut claim = Claim::new(kind, subject);
-            claim.expect = expect;
-            let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap().as_str().unwrap().to_owned();
-            let found = verifier.verify(&Pack::all([claim.clone()]), &site).await.claims.remove(0);
-            let told = || format!("{} {} {}: {found:?}", claim.kind, claim.subject, claim.expect);
-            assert_eq!(word(found.verdict), wanted, "{}", told());
-
-            let not = claim.clone().on_terms(Terms { not: true, ..Terms::default() });
-            let other = verifier.verify(&Pack::all([not]), &site).await.claims.remove(0);
-            match found.verdict {
-                Verdict::Ok => assert_eq!(other.verdict, Verdict::Failed, "{}", told()),
-                // What was found, or that nothing was there: else the claim itself is wrong, and so is its opposite.
-                Verdict::Failed => assert!(other.verdict != Verdict::Unknown, "{}", told()),
-                _ => assert_eq!(other.verdict, found.verdict, "{}", told()),
-            }
-        }
-    });
+    let cases = claims(port, closed).into_iter().chain(programs::cases()).chain(files::cases()).collect();
+    assert_verdicts(&verifier(Environment::inherited()), &Site::beneath(folder.path()), cases);
 
     assert_eq!(fs::read(folder.path().join("a.db")).unwrap(), before, "a check changes nothing");
 }

@@ -220,6 +220,15 @@ impl Template {
         &self.text
     }
 
+    /// Returns the text before its first expression.
+    #[must_use]
+    pub fn before_expressions(&self) -> &str {
+        match self.parts.first() {
+            Some(Part::Text(range)) => &self.text[range.clone()],
+            Some(Part::Hole(..)) | None => "",
+        }
+    }
+
     /// Fills the holes: text as it is, numbers and truth values plainly, lists and maps as JSON.
     ///
     /// # Errors

@@ -10,11 +10,13 @@ use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, 
 use waypost::record::{Occasion, Severity, Terms};
 use waypost_evidence::{COMMAND, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE, PROCESS_EXISTS};
 
+use super::about::About;
 use super::body::holds_expression;
 use super::checker::Checker;
 use super::expectation::{Wanted, codes, expectations, literal};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
+use super::remote::REMOTE;
 use crate::expr::Template;
 use crate::suggest::{listed, nearest};
 
@@ -59,24 +61,11 @@ pub struct KindOfEvidence {
     pub key: &'static str,
     /// How it is recorded.
     pub recorded: &'static str,
-    /// What its subject is.
-    pub(crate) about: About,
+    /// What its claims are about.
+    pub about: About,
     pub(super) set: &'static KeySet,
     /// What can be expected of it.
     pub(super) expectations: &'static [(&'static str, Wanted)],
-}
-
-/// What a claim is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum About {
-    /// The step itself.
-    Step,
-    /// A path, which begins at the folder of the workflow file.
-    Path,
-    /// An address, or what else is the same wherever the workflow file is.
-    Word,
-    /// What is run in the folder of the workflow file: the code of a shell, or a program.
-    Program,
 }
 
 /// The kinds.
@@ -110,7 +99,7 @@ static KINDS: [KindOfEvidence; 10] = [
     KindOfEvidence {
         key: "port",
         recorded: NETWORK_REACHABLE,
-        about: About::Word,
+        about: About::Port,
         set: &PORT,
         expectations: &[("listening", Wanted::Truth)],
     },
@@ -157,7 +146,7 @@ static KINDS: [KindOfEvidence; 10] = [
     KindOfEvidence {
         key: "process",
         recorded: PROCESS_EXISTS,
-        about: About::Word,
+        about: About::Process,
         set: &PROCESS,
         expectations: &[
             ("pid_file", Wanted::File),
@@ -174,9 +163,6 @@ static KINDS: [KindOfEvidence; 10] = [
         expectations: &[("head", Wanted::Text), ("clean", Wanted::Truth)],
     },
 ];
-
-/// Kinds of the language that this version does not have.
-const LATER: [&str; 3] = ["postgres", "http", "container"];
 
 /// By what a step is believed: claims, and how many of them must hold.
 #[derive(Debug, Clone)]
@@ -385,8 +371,12 @@ fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
     }
 }
 
+fn kinds() -> impl Iterator<Item = &'static KindOfEvidence> {
+    KINDS.iter().chain(&REMOTE)
+}
+
 fn kind_of(key: &str) -> Option<&'static KindOfEvidence> {
-    KINDS.iter().find(|kind| kind.key == key)
+    kinds().find(|kind| kind.key == key)
 }
 
 fn claim<'n>(
@@ -472,18 +462,13 @@ fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'
 /// Says that a claim does not begin with a kind.
 fn no_kind(checker: &mut Checker<'_>, key: &Node, entries: &[(Node, Node)]) {
     let name = key.key_text();
-    if LATER.contains(&name) {
-        let help = "it is part of the language, but not built yet; remove it or use a newer version";
-        checker.wrong(key, format!("`{name}` evidence is not supported by this version of waypost"), help);
-        return;
-    }
-    let keys = || KINDS.iter().map(|kind| kind.key);
+    let keys = || kinds().map(|kind| kind.key);
     if let Some((kind, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
         let help = format!("write `{}` first", kind.key_text());
         checker.wrong(key, "the first key of a claim says of which kind it is", &help);
         return;
     }
-    let hint = nearest(name, keys().chain(LATER));
+    let hint = nearest(name, keys());
     let mut problem = checker.source.problem(&key.span, format!("there is no `{name}` evidence"));
     if hint.is_none() {
         problem = problem.help(format!("a claim begins with one of {}", listed(keys())));

@@ -4,13 +4,15 @@ use std::path::{Component, Path};
 
 use serde_json::Value;
 use waypost::evidence::{check_mode, check_size};
-use waypost_evidence::{check_path, check_port};
+use waypost_evidence::{check_header, check_path, check_query};
 
+use super::about::About;
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::evidence::{About, Expected, KindOfEvidence};
+use super::evidence::{Expected, KindOfEvidence};
 use super::fields::Fields;
 use super::node::{Kind, Node};
+use super::remote::incomplete;
 use super::settings;
 use crate::expr::Template;
 
@@ -37,6 +39,8 @@ pub(super) enum Wanted {
     Truth,
     /// `true`: it says what would be without it.
     True,
+    /// A query of PostgreSQL that only reads.
+    Query,
     /// Columns and their values.
     Columns,
     /// An exit code, or a comparison with one.
@@ -57,6 +61,10 @@ pub(super) enum Wanted {
     Variables,
     /// A map of whatever it may be.
     Map,
+    /// Names of headers, and what they are compared with.
+    Headers,
+    /// Ways to values in JSON, and what those are compared with.
+    Paths,
 }
 
 /// The exit codes that are expected of the step.
@@ -170,13 +178,12 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
         checker.wrong(node, format!("`{}` is empty", kind.key), "name what it is about");
         return;
     }
+    if let Some((why, help)) = kind.about.wrong(&kind.about.recorded(subject)) {
+        checker.wrong(node, format!("`{}`: {why}", kind.key), help);
+        return;
+    }
     match kind.key {
         _ if kind.about == About::Path => inside(checker, node, subject),
-        "port" => {
-            if let Err(why) = check_port(subject) {
-                checker.wrong(node, why, "a port is a number from 1 to 65535");
-            }
-        }
         "process" if subject.contains('/') => {
             let help = "write the name of the program without its folder, or the number of a process";
             checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);
@@ -243,13 +250,13 @@ fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found
             "`json` evidence says where in the file which value stands",
             "add `path: $.count` and `value: 3`",
         )),
-        "sqlite" if has("table") == has("query") => {
-            Some(("`sqlite` evidence has a `table`, or a `query`", "write one of the two"))
+        "sqlite" | "postgres" if has("table") == has("query") => {
+            Some(("a row is told by a `table`, or by a `query`", "write one of the two"))
         }
-        "sqlite" if has("query") != has("equals") => {
+        "sqlite" | "postgres" if has("query") != has("equals") => {
             Some(("a `query` says what it `equals`, and a `table` does not", "write `query:` and `equals:`"))
         }
-        "sqlite" if has("query") && found.len() > 2 => {
+        "sqlite" | "postgres" if has("query") && found.len() > 2 => {
             Some(("a `query` says all by itself", "keep only `query:` and `equals:`"))
         }
         "file" if has("absent") && found.len() > 1 => {
@@ -258,7 +265,7 @@ fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found
         "process" if has("pid_file") && has("count") => {
             Some(("a `pid_file` is about one process", "remove `count`"))
         }
-        _ => None,
+        _ => incomplete(kind, found),
     };
     if let Some((message, help)) = wrong {
         checker.wrong(node, message, help);
@@ -330,6 +337,12 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             }
         }
         Wanted::Text => text(checker),
+        Wanted::Query => {
+            text(checker);
+            if let Some(Err(why)) = plain.as_str().filter(|text| !text.is_empty()).map(check_query) {
+                checker.wrong(node, format!("`{name}`: {why}"), "a check changes nothing");
+            }
+        }
         Wanted::Texts => match plain {
             Value::Array(items)
                 if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) => {}
@@ -361,14 +374,8 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
                 checker.wrong(node, format!("`{name}: false` says nothing"), "remove it");
             }
         }
-        Wanted::Columns => {
-            let is_map = plain.as_object().is_some_and(|map| !map.is_empty());
-            let values = plain.as_object().into_iter().flat_map(serde_json::Map::values);
-            if !is_map || values.into_iter().any(Value::is_object) {
-                let help = format!("write `{name}: {{ id: 7 }}`");
-                checker.mismatch(node, name, "a map of columns and values", &help);
-            }
-        }
+        Wanted::Columns => columns(checker, name, node, plain),
+        Wanted::Headers | Wanted::Paths => fits_by_name(checker, (name, wanted), node, plain),
         Wanted::Word(words) => drop(checker.word(node, name, words)),
         Wanted::Size => {
             if let Err(error) = check_size(plain) {
@@ -385,6 +392,50 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
                 let help = "write the 64 hexadecimal digits in quotes, as `sha256sum` prints them";
                 checker.wrong(node, format!("`{name}` must be a SHA-256, not {}", node.described()), help);
             }
+        }
+    }
+}
+
+/// Sees that rows can be found by columns, or compared with what is expected in them.
+fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
+    let help = format!("write `{name}: {{ id: 7 }}`");
+    let Some(map) = plain.as_object().filter(|map| !map.is_empty() && !map.values().any(Value::is_object))
+    else {
+        checker.mismatch(node, name, "a map of columns and values", &help);
+        return;
+    };
+    for (column, value) in map {
+        let wrong = match name {
+            "where" => value.is_array().then(|| "it is compared with one value".to_owned()),
+            _ => waypost_evidence::check(value).err().map(|error| error.to_string()),
+        };
+        if let Some(why) = wrong {
+            checker.wrong(node, format!("`{name}`: column `{column}`: {why}"), &help);
+        }
+    }
+}
+
+/// Sees that something can be compared with every value of a map, and that its keys name places in an answer.
+fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
+    let example = if matches!(wanted, Wanted::Paths) { "$.status: ok" } else { "content-type: \"~ json\"" };
+    let Some(map) = plain.as_object().filter(|map| !map.is_empty()) else {
+        checker.mismatch(
+            node,
+            name,
+            "a map of names and values",
+            &format!("write `{name}: {{ {example} }}`"),
+        );
+        return;
+    };
+    for (key, expect) in map {
+        let key_is_wrong = match wanted {
+            Wanted::Paths => check_path(key).err(),
+            _ => check_header(key).err(),
+        };
+        let wrong =
+            key_is_wrong.or_else(|| waypost_evidence::check(expect).err().map(|error| error.to_string()));
+        if let Some(why) = wrong {
+            checker.wrong(node, format!("`{name}`: {why}"), &format!("write `{name}: {{ {example} }}`"));
         }
     }
 }

@@ -9,6 +9,7 @@
 //! Owns: the keys of the language, their types and limits, and what is said when they are wrong. Does not
 //! know: how steps are run or stored.
 
+mod about;
 mod align;
 mod body;
 mod budget;
@@ -28,6 +29,7 @@ mod node;
 mod params;
 mod problem;
 mod read;
+mod remote;
 mod repeat;
 mod schema;
 mod settings;
@@ -45,12 +47,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use waypost::disk::check_regular;
 
+pub use self::about::About;
 pub use self::body::STEPS_MAX;
 pub use self::budget::Budget;
 pub use self::child::Child;
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
-pub(crate) use self::evidence::{About, variables_in};
+pub(crate) use self::evidence::variables_in;
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub(crate) use self::foreach::{ITEM_INDEX, own_key};

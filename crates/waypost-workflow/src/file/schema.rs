@@ -4,6 +4,7 @@
 //! reader takes, the schema never refuses.
 
 use serde_json::{Map, Value, json};
+use waypost_evidence::{ENGINES, METHODS};
 
 use super::budget::BUDGET;
 use super::evidence::{
@@ -12,13 +13,14 @@ use super::evidence::{
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
 use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
+use super::remote::{CONTAINER, HTTP, POSTGRES};
 use super::repeat::REPEAT;
 use super::settings::{CHECKPOINTS, RETRY};
 use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
 /// The tables, and the names of their schemas.
-static TABLES: [(&str, &KeySet); 23] = [
+static TABLES: [(&str, &KeySet); 26] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
     ("param", &PARAM),
@@ -42,11 +44,27 @@ static TABLES: [(&str, &KeySet); 23] = [
     ("exec", &EXECUTED),
     ("process", &PROCESS),
     ("git", &REPOSITORY),
+    ("http", &HTTP),
+    ("container", &CONTAINER),
+    ("postgres", &POSTGRES),
 ];
 
 /// The tables of kinds of evidence.
-const CLAIMS: [&str; 10] =
-    ["file", "sha256", "exit", "port", "json", "sqlite", "command", "exec", "process", "git"];
+const CLAIMS: [&str; 13] = [
+    "file",
+    "sha256",
+    "exit",
+    "port",
+    "json",
+    "sqlite",
+    "command",
+    "exec",
+    "process",
+    "git",
+    "http",
+    "container",
+    "postgres",
+];
 
 /// Returns the JSON Schema of the workflow file.
 #[must_use]
@@ -240,12 +258,6 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("json", "path") => (text(), "The place in it: $.meta.count."),
         ("json", "value") => (json!({}), "The value: 3, \"> 5\", \"~ regex\", or a list of which one fits."),
         ("sqlite", "sqlite") => (scalar(), "An SQLite database."),
-        ("sqlite", "table") => (text(), "The table."),
-        ("sqlite", "where") => (json!({ "type": "object" }), "The columns by which rows are meant."),
-        ("sqlite", "values") => (json!({ "type": "object" }), "What stands in other columns of such a row."),
-        ("sqlite", "count") => (json!({}), "How many such rows there are."),
-        ("sqlite", "query") => (text(), "A query that only reads."),
-        ("sqlite", "equals") => (json!({}), "The first value that it gives."),
         ("command", "command") => (scalar(), "A command for `sh -eu -c`, run again at each check."),
         ("command", "exit") => (json!({}), "Its exit code, 0 if not said: 3, \"> 0\", [0, 1]."),
         ("command", "stdout") => {
@@ -270,6 +282,38 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("sha256", "sha256") => {
             (scalar(), "A file, a folder or a pattern: what is there stays as it is when the step ends.")
         }
+        ("postgres", "postgres") => {
+            (scalar(), "A PostgreSQL database: a URL or `key=value` pairs without a password, or env:NAME.")
+        }
+        ("sqlite" | "postgres", "table") => (text(), "The table."),
+        ("sqlite" | "postgres", "where") => {
+            (json!({ "type": "object" }), "The columns by which rows are meant.")
+        }
+        ("sqlite" | "postgres", "values") => {
+            (json!({ "type": "object" }), "What stands in other columns of such a row.")
+        }
+        ("sqlite" | "postgres", "count") => (json!({}), "How many such rows there are."),
+        ("sqlite" | "postgres", "query") => (text(), "A query that only reads."),
+        ("sqlite" | "postgres", "equals") => (json!({}), "The first value that it gives."),
+        ("http", "http") => (scalar(), "The URL that is asked."),
+        ("http", "status") => (json!({}), "The status of the answer; 2xx if not said."),
+        ("http", "method") => (words(&METHODS), "How it is asked; GET if not said."),
+        ("http", "headers") => (json!({ "type": "object" }), "What headers of the answer say."),
+        ("http", "body") => (json!({}), "The body, without the end of its last line."),
+        ("http", "json") => {
+            (json!({ "type": "object" }), "Values in the body, by their places: $.status: ok.")
+        }
+        ("http", "contains") => (reference("words"), "Texts that are all in the body."),
+        ("http", "private") => {
+            (truth(), "true if its name may lead to an address that is not of the internet.")
+        }
+        ("container", "container") => (scalar(), "A container, by name or id."),
+        ("container", "running") => (truth(), "false if it must be there and not run."),
+        ("container", "healthy") => (truth(), "What its health check says."),
+        ("container", "image") => {
+            (json!({}), "The image that it was started from: nginx:1.27, \"~ ^nginx:\".")
+        }
+        ("container", "engine") => (words(&ENGINES), "Which engine has it; all that are there if not said."),
         ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
         ("sha256", "fast") => {
             (truth(), "Whether it is read again only when size, times or inodes have changed.")

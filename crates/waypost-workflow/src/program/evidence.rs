@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
 use waypost::evidence::COMMAND_EXIT;
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
-use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, verifier};
+use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, verifier};
 
 use crate::expr::{ExprError, Scope};
 use crate::file::{About, ClaimTemplate, Evidence, Expected, Step, Work, variables_in};
@@ -113,7 +113,7 @@ impl WorkflowProgram {
         let outputs =
             Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?;
         let ending = Ending { outputs: outputs.outputs.clone().into_iter().collect(), ..Ending::default() };
-        let mut pack = vouching.pack(&outputs, &ending).ok()?;
+        let mut pack = vouching.pack(&outputs, &ending, self.mask()).ok()?;
         // What a step pins when it ends was not pinned; other claims count where they are enough.
         let count = pack.claims.len();
         pack.claims.retain(|claim| !claim.pinned && claim.is_due(Occasion::Resume));
@@ -139,18 +139,28 @@ impl Vouching {
         if claim.kind.about == About::Program {
             return subject.render_word(scope);
         }
-        let subject = subject.render(scope)?;
-        if claim.kind.about != About::Path {
-            return Ok(subject);
-        }
-        if Path::new(&subject).is_absolute() || self.folder.as_os_str().is_empty() {
+        let subject = claim.kind.about.recorded(&subject.render(scope)?);
+        let is_beneath = claim.kind.about == About::Path && Path::new(&subject).is_relative();
+        if !is_beneath || self.folder.as_os_str().is_empty() {
             return Ok(subject);
         }
         Ok(self.folder.join(subject).to_string_lossy().into_owned())
     }
 
-    /// Makes the claims of a step that came to `output`.
-    fn pack(&self, output: &StepOutput, ending: &Ending) -> Result<Pack, ExprError> {
+    /// Makes the claims of a step that came to `output`. What must not be recorded is in none of them.
+    fn pack(&self, output: &StepOutput, ending: &Ending, mask: &Mask) -> Result<Pack, Failure> {
+        let pack = self.filled(output, ending).map_err(expression)?;
+        for (template, claim) in self.evidence.claims.iter().zip(&pack.claims) {
+            if let Some(why) = refused(template, claim, mask) {
+                let key = template.kind.key;
+                let error = format!("`{key}` evidence of step `{}` cannot be checked: {why}", self.step);
+                return Err(Failure::new(FailureKind::Evidence, vec![error]));
+            }
+        }
+        Ok(pack)
+    }
+
+    fn filled(&self, output: &StepOutput, ending: &Ending) -> Result<Pack, ExprError> {
         let mut scope = self.scope.clone();
         let own = StepState::completed(output.clone(), ending.exit_code);
         scope.insert_step(&self.step, &own.view(self.folder_of_run.as_deref()));
@@ -227,11 +237,9 @@ impl Vouching {
         mask: &Mask,
     ) -> Performed<StepOutput> {
         let Performed::Completed { output, ending, mut told } = performed else { return performed };
-        let pack = match self.pack(&output, &ending) {
+        let pack = match self.pack(&output, &ending, mask) {
             Ok(pack) => pack,
-            Err(error) => {
-                return Performed::Failed { failure: Failure { ending, ..expression(error) }, told };
-            }
+            Err(failure) => return Performed::Failed { failure: Failure { ending, ..failure }, told },
         };
         let checked = tokio::select! {
             biased;
@@ -258,6 +266,36 @@ impl Vouching {
         error.extend(checked.unmet());
         Some(Failure::new(FailureKind::Evidence, error))
     }
+}
+
+/// Says why a claim may not be made as expressions have filled it in, if it may not. It is not quoted.
+fn refused(template: &ClaimTemplate, claim: &Claim, mask: &Mask) -> Option<String> {
+    let about = template.kind.about;
+    if about != About::Step && mask.contains(claim.subject.as_bytes()) {
+        return Some("what it is about contains a secret, which must not be recorded".to_owned());
+    }
+    if !claim.terms.sensitive && mask.is_within(&claim.expect) {
+        let why = "what it expects contains a secret, which must not be recorded: add `sensitive: true`";
+        return Some(why.to_owned());
+    }
+    if let Some((why, help)) = about.wrong(&claim.subject) {
+        return Some(format!("{why}; {help}"));
+    }
+    let may_be_private = claim.expect.get("private") == Some(&Value::Bool(true));
+    let subject = template.subject.as_ref().filter(|_| about == About::Url && !may_be_private)?;
+    let comes_from_elsewhere = !names_host(subject.before_expressions()) && !subject.is_plain();
+    (comes_from_elsewhere && is_private_url(&claim.subject)).then(|| {
+        "an expression leads it to an address that is not of the internet: add `private: true` if that is meant"
+            .to_owned()
+    })
+}
+
+/// Says whether the host of a URL stands there whole: what comes behind it is a port, a path, or what is asked.
+fn names_host(beginning: &str) -> bool {
+    let authority = beginning.split_once("://").map_or("", |(_, authority)| authority);
+    let after =
+        authority.strip_prefix('[').map_or(authority, |v6| v6.split_once(']').map_or("", |(_, rest)| rest));
+    after.contains([':', '/', '?'])
 }
 
 /// Fills in what is expected.

@@ -5,6 +5,7 @@ mod evidence_bad;
 mod expr;
 mod file_bad;
 mod file_good;
+mod file_remote;
 mod log;
 mod mask;
 mod output;

@@ -26,7 +26,7 @@ impl Probe for ExitProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         false
     }
 

@@ -152,7 +152,7 @@ impl Probe for ExistsProbe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 
@@ -293,7 +293,7 @@ impl Probe for Sha256Probe {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         true
     }
 

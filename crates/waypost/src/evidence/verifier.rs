@@ -169,7 +169,7 @@ impl Verifier {
             let probe = self.probes.get(&claim.kind);
             claim.live = probe.is_some_and(|probe| probe.is_live());
             (claim.file, claim.stamp) = (None, None);
-            claim.host = probe.filter(|probe| probe.is_local()).map(|_| site.host().to_owned());
+            claim.host = probe.filter(|probe| probe.is_local(claim)).map(|_| site.host().to_owned());
             clear(claim);
         }
         let local: Vec<usize> =

@@ -458,7 +458,7 @@ impl Probe for Told {
         true
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         false
     }
 

@@ -29,7 +29,7 @@ impl Probe for Table {
         false
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         false
     }
 

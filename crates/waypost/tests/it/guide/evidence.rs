@@ -136,7 +136,7 @@ async fn a_kind_of_the_users_own_is_a_probe() {
             false
         }
 
-        fn is_local(&self) -> bool {
+        fn is_local(&self, _: &Claim) -> bool {
             false
         }
 

@@ -262,7 +262,7 @@ impl Probe for Slow {
         true
     }
 
-    fn is_local(&self) -> bool {
+    fn is_local(&self, _: &Claim) -> bool {
         false
     }
 

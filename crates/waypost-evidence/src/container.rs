@@ -1,0 +1,283 @@
+//! `container_running`: a container runs, is healthy, and is of an image.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use hyper::{Method, StatusCode};
+use serde_json::{Map, Value};
+use tokio::net::UnixStream;
+use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::Claim;
+
+use crate::exchange::{self, Question};
+use crate::{check, fits};
+
+/// Recorded kind of claims about containers.
+pub const CONTAINER_RUNNING: &str = "container_running";
+/// What a claim may say of which engine has the container.
+pub const ENGINES: [&str; 3] = ["auto", "docker", "podman"];
+/// How the digest of an image begins.
+const DIGEST: &str = "sha256:";
+/// Longest name: engines take more, people do not.
+const NAME_CHARS_MAX: usize = 255;
+
+/// Checks `container_running`: a container, by name or id, is `running` (if nothing else is said), `healthy`, and of an
+/// `image`. Which `engine` is asked: `docker`, `podman`, or `auto`, which is all that are there.
+///
+/// With `running: false`, it is there and does not run. An image is compared by the name that the container was started
+/// with, or by its digest if a `sha256:` is expected.
+///
+/// - `ok`: an engine knows it so.
+/// - `failed`: an engine knows it otherwise, or every engine that is there knows no such container.
+/// - `unknown`: there is no engine, it may not be asked, or gives no answer.
+///
+/// Engines are asked over their Unix sockets, and only for what they know of the container: nothing is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerProbe {
+    docker: Result<Vec<PathBuf>, String>,
+    podman: Result<Vec<PathBuf>, String>,
+}
+
+impl Default for ContainerProbe {
+    /// Asks the engines of this machine: where `DOCKER_HOST` and `CONTAINER_HOST` say, if they are set, otherwise at the
+    /// usual sockets of the system and of the user.
+    fn default() -> Self {
+        let of_user = |name: &str| Some(PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join(name));
+        let usual =
+            |user: &str, system: &str| of_user(user).into_iter().chain([PathBuf::from(system)]).collect();
+        Self {
+            docker: named("DOCKER_HOST").unwrap_or_else(|| Ok(usual("docker.sock", "/var/run/docker.sock"))),
+            podman: named("CONTAINER_HOST")
+                .unwrap_or_else(|| Ok(usual("podman/podman.sock", "/run/podman/podman.sock"))),
+        }
+    }
+}
+
+/// Returns the socket that a variable names, if it is set.
+fn named(variable: &str) -> Option<Result<Vec<PathBuf>, String>> {
+    let value = std::env::var(variable).ok().filter(|value| !value.is_empty())?;
+    Some(match value.strip_prefix("unix://") {
+        Some(path) => Ok(vec![PathBuf::from(path)]),
+        None => {
+            Err(format!("{variable} names no socket of this machine (`unix://...`), and no other is asked"))
+        }
+    })
+}
+
+/// What an engine says of a container.
+enum Said {
+    /// All that it knows of it.
+    Known(Value),
+    /// It has no such container.
+    None,
+    /// Nobody listens at its socket.
+    NoEngine,
+}
+
+impl ContainerProbe {
+    /// Makes a probe that asks engines at these sockets, in their order.
+    pub fn at(docker: impl IntoIterator<Item = PathBuf>, podman: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self { docker: Ok(docker.into_iter().collect()), podman: Ok(podman.into_iter().collect()) }
+    }
+
+    /// Asks one engine after the other, until one knows the container.
+    async fn inspect(&self, name: &str, engine: &str) -> Result<Value, Finding> {
+        let both = [("docker", &self.docker), ("podman", &self.podman)];
+        let (mut is_there, mut silent) = (false, None);
+        for (_, sockets) in both.into_iter().filter(|(own, _)| engine == "auto" || engine == *own) {
+            let sockets = match sockets {
+                Ok(sockets) => sockets,
+                Err(why) => {
+                    silent = Some(Finding::unknown(why));
+                    continue;
+                }
+            };
+            for socket in sockets {
+                match ask(socket, name).await {
+                    Ok(Said::Known(found)) => return Ok(found),
+                    Ok(Said::None) => is_there = true,
+                    Ok(Said::NoEngine) => {}
+                    Err(finding) => silent = Some(finding),
+                }
+            }
+        }
+        // One that gave no answer may have it.
+        Err(match (silent, is_there) {
+            (Some(silent), _) => silent,
+            (None, true) => Finding::absent("there is no such container"),
+            (None, false) if engine == "auto" => Finding::unknown_yet("neither docker nor podman runs here"),
+            (None, false) => Finding::unknown_yet(format!("{engine} does not run here")),
+        })
+    }
+}
+
+async fn ask(socket: &Path, name: &str) -> Result<Said, Finding> {
+    let stream = match UnixStream::connect(socket).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            return Ok(Said::NoEngine);
+        }
+        Err(error) => {
+            return Err(Finding::unknown(format!("cannot ask the engine at {}: {error}", socket.display())));
+        }
+    };
+    let path = format!("/containers/{name}/json");
+    let question = Question { method: Method::GET, host: "localhost", path: &path, wants_body: true };
+    let answer = exchange::ask(stream, question).await?;
+    match answer.status {
+        StatusCode::OK => {
+            let found = serde_json::from_slice(&answer.body);
+            found.map(Said::Known).map_err(|error| strange(&format!("it says no JSON: {error}")))
+        }
+        StatusCode::NOT_FOUND => Ok(Said::None),
+        status => Err(Finding::unknown_yet(format!("the engine gives no answer: {status}"))),
+    }
+}
+
+fn strange(why: &str) -> Finding {
+    Finding::unknown(format!("what the engine answers is not understood: {why}"))
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for ContainerProbe {
+    fn kind(&self) -> &str {
+        CONTAINER_RUNNING
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    fn is_local(&self, _: &Claim) -> bool {
+        true
+    }
+
+    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+        let looked = async {
+            let wanted = Wanted::read(&claim.expect)?;
+            check_container(&claim.subject).map_err(Finding::failed)?;
+            wanted.judged(&self.inspect(&claim.subject, wanted.engine).await?)
+        };
+        looked.await.unwrap_or_else(|finding| finding)
+    }
+
+    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+        Finding::failed("that a container runs is expected, not pinned")
+    }
+}
+
+/// Sees that something can be the name or the id of a container.
+///
+/// # Errors
+/// Why it cannot.
+pub fn check_container(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    match begins && name.len() <= NAME_CHARS_MAX && name.bytes().all(is_plain) {
+        true => Ok(()),
+        false => Err("it is no name of a container: those have letters, digits, `_`, `.` and `-`".to_owned()),
+    }
+}
+
+#[derive(Debug)]
+struct Wanted<'a> {
+    running: bool,
+    healthy: Option<bool>,
+    image: Option<&'a Value>,
+    engine: &'a str,
+}
+
+impl<'a> Wanted<'a> {
+    fn read(expect: &'a Value) -> Result<Self, Finding> {
+        let mut wanted = Self { running: true, healthy: None, image: None, engine: "auto" };
+        let expect = match expect {
+            Value::Null => return Ok(wanted),
+            Value::Object(expect) => expect,
+            other => return Err(Finding::failed(format!("`{other}` is no expectation of a container"))),
+        };
+        for (name, value) in expect {
+            match (name.as_str(), value) {
+                ("running", Value::Bool(truth)) => wanted.running = *truth,
+                ("healthy", Value::Bool(truth)) => wanted.healthy = Some(*truth),
+                ("running" | "healthy", _) => {
+                    return Err(Finding::failed(format!("`{name}` is `true` or `false`")));
+                }
+                ("image", value) => {
+                    check(value).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
+                    wanted.image = Some(value);
+                }
+                ("engine", Value::String(engine)) if ENGINES.contains(&engine.as_str()) => {
+                    wanted.engine = engine
+                }
+                ("engine", _) => {
+                    return Err(Finding::failed(format!("`engine` is one of {}", ENGINES.join(", "))));
+                }
+                (other, _) => {
+                    return Err(Finding::unknown(format!(
+                        "the expectation `{other}` cannot be checked here"
+                    )));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Compares with what an engine knows of a container.
+    fn judged(&self, known: &Value) -> Result<Finding, Finding> {
+        let state = &known["State"];
+        let truth = |name: &str| state[name].as_bool().unwrap_or_default();
+        let running = state["Running"].as_bool().ok_or_else(|| strange("it does not say whether it runs"))?;
+        // One that is held, or fails over and over, does not work.
+        let running = running && !truth("Paused") && !truth("Restarting");
+        let mut found = Map::from_iter([("running".to_owned(), running.into())]);
+        let mut holds = running == self.running;
+        if let Some(status) = state["Status"].as_str().filter(|_| !holds) {
+            found.insert("status".to_owned(), status.into());
+        }
+        if let Some(wanted) = self.healthy {
+            // Podman said `Healthcheck` once.
+            let health = [&state["Health"], &state["Healthcheck"]]
+                .into_iter()
+                .find_map(|health| health["Status"].as_str());
+            match health.filter(|health| !matches!(*health, "" | "none")) {
+                Some(health) => {
+                    holds &= (health == "healthy") == wanted;
+                    found.insert("health".to_owned(), health.into());
+                }
+                None => {
+                    return Err(Finding::failed(
+                        "it has no health check, so nobody knows whether it is healthy",
+                    ));
+                }
+            }
+        }
+        if let Some(wanted) = self.image {
+            // The digest of what it was started from, or the name by which that was called.
+            let is_digest = wanted.as_str().is_some_and(|wanted| wanted.starts_with(DIGEST));
+            let names = [&known["Config"]["Image"], &known["ImageName"]];
+            let name = if is_digest {
+                &known["Image"]
+            } else {
+                names.into_iter().find(|name| name.is_string()).unwrap_or(&Value::Null)
+            };
+            if !name.is_string() {
+                return Err(strange("it does not say of which image it is"));
+            }
+            let fits = fits(wanted, name).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
+            holds &= fits;
+            found.insert("image".to_owned(), name.clone());
+        }
+        let code = state["ExitCode"].as_i64().filter(|code| *code != 0 && self.running && !running);
+        Ok(match (holds, code) {
+            (true, _) => Finding::ok(found),
+            (false, None) => Finding::differs(found),
+            (false, Some(code)) => Finding::differs(found).because(format!("it ended with exit code {code}")),
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! One request by HTTP/1.1 over a connection that is there already, and as much of the answer as is wanted.
+
+use std::convert::Infallible;
+use std::future::pending;
+
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, HOST, HeaderMap, USER_AGENT};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use waypost::evidence::Finding;
+
+/// Longest body that is looked into: it is held in memory, as a tree at worst, beside seven others.
+pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    pub(crate) method: Method,
+    pub(crate) host: &'a str,
+    pub(crate) path: &'a str,
+    /// Whether the body is wanted too; it is not read otherwise.
+    pub(crate) wants_body: bool,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// Empty unless it was wanted.
+    pub(crate) body: Vec<u8>,
+}
+
+/// Asks over a connection, which is used up by that.
+///
+/// Nothing is sent that the claim does not name: no cookies, no credentials.
+pub(crate) async fn ask<S>(stream: S, question: Question<'_>) -> Result<Answer, Finding>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| said_of(&error))?;
+    let request = Request::builder()
+        .method(question.method)
+        .uri(question.path)
+        .header(HOST, question.host)
+        .header(USER_AGENT, concat!("waypost/", env!("CARGO_PKG_VERSION")))
+        .header(ACCEPT, "*/*")
+        .header(ACCEPT_ENCODING, "identity")
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| Finding::failed(format!("it cannot be asked for: {error}")))?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(|error| said_of(&error))?;
+        answer(response, question.wants_body).await
+    };
+    // The connection is driven beside the exchange, and ends with it.
+    let drive = async {
+        let _ = connection.await;
+        pending::<Infallible>().await
+    };
+    tokio::select! {
+        answer = exchange => answer,
+        never = drive => match never {},
+    }
+}
+
+async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer, Finding> {
+    let (parts, mut incoming) = response.into_parts();
+    let mut body = Vec::new();
+    if wants_body {
+        if let Some(encoding) = parts.headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity")
+        {
+            let encoding = String::from_utf8_lossy(encoding.as_bytes()).into_owned();
+            return Err(Finding::unknown(format!(
+                "the answer is encoded as `{encoding}`, which was not asked for"
+            )));
+        }
+        while let Some(frame) = incoming.frame().await {
+            let frame = frame.map_err(|error| said_of(&error))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if body.len() + data.len() > BODY_BYTES_MAX {
+                return Err(Finding::unknown(format!(
+                    "the answer is longer than {} MiB",
+                    BODY_BYTES_MAX >> 20
+                )));
+            }
+            body.extend_from_slice(&data);
+        }
+    }
+    Ok(Answer { status: parts.status, headers: parts.headers, body })
+}
+
+/// Something answers in another language, or the connection broke.
+fn said_of(error: &hyper::Error) -> Finding {
+    if error.is_parse() {
+        return Finding::failed(format!("what answers there does not speak HTTP: {error}"));
+    }
+    Finding::unknown_yet(format!("the connection broke: {error}"))
+}

@@ -1,0 +1,289 @@
+//! `api_response`: an API answers as expected.
+
+use async_trait::async_trait;
+use hyper::header::{HeaderName, LOCATION};
+use hyper::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::Claim;
+
+use crate::exchange::{self, Answer, Question};
+use crate::found::kept;
+use crate::json::at;
+use crate::url::Url;
+use crate::{check, check_path, fits, tls};
+
+/// Recorded kind of claims about answers of an API.
+pub const API_RESPONSE: &str = "api_response";
+/// Methods that a claim may name. Others are there to change something, and a claim is checked many times.
+pub const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "POST"];
+/// Most redirects that are followed, all to the same host: one adds a slash, one goes to `https`, one to a language.
+const REDIRECTS_MAX: usize = 5;
+/// The server does not want to answer, or those behind it cannot: that says nothing of what it would have answered.
+const NO_ANSWER: [StatusCode; 7] = [
+    StatusCode::UNAUTHORIZED,
+    StatusCode::FORBIDDEN,
+    StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+    StatusCode::TOO_MANY_REQUESTS,
+    StatusCode::BAD_GATEWAY,
+    StatusCode::SERVICE_UNAVAILABLE,
+    StatusCode::GATEWAY_TIMEOUT,
+];
+
+/// Checks `api_response`: what a URL answers has a `status` (2xx if none is said), `headers`, a `body`, values in it as
+/// `json`, and `contains` texts.
+///
+/// - `ok`: it answers so.
+/// - `failed`: it answers otherwise, leads to another host, or speaks no HTTP.
+/// - `unknown`: there is no answer: the machine cannot be reached, the connection breaks, the certificate is not
+///   trusted, or the server says that it does not want to answer (401, 403, 407, 429) or cannot (502, 503, 504), unless
+///   that is expected. The same where the body is longer than 8 MiB.
+///
+/// No proxy, password or cookie is taken from the surroundings. At most five redirects are followed, to the same host.
+/// Private addresses are asked only if the URL has them, or `localhost`, or if the claim says `private`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HttpProbe;
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for HttpProbe {
+    fn kind(&self) -> &str {
+        API_RESPONSE
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self, claim: &Claim) -> bool {
+        Url::read(&claim.subject).is_ok_and(|url| url.host.is_here())
+    }
+
+    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+        let asked = async {
+            let wanted = Wanted::read(&claim.expect)?;
+            let url = Url::read(&claim.subject).map_err(Finding::failed)?;
+            asked(&wanted, url).await
+        };
+        asked.await.unwrap_or_else(|finding| finding)
+    }
+
+    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
+        Finding::failed("an answer is expected, not pinned")
+    }
+}
+
+/// What is expected of an answer.
+#[derive(Debug)]
+struct Wanted {
+    method: Method,
+    status: Option<Value>,
+    headers: Map<String, Value>,
+    body: Option<Value>,
+    /// By the paths to them.
+    json: Map<String, Value>,
+    contains: Vec<String>,
+    may_be_private: bool,
+}
+
+impl Wanted {
+    fn read(expect: &Value) -> Result<Self, Finding> {
+        let nothing = Map::new();
+        let expect = match expect {
+            Value::Null => &nothing,
+            Value::Object(expect) => expect,
+            other => return Err(Finding::failed(format!("`{other}` is no expectation of an answer"))),
+        };
+        let known = ["method", "status", "headers", "body", "json", "contains", "private"];
+        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
+            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+        }
+        let method = match expect.get("method").map_or(Some("GET"), Value::as_str) {
+            Some(name) if METHODS.contains(&name) => name.parse().unwrap_or(Method::GET),
+            _ => return Err(Finding::failed(format!("`method` is one of {}", METHODS.join(", ")))),
+        };
+        let value = |name: &str| match expect.get(name) {
+            None => Ok(None),
+            Some(value) => fitting(name, value).map(|()| Some(value.clone())),
+        };
+        let map = |name: &str| match expect.get(name) {
+            None => Ok(Map::new()),
+            Some(Value::Object(map)) if !map.is_empty() => {
+                map.iter().try_for_each(|(key, value)| fitting(&format!("{name}.{key}"), value))?;
+                Ok(map.clone())
+            }
+            Some(_) => Err(Finding::failed(format!("`{name}` is a map of names and values"))),
+        };
+        let wanted = Self {
+            method,
+            status: value("status")?,
+            headers: map("headers")?,
+            body: value("body")?,
+            json: map("json")?,
+            contains: texts(expect.get("contains"))?,
+            may_be_private: match expect.get("private") {
+                None => false,
+                Some(Value::Bool(truth)) => *truth,
+                Some(_) => return Err(Finding::failed("`private` is `true` or `false`")),
+            },
+        };
+        for path in wanted.json.keys() {
+            check_path(path).map_err(Finding::failed)?;
+        }
+        for name in wanted.headers.keys() {
+            check_header(name).map_err(Finding::failed)?;
+        }
+        if wanted.wants_body() && wanted.method == Method::HEAD {
+            return Err(Finding::failed("an answer to HEAD has no body"));
+        }
+        Ok(wanted)
+    }
+
+    fn wants_body(&self) -> bool {
+        self.body.is_some() || !self.json.is_empty() || !self.contains.is_empty()
+    }
+
+    fn takes(&self, status: StatusCode) -> Result<bool, Finding> {
+        match &self.status {
+            None => Ok(status.is_success()),
+            Some(wanted) => compared("status", wanted, &status.as_u16().into()),
+        }
+    }
+
+    /// Says what an answer comes to.
+    fn judged(&self, answer: &Answer) -> Result<Finding, Finding> {
+        let status = answer.status;
+        let takes_status = self.takes(status)?;
+        if !takes_status && NO_ANSWER.contains(&status) {
+            return Err(Finding::unknown_yet(format!("the server gives no answer: {status}")));
+        }
+        let mut found = Map::from_iter([("status".to_owned(), json!(status.as_u16()))]);
+        if !takes_status {
+            // Of what would be in another answer, this one says nothing.
+            let differs = Finding::differs(found);
+            return Err(if self.wants_body() { differs.either_way() } else { differs });
+        }
+        let mut holds = true;
+        if !self.headers.is_empty() {
+            let mut headers = Map::new();
+            for (name, wanted) in &self.headers {
+                let value = header(answer, name);
+                holds &= compared(&format!("headers.{name}"), wanted, &value)?;
+                headers.insert(name.clone(), kept(&value));
+            }
+            found.insert("headers".to_owned(), headers.into());
+        }
+        let text = String::from_utf8_lossy(&answer.body);
+        if let Some(wanted) = &self.body {
+            let body = Value::from(text.trim_end_matches(['\r', '\n']));
+            holds &= compared("body", wanted, &body)?;
+            found.insert("body".to_owned(), kept(&body));
+        }
+        if !self.contains.iter().all(|part| text.contains(part)) {
+            holds = false;
+            found.insert("contains".to_owned(), false.into());
+        }
+        if self.json.is_empty() {
+            return Ok(if holds { Finding::ok(found) } else { Finding::differs(found) });
+        }
+        let body: Value = serde_json::from_slice(&answer.body)
+            .map_err(|error| Finding::failed(format!("the answer is no JSON: {error}")))?;
+        let (mut values, mut missing) = (Map::new(), Vec::new());
+        for (path, wanted) in &self.json {
+            match at(&body, path).map_err(Finding::failed)? {
+                Some(value) => {
+                    holds &= compared(&format!("json.{path}"), wanted, value)?;
+                    values.insert(path.clone(), kept(value));
+                }
+                None => missing.push(format!("`{path}`")),
+            }
+        }
+        found.insert("json".to_owned(), values.into());
+        Ok(match (holds, missing.is_empty()) {
+            (true, true) => Finding::ok(found),
+            (false, true) => Finding::differs(found),
+            (_, false) => {
+                Finding::differs(found).because(format!("it has nothing at {}", missing.join(", ")))
+            }
+        })
+    }
+}
+
+/// Sees that something can be the name of a header.
+///
+/// # Errors
+/// Why it cannot.
+pub fn check_header(name: &str) -> Result<(), String> {
+    HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is no name of a header"))
+}
+
+fn fitting(name: &str, expect: &Value) -> Result<(), Finding> {
+    check(expect).map_err(|error| Finding::failed(format!("`{name}`: {error}")))
+}
+
+fn compared(name: &str, wanted: &Value, found: &Value) -> Result<bool, Finding> {
+    fits(wanted, found).map_err(|error| Finding::failed(format!("`{name}`: {error}")))
+}
+
+fn texts(wanted: Option<&Value>) -> Result<Vec<String>, Finding> {
+    let parts: Option<Vec<String>> = match wanted {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(parts)) => parts.iter().map(|part| part.as_str().map(str::to_owned)).collect(),
+        Some(part) => part.as_str().map(|part| vec![part.to_owned()]),
+    };
+    let parts = parts.filter(|parts| !parts.is_empty() && !parts.contains(&String::new()));
+    parts.ok_or_else(|| Finding::failed("`contains` is a text, or a list of texts"))
+}
+
+/// Returns what a header says, all of it if it stands there several times; null if it is not there.
+fn header(answer: &Answer, name: &str) -> Value {
+    let values: Vec<_> = answer
+        .headers
+        .get_all(name)
+        .iter()
+        .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+        .collect();
+    if values.is_empty() { Value::Null } else { values.join(", ").into() }
+}
+
+/// Asks, and follows redirects as far as they are followed.
+async fn asked(wanted: &Wanted, mut url: Url) -> Result<Finding, Finding> {
+    let may_follow = matches!(wanted.method, Method::GET | Method::HEAD);
+    let mut followed = 0;
+    loop {
+        let answer = ask(wanted, &url).await?;
+        let location = answer.headers.get(LOCATION).and_then(|location| location.to_str().ok());
+        let leads = answer.status.is_redirection() && may_follow && !wanted.takes(answer.status)?;
+        let Some(location) = location.filter(|_| leads) else { return wanted.judged(&answer) };
+        let led = |why: String| {
+            let found = json!({ "status": answer.status.as_u16(), "location": kept(&location.into()) });
+            Err(Finding::differs(found).either_way().because(why))
+        };
+        let Some(next) = url.follow(location) else {
+            return led("it leads elsewhere, which is not followed: claim it of that URL".to_owned());
+        };
+        if followed == REDIRECTS_MAX {
+            return led(format!("more than {REDIRECTS_MAX} redirects"));
+        }
+        (url, followed) = (next, followed + 1);
+    }
+}
+
+async fn ask(wanted: &Wanted, url: &Url) -> Result<Answer, Finding> {
+    let question = Question {
+        method: wanted.method.clone(),
+        host: url.authority(),
+        path: url.path_and_query(),
+        wants_body: wanted.wants_body(),
+    };
+    let stream = url.host.connect(url.port, wanted.may_be_private).await?;
+    if url.is_tls {
+        exchange::ask(tls::over(stream, url.name()).await?, question).await
+    } else {
+        exchange::ask(stream, question).await
+    }
+}

@@ -1,0 +1,279 @@
+//! Where a PostgreSQL database is and who asks it: read from what a claim says, which holds no password.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::str::FromStr as _;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode};
+use waypost::evidence::Finding;
+
+/// How subjects begin that are connections to PostgreSQL.
+const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
+/// How other ways to write such a connection are told from paths.
+const PREFIX: &str = "postgres:";
+/// What stands before the name of the variable that has the connection.
+const VARIABLE: &str = "env:";
+/// Where PostgreSQL listens if nobody says otherwise.
+const PORT: u16 = 5432;
+/// Longest file of passwords that is read; a line is one database.
+const PASSFILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Says whether a subject is a connection to PostgreSQL.
+pub(crate) fn is_postgres(subject: &str) -> bool {
+    subject.starts_with(PREFIX) || SCHEMES.iter().any(|scheme| subject.starts_with(scheme))
+}
+
+/// Returns how a connection is recorded as the subject of a claim: `env:NAME` and `key=value` pairs are told from paths by
+/// `postgres:` before them.
+pub fn recorded_connection(text: &str) -> String {
+    if is_postgres(text) { text.to_owned() } else { format!("{PREFIX}{text}") }
+}
+
+/// Sees that a subject, as it is recorded, is a connection to a PostgreSQL database, and holds no password.
+///
+/// # Errors
+/// Why it is not; it is not quoted.
+pub fn check_connection(subject: &str) -> Result<(), String> {
+    match Written::of(subject) {
+        Written::Variable(name) => check_variable(name),
+        Written::Plain(text) => plain(text).map(drop),
+    }
+}
+
+/// Says whether a database is surely one of this machine.
+pub(crate) fn is_here(subject: &str) -> bool {
+    match Written::of(subject) {
+        Written::Plain(text) => plain(text).is_ok_and(|config| config.get_hosts().iter().all(is_near)),
+        Written::Variable(_) => false,
+    }
+}
+
+fn is_near(host: &Host) -> bool {
+    match host {
+        Host::Tcp(name) => crate::address::Host::read(name).is_here(),
+        Host::Unix(_) => true,
+    }
+}
+
+/// How a connection is written.
+enum Written<'a> {
+    /// In a variable of the environment, which is read when it is used.
+    Variable(&'a str),
+    Plain(&'a str),
+}
+
+impl<'a> Written<'a> {
+    fn of(subject: &'a str) -> Self {
+        let is_url = SCHEMES.iter().any(|scheme| subject.starts_with(scheme));
+        let bare = if is_url { subject } else { subject.strip_prefix(PREFIX).unwrap_or(subject) };
+        bare.strip_prefix(VARIABLE).map_or(Self::Plain(bare), Self::Variable)
+    }
+}
+
+fn check_variable(name: &str) -> Result<(), String> {
+    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_');
+    match begins && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        true => Ok(()),
+        false => Err("`env:` is followed by the name of a variable".to_owned()),
+    }
+}
+
+/// Reads a connection that stands in a claim.
+fn plain(text: &str) -> Result<Config, String> {
+    let config = Config::from_str(text).map_err(|error| {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("it is no connection to PostgreSQL{cause}")
+    })?;
+    if config.get_password().is_some() {
+        return Err("it holds a password, which would be recorded".to_owned());
+    }
+    one_host(config)
+}
+
+fn one_host(config: Config) -> Result<Config, String> {
+    match config.get_hosts().len() {
+        1 => Ok(config),
+        0 => Err("it names no host: that is a name, an address, or the folder of a socket".to_owned()),
+        _ => Err("it names several hosts, and a claim is about one database".to_owned()),
+    }
+}
+
+/// Variables of an environment.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Variables {
+    /// Those of this process, as they are when they are read.
+    #[default]
+    Own,
+    /// These.
+    Given(BTreeMap<String, String>),
+}
+
+impl Variables {
+    fn get(&self, name: &str) -> Option<String> {
+        let value = match self {
+            Self::Own => std::env::var(name).ok(),
+            Self::Given(variables) => variables.get(name).cloned(),
+        };
+        value.filter(|value| !value.is_empty())
+    }
+}
+
+/// All that is needed to connect.
+#[derive(Debug)]
+pub(crate) struct Login {
+    pub(crate) config: Config,
+    /// Why no password was taken from the file that may have it.
+    pub(crate) note: Option<String>,
+}
+
+impl Login {
+    /// Reads the subject of a claim, and what its environment says beside it. It looks into files.
+    pub(crate) fn of(subject: &str, variables: &Variables) -> Result<Self, Finding> {
+        let config = match Written::of(subject) {
+            Written::Plain(text) => plain(text).map_err(Finding::failed)?,
+            Written::Variable(name) => {
+                check_variable(name).map_err(Finding::failed)?;
+                let text =
+                    variables.get(name).ok_or_else(|| Finding::unknown(format!("`{name}` is not set")))?;
+                // What is wrong with it could quote a password.
+                let wrong = || {
+                    Finding::unknown(format!(
+                        "what `{name}` says is no connection to one PostgreSQL database"
+                    ))
+                };
+                Config::from_str(&text).ok().and_then(|config| one_host(config).ok()).ok_or_else(wrong)?
+            }
+        };
+        let mut login = Self { config, note: None };
+        if login.config.get_password().is_none() {
+            match variables.get("PGPASSWORD") {
+                Some(password) => drop(login.config.password(password)),
+                None => login.look_up(variables),
+            }
+        }
+        Ok(login)
+    }
+
+    /// Says whether the connection needs no encryption: it does not leave this machine.
+    pub(crate) fn is_plain(&self) -> bool {
+        let may_be_plain = !matches!(self.config.get_ssl_mode(), SslMode::Require);
+        let is_disabled = matches!(self.config.get_ssl_mode(), SslMode::Disable);
+        is_disabled || may_be_plain && self.config.get_hosts().iter().all(is_near)
+    }
+
+    /// Takes the password from the file of passwords, if there is one.
+    fn look_up(&mut self, variables: &Variables) {
+        let usual = || Some(PathBuf::from(variables.get("HOME")?).join(".pgpass"));
+        let Some(path) = variables.get("PGPASSFILE").map(PathBuf::from).or_else(usual) else { return };
+        let Ok(metadata) = std::fs::metadata(&path) else { return };
+        if !metadata.is_file() || metadata.len() > PASSFILE_BYTES_MAX {
+            return;
+        }
+        if metadata.permissions().mode() & 0o077 != 0 {
+            self.note = Some(format!("{} was left alone, as others can read it (chmod 600)", path.display()));
+            return;
+        }
+        let Ok(text) = std::fs::read_to_string(&path) else { return };
+        let user =
+            self.config.get_user().map(str::to_owned).or_else(|| variables.get("USER")).unwrap_or_default();
+        let database = self.config.get_dbname().unwrap_or(&user).to_owned();
+        let port = self.config.get_ports().first().copied().unwrap_or(PORT).to_string();
+        let hosts: Vec<String> = self.config.get_hosts().iter().flat_map(names_of).collect();
+        let is_for = |fields: &[String]| {
+            let takes = |at: usize, value: &str| fields[at] == "*" || fields[at] == value;
+            hosts.iter().any(|host| takes(0, host))
+                && takes(1, &port)
+                && takes(2, &database)
+                && takes(3, &user)
+        };
+        let mut lines = text.lines().filter(|line| !line.starts_with('#')).map(fields);
+        if let Some(line) = lines.find(|fields| fields.len() == 5 && is_for(fields)) {
+            self.config.password(&line[4]);
+        }
+    }
+}
+
+/// By which names the file of passwords knows a host: a socket is `localhost` there, too.
+fn names_of(host: &Host) -> Vec<String> {
+    match host {
+        Host::Tcp(name) => vec![name.clone()],
+        Host::Unix(folder) => vec![folder.to_string_lossy().into_owned(), "localhost".to_owned()],
+    }
+}
+
+/// Splits a line of the file of passwords at its colons; a backslash takes the next character as it is.
+fn fields(line: &str) -> Vec<String> {
+    let (mut fields, mut characters) = (vec![String::new()], line.chars());
+    while let Some(character) = characters.next() {
+        let taken = match character {
+            // The password is the rest.
+            ':' if fields.len() < 5 => {
+                fields.push(String::new());
+                continue;
+            }
+            '\\' => characters.next(),
+            other => Some(other),
+        };
+        fields.last_mut().expect("it begins with one").extend(taken);
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_connection, fields, is_here, recorded_connection};
+
+    #[test]
+    fn a_connection_names_one_host_and_holds_no_password() {
+        for good in [
+            "postgres://me@db.example:5433/jobs?sslmode=require",
+            "postgresql://db.example",
+            "env:DATABASE_URL",
+            "host=/run/postgresql dbname=jobs",
+            "host=localhost user=me",
+            "postgresql:///jobs?host=/tmp",
+        ] {
+            assert_eq!(check_connection(&recorded_connection(good)), Ok(()), "{good}");
+        }
+        for bad in [
+            "postgres://me:hunter22@db.example/jobs",
+            "host=a password=hunter22",
+            "postgres://a/b?password=hunter22",
+            "dbname=jobs",
+            "host=a,b",
+            "postgres://a,b/c",
+            "host=a colour=red",
+            "host=a sslmode=verify",
+            "env:",
+            "env:A B",
+            "env:A-B",
+            "",
+            "jobs",
+            "mysql://a/b",
+        ] {
+            let why = check_connection(&recorded_connection(bad)).expect_err(bad);
+            assert!(!why.contains("hunter22"), "{bad}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_database_of_this_machine_is_known() {
+        for (subject, here) in [
+            ("postgres:host=/tmp", true),
+            ("postgres://localhost/a", true),
+            ("postgres://127.0.0.1/a", true),
+            ("postgres://db.example/a", false),
+            ("postgres:env:DB", false),
+        ] {
+            assert_eq!(is_here(subject), here, "{subject}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_passwords_is_split_at_its_colons() {
+        assert_eq!(fields(r"a\:b:5432:*:me:p:w\\:d"), ["a:b", "5432", "*", "me", r"p:w\:d"]);
+    }
+}

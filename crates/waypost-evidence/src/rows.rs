@@ -1,0 +1,261 @@
+//! `db_row`: what is expected of rows, whatever database they are in.
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::Claim;
+
+use crate::found::kept;
+use crate::login::is_postgres;
+use crate::postgres::PostgresProbe;
+use crate::sqlite::SqliteProbe;
+use crate::{check, fits};
+
+/// Recorded kind of claims about rows.
+pub const DB_ROW: &str = "db_row";
+/// Most rows that are looked at one by one: a claim is about one, or about how many there are.
+pub(crate) const ROWS_MAX: usize = 100_000;
+/// Most bytes of values that are looked at: they are held in memory, beside those of seven other checks.
+pub(crate) const ROWS_BYTES_MAX: usize = 16 << 20;
+/// Most tables or columns that are named to who asked for another one.
+const NAMED_MAX: usize = 10;
+
+/// Checks `db_row`: by [`PostgresProbe`] where the subject is a PostgreSQL database, otherwise by [`SqliteProbe`].
+#[derive(Debug, Clone, Default)]
+pub struct RowProbe {
+    sqlite: SqliteProbe,
+    postgres: PostgresProbe,
+}
+
+impl RowProbe {
+    fn of(&self, claim: &Claim) -> &dyn Probe {
+        if is_postgres(&claim.subject) { &self.postgres } else { &self.sqlite }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for RowProbe {
+    fn kind(&self) -> &str {
+        DB_ROW
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self, claim: &Claim) -> bool {
+        self.of(claim).is_local(claim)
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        self.of(claim).check(claim, site).await
+    }
+
+    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
+        self.of(claim).pin(claim, site).await
+    }
+}
+
+/// What is expected of a database.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    Rows(Rows),
+    Query { text: String, equals: Value },
+}
+
+/// What is expected of the rows of a table.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) table: String,
+    /// The columns by which rows are meant.
+    pub(crate) keys: Map<String, Value>,
+    pub(crate) values: Map<String, Value>,
+    pub(crate) count: Option<Value>,
+}
+
+/// What was found of the rows that are meant.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// How many there are; nothing is expected of what stands in them.
+    Count(u64),
+    /// What stands in the columns of which something is expected.
+    Rows(Gathered),
+}
+
+/// Rows, as many as are looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    rows: Vec<Vec<Value>>,
+    bytes: usize,
+}
+
+impl Gathered {
+    /// Takes one row more, of which the values are `bytes` long.
+    pub(crate) fn push(&mut self, row: Vec<Value>, bytes: usize) -> Result<(), Finding> {
+        self.bytes += bytes;
+        if self.rows.len() == ROWS_MAX {
+            return Err(Finding::unknown(format!("more than {ROWS_MAX} rows are meant")));
+        }
+        if self.bytes > ROWS_BYTES_MAX {
+            return Err(too_long());
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+}
+
+pub(crate) fn too_long() -> Finding {
+    Finding::unknown(format!("what it gives is longer than {} MiB", ROWS_BYTES_MAX >> 20))
+}
+
+impl Wanted {
+    pub(crate) fn read(expect: &Value) -> Result<Self, Finding> {
+        let failed = |why: &str| Err(Finding::failed(why));
+        let Value::Object(expect) = expect else { return failed("no row is expected") };
+        let known = ["table", "where", "values", "count", "query", "equals"];
+        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
+            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+        }
+        let map = |name: &str| match expect.get(name) {
+            None => Ok(Map::new()),
+            Some(Value::Object(map)) if !map.is_empty() => Ok(map.clone()),
+            Some(_) => Err(Finding::failed(format!("`{name}` is a map of columns and values"))),
+        };
+        let count = expect.get("count");
+        for (name, value) in [("count", count), ("equals", expect.get("equals"))] {
+            let checked = value.map_or(Ok(()), check);
+            checked.map_err(|error| Finding::failed(format!("`{name}`: {error}")))?;
+        }
+        match (expect.get("table"), expect.get("query")) {
+            (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
+                let rows = Rows {
+                    table: table.clone(),
+                    keys: map("where")?,
+                    values: map("values")?,
+                    count: count.cloned(),
+                };
+                rows.checked().map(Self::Rows)
+            }
+            (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
+                Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
+                None => failed("a `query` needs what it `equals`"),
+            },
+            _ => failed("a row is told by a `table`, or by a `query` and what it `equals`"),
+        }
+    }
+}
+
+impl Rows {
+    fn checked(self) -> Result<Self, Finding> {
+        for (name, value) in &self.values {
+            check(value).map_err(|error| Finding::failed(format!("`values`: column `{name}`: {error}")))?;
+        }
+        match self.keys.iter().find(|(_, value)| value.is_array() || value.is_object()) {
+            Some((name, _)) => {
+                Err(Finding::failed(format!("`where`: column `{name}` is compared with one value")))
+            }
+            None => Ok(self),
+        }
+    }
+
+    /// The columns that are named.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &String> {
+        self.keys.keys().chain(self.values.keys())
+    }
+
+    /// Says what the rows that are meant come to.
+    pub(crate) fn judged(&self, found: &Found) -> Result<Finding, Finding> {
+        let number = match found {
+            Found::Count(count) => *count,
+            Found::Rows(gathered) => {
+                let mut number = 0;
+                for row in &gathered.rows {
+                    number += u64::from(self.takes(row)?);
+                }
+                number
+            }
+        };
+        let holds = match &self.count {
+            Some(count) => compared(count, &json!(number))?,
+            None => number > 0,
+        };
+        let first = match found {
+            Found::Rows(Gathered { rows, .. }) if self.count.is_none() => {
+                rows.first().map(|row| (rows.len(), row))
+            }
+            Found::Rows(_) | Found::Count(_) => None,
+        };
+        let found = match first {
+            Some((rows, first)) => {
+                let columns = self.values.keys().cloned().zip(first.iter().map(kept));
+                json!({ "rows": rows, "values": columns.collect::<Map<_, _>>() })
+            }
+            None => json!({ "rows": number }),
+        };
+        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+    }
+
+    fn takes(&self, row: &[Value]) -> Result<bool, Finding> {
+        for (wanted, found) in self.values.values().zip(row) {
+            if !compared(wanted, found)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Says that there is no such table, but which there are.
+    pub(crate) fn no_table(&self, known: &[String]) -> Finding {
+        Finding::failed(format!("it has no table `{}`{}", self.table, but(known)))
+    }
+
+    /// Sees that the table has all columns that are named.
+    pub(crate) fn in_columns(&self, known: &[String]) -> Result<(), Finding> {
+        match self.columns().find(|column| !known.contains(column)) {
+            Some(column) => {
+                Err(Finding::failed(format!("table `{}` has no column `{column}`{}", self.table, but(known))))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Names what there is.
+fn but(known: &[String]) -> String {
+    let mut names: Vec<String> = known.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
+    match known.len() {
+        0 => return ": it has none".to_owned(),
+        count if count > NAMED_MAX => names.push("others".to_owned()),
+        _ => {}
+    }
+    format!(": it has {}", names.join(", "))
+}
+
+/// Says what the first value of a query comes to.
+pub(crate) fn judged(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
+    Ok(if compared(wanted, found)? { Finding::ok(kept(found)) } else { Finding::differs(kept(found)) })
+}
+
+fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {
+    fits(wanted, found).map_err(|error| Finding::failed(error.to_string()))
+}
+
+/// A query that gives nothing.
+pub(crate) fn no_row() -> Finding {
+    Finding::absent("the `query` gives no row")
+}
+
+/// A query that could change something.
+pub(crate) fn not_reading() -> Finding {
+    Finding::failed("the `query` does not only read")
+}
+
+/// Writes a name so that it is a name, whatever stands in it.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

@@ -1,0 +1,223 @@
+//! A PostgreSQL server of the tests' own: made in a folder for the time being, and gone with the program that asked for it.
+//!
+//! ```text
+//!   test program --- pipe ---> shell ---> postgres
+//! ```
+//! The shell waits for the end of the pipe, which comes however the test program ends, stops the server and removes its
+//! folder.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::certificates::{KEY, SERVER};
+
+/// Where packages put the programs, beside the `PATH`: a folder, and how the names of versions in it begin.
+const VERSIONS: [(&str, &str); 4] = [
+    ("/usr/lib/postgresql", ""),
+    ("/usr", "pgsql"),
+    ("/opt/homebrew/opt", "postgresql"),
+    ("/usr/local/opt", "postgresql"),
+];
+/// Makes what is missing plain.
+const MISSING: &str = "this test needs PostgreSQL (`initdb`, `postgres`, `psql`), which is not on the PATH, and not in a \
+    folder where packages put it. `cargo xtask test` installs it; by hand: `apt-get install postgresql`, \
+    `dnf install postgresql-server`, or `brew install postgresql`";
+/// How long a server may take to answer: seconds on a quiet machine.
+const START: Duration = Duration::from_secs(120);
+/// The superuser of the server, who needs no password at its socket.
+pub const USER: &str = "waypost";
+/// A role that needs [`PASSWORD`] at the socket; over TCP, every role does.
+pub const LOCKED: &str = "locked";
+/// The password of every role.
+pub const PASSWORD: &str = "hunter22-of-the-tests";
+/// Starts the server, and ends it with whoever holds the other end of the pipe.
+const WATCH: &str = r#"trap '' INT TERM HUP
+"$1/postgres" -D "$2/data" >"$2/log" 2>&1 &
+server=$!
+read -r _
+kill -QUIT "$server"
+wait "$server"
+rm -rf "$2""#;
+
+/// A server of the tests' own.
+#[derive(Debug)]
+pub struct Cluster {
+    programs: PathBuf,
+    folder: PathBuf,
+    port: u16,
+    /// Its end is the end of the server.
+    _pipe: ChildStdin,
+}
+
+/// Returns the server of this program; the first who asks starts it.
+///
+/// # Panics
+/// If PostgreSQL is not there, or does not start: the test cannot be made, and must not pass.
+pub fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    CLUSTER.get_or_init(|| {
+        let programs = programs().unwrap_or_else(|| panic!("{MISSING}"));
+        Cluster::start(programs).unwrap_or_else(|error| panic!("PostgreSQL does not start: {error}"))
+    })
+}
+
+/// Finds the folder with the programs of the server; of several versions, the one with the greatest name.
+fn programs() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let of_packages = VERSIONS.into_iter().flat_map(|(above, begins)| {
+        let entries = fs::read_dir(above).into_iter().flatten().flatten();
+        let of_versions = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(begins));
+        let mut folders: Vec<PathBuf> = of_versions.map(|entry| entry.path().join("bin")).collect();
+        folders.sort();
+        folders.into_iter().rev()
+    });
+    let has_all =
+        |folder: &PathBuf| ["initdb", "postgres", "psql"].iter().all(|name| folder.join(name).is_file());
+    std::env::split_paths(&path).chain(of_packages).find(has_all)
+}
+
+impl Cluster {
+    fn start(programs: PathBuf) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("waypost-pg-").tempdir_in("/tmp")?.keep();
+        let owner = owner()?;
+        let own = |path: &Path| owner.map_or(Ok(()), |(user, group)| chown(path, Some(user), Some(group)));
+        own(&folder)?;
+        let data = folder.join("data");
+        let mut init = as_owner(programs.join("initdb"), owner);
+        init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"]).arg(&data);
+        checked(init.current_dir(&folder).output()?)?;
+
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let settings = format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\n\
+             ssl = on\nssl_cert_file = 'test.pem'\nssl_key_file = 'test.key'\nmax_connections = 50\n",
+            folder.display()
+        );
+        let access =
+            "local all locked scram-sha-256\nlocal all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n";
+        for (name, text) in
+            [("waypost.conf", &*settings), ("pg_hba.conf", access), ("test.pem", SERVER), ("test.key", KEY)]
+        {
+            let path = data.join(name);
+            fs::write(&path, text)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            own(&path)?;
+        }
+        let main = data.join("postgresql.conf");
+        let text = fs::read_to_string(&main)?;
+        fs::write(&main, format!("{text}\ninclude 'waypost.conf'\n"))?;
+
+        let mut watch = as_owner(PathBuf::from("/bin/sh"), owner);
+        watch.args(["-c", WATCH, "sh"]).arg(&programs).arg(&folder).current_dir(&folder);
+        watch.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let pipe = watch.spawn()?.stdin.take().expect("it was asked for");
+        let cluster = Self { programs, folder, port, _pipe: pipe };
+        cluster.wait()?;
+        cluster.run(
+            "postgres",
+            &format!(
+                "CREATE ROLE locked LOGIN PASSWORD '{PASSWORD}'; ALTER ROLE waypost PASSWORD '{PASSWORD}'"
+            ),
+        )?;
+        Ok(cluster)
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let begun = Instant::now();
+        loop {
+            let Err(error) = self.run("postgres", "SELECT 1") else { return Ok(()) };
+            if begun.elapsed() > START {
+                let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+                return Err(io::Error::other(format!("{error}\n{log}")));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn run(&self, database: &str, text: &str) -> io::Result<()> {
+        let mut psql = Command::new(self.psql());
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", USER, "-d", database, "-c", text, "-p"]);
+        psql.arg(self.port.to_string()).arg("-h").arg(&self.folder).stdin(Stdio::null());
+        checked(psql.output()?)
+    }
+
+    /// Makes a database, in place of one of that name, and does there what a text says.
+    ///
+    /// # Panics
+    /// If that cannot be done.
+    pub fn database(&self, name: &str, text: &str) {
+        for text in [format!("DROP DATABASE IF EXISTS {name}"), format!("CREATE DATABASE {name}")] {
+            self.run("postgres", &text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        }
+        self.sql(name, text);
+    }
+
+    /// Does what a text says in a database.
+    ///
+    /// # Panics
+    /// If that cannot be done.
+    pub fn sql(&self, database: &str, text: &str) {
+        self.run(database, text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+
+    /// Returns the connection of a role to a database at the socket.
+    pub fn connection(&self, user: &str, database: &str) -> String {
+        format!("host={} port={} user={user} dbname={database}", self.folder.display(), self.port)
+    }
+
+    /// Returns the folder of its socket.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Returns its port, which is part of the name of the socket, too.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns the program that does what SQL says.
+    pub fn psql(&self) -> PathBuf {
+        self.programs.join("psql")
+    }
+}
+
+/// Who the server runs as: it refuses to be root. Packages make a user for it.
+fn owner() -> io::Result<Option<(u32, u32)>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = fs::read_to_string("/etc/passwd")?;
+    let ids = |name: &str| {
+        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut numbers = line.split(':').skip(2).map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    };
+    let found = ids("postgres").or_else(|| ids("nobody"));
+    found
+        .map(Some)
+        .ok_or_else(|| io::Error::other("there is neither a user `postgres` nor `nobody` to run it as"))
+}
+
+fn as_owner(program: PathBuf, owner: Option<(u32, u32)>) -> Command {
+    let mut command = Command::new(program);
+    if let Some((user, group)) = owner {
+        command.uid(user).gid(group);
+    }
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    command
+}
+
+fn checked(output: Output) -> io::Result<()> {
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+}

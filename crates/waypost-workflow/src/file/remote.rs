@@ -1,0 +1,141 @@
+//! Kinds of evidence about what answers over a connection.
+
+use serde_json::Value;
+use waypost_evidence::{API_RESPONSE, CONTAINER_RUNNING, DB_ROW, ENGINES, METHODS};
+
+use super::about::About;
+use super::evidence::{Expected, KindOfEvidence};
+use super::expectation::Wanted;
+use super::fields::KeySet;
+
+pub(super) static HTTP: KeySet = KeySet {
+    what: "`http` evidence",
+    keys: &[
+        "http",
+        "status",
+        "method",
+        "headers",
+        "body",
+        "json",
+        "contains",
+        "private",
+        "name",
+        "not",
+        "timeout",
+        "within",
+        "at",
+        "severity",
+        "sensitive",
+        "metadata",
+    ],
+    later: &[],
+    elsewhere: &[],
+};
+
+pub(super) static CONTAINER: KeySet = KeySet {
+    what: "`container` evidence",
+    keys: &[
+        "container",
+        "running",
+        "healthy",
+        "image",
+        "engine",
+        "name",
+        "not",
+        "timeout",
+        "within",
+        "at",
+        "severity",
+        "sensitive",
+        "metadata",
+    ],
+    later: &[],
+    elsewhere: &[],
+};
+
+pub(super) static POSTGRES: KeySet = KeySet {
+    what: "`postgres` evidence",
+    keys: &[
+        "postgres",
+        "table",
+        "where",
+        "values",
+        "count",
+        "query",
+        "equals",
+        "name",
+        "not",
+        "timeout",
+        "within",
+        "at",
+        "severity",
+        "sensitive",
+        "metadata",
+    ],
+    later: &[],
+    elsewhere: &[],
+};
+
+/// The kinds.
+pub(super) static REMOTE: [KindOfEvidence; 3] = [POSTGRES_KIND, CONTAINER_KIND, HTTP_KIND];
+
+const POSTGRES_KIND: KindOfEvidence = KindOfEvidence {
+    key: "postgres",
+    recorded: DB_ROW,
+    about: About::Database,
+    set: &POSTGRES,
+    expectations: &[
+        ("table", Wanted::Text),
+        ("where", Wanted::Columns),
+        ("values", Wanted::Columns),
+        ("count", Wanted::Fit),
+        ("query", Wanted::Query),
+        ("equals", Wanted::Fit),
+    ],
+};
+
+const CONTAINER_KIND: KindOfEvidence = KindOfEvidence {
+    key: "container",
+    recorded: CONTAINER_RUNNING,
+    about: About::Container,
+    set: &CONTAINER,
+    expectations: &[
+        ("running", Wanted::Truth),
+        ("healthy", Wanted::Truth),
+        ("image", Wanted::Fit),
+        ("engine", Wanted::Word(&ENGINES)),
+    ],
+};
+
+const HTTP_KIND: KindOfEvidence = KindOfEvidence {
+    key: "http",
+    recorded: API_RESPONSE,
+    about: About::Url,
+    set: &HTTP,
+    expectations: &[
+        ("status", Wanted::Fit),
+        ("method", Wanted::Word(&METHODS)),
+        ("headers", Wanted::Headers),
+        ("body", Wanted::Fit),
+        ("json", Wanted::Paths),
+        ("contains", Wanted::Texts),
+        ("private", Wanted::Truth),
+    ],
+};
+
+/// Says what is wrong with what is expected together, and what would be right.
+pub(super) fn incomplete(
+    kind: &KindOfEvidence,
+    found: &[(String, Expected)],
+) -> Option<(&'static str, &'static str)> {
+    let value = |name: &str| found.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+    let is = |name: &str, text: &str| matches!(value(name), Some(Expected::Plain(Value::String(found))) if found == text);
+    let of_body = ["body", "json", "contains"].into_iter().any(|name| value(name).is_some());
+    match kind.key {
+        "http" if is("method", "HEAD") && of_body => Some((
+            "an answer to `HEAD` has no body",
+            "remove `method: HEAD`, or what is expected of the body",
+        )),
+        _ => None,
+    }
+}
