@@ -362,7 +362,7 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
 /// Says what changed; of a step that runs another file, which one, as that may be what did.
 fn line(change: &Change, changed: &Workflow) -> String {
     let child = changed.step(change.step.as_str()).and_then(|step| step.work.child());
-    let file = child.map(|child| format!(", which runs {},", child.file())).unwrap_or_default();
+    let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
     let finished = match change.touches_finished {
         _ if change.half_done => ", which is half done",
         true => ", which is finished",
@@ -371,7 +371,7 @@ fn line(change: &Change, changed: &Workflow) -> String {
     match &change.kind {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
-        ChangeKind::Altered => format!("  ~ step {}{file} does something else{finished}", change.step),
+        ChangeKind::Altered => format!("  ~ step {} does something else{finished}{file}", change.step),
         ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
         ChangeKind::Reordered(before) => {
             format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)

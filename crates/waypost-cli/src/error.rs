@@ -316,6 +316,7 @@ impl Error {
                 .into_iter()
                 .map(|(file, problem)| ProblemView::of(file, problem))
                 .collect(),
+            with_hint: matches!(self, Self::NotAdopted { .. }),
         });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }

@@ -272,7 +272,7 @@ fn a_file_that_changed_or_is_gone_is_named() {
     let told = rig.waypost(&["resume", "r"]);
     assert!(told.starts_with("exit 9\n"), "{told}");
     assert!(
-        told.contains("  ~ step w, which runs child.yaml, does something else, which is finished\n"),
+        told.contains("  ~ step w does something else, which is finished; it runs child.yaml\n"),
         "{told}"
     );
 

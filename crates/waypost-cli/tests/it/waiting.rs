@@ -116,9 +116,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
     assert_eq!(status(&rig), "waiting");
     assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(0), "it is not due");
     let running = rig.start(&["resume", "r"]);
-    crate::rig::wait_until("the pause is over", || {
-        rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go"
-    });
+    wait_until("the pause is over", || rig.json(&["show", "r", "--json"])["waiting"][0]["step"] == "go");
     running.signal(libc::SIGKILL);
     drop(running);
     assert_eq!(status(&rig), "waiting");
@@ -140,7 +138,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
 fn ctrl_c_ends_the_waiting_and_not_the_run() {
     let rig = Rig::with("steps:\n  - {id: go, wait: go}\n  - {id: b, run: echo b >> trace}\n");
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
-    crate::rig::wait_until("it waits", || {
+    wait_until("it waits", || {
         rig.call(&["list", "--json"]).stdout.windows(9).any(|text| text == b"\"waiting\"")
     });
 
