@@ -15,7 +15,7 @@ use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdi
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Child, Step, Workflow};
+use waypost_workflow::file::{Child, ReadError, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -245,6 +245,12 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
             );
             return Ok(own.with_note(note));
         }
+        Err(ReadError::File(error)) if choice.with.is_none() => {
+            return Err(Error::NotAdopted {
+                run: snapshot.entry.summary.run.clone(),
+                error: Box::new(error),
+            });
+        }
         Err(error) => return Err(error.into()),
     };
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
@@ -276,7 +282,7 @@ fn compare(
 ) -> Result<Chosen, Error> {
     let shape = shape_of(&changed, surroundings::cores())?;
     let changes = changes(&own.shape, position, &snapshot.definition, &shape);
-    let diff: Vec<String> = changes.iter().map(line).collect();
+    let diff: Vec<String> = changes.iter().map(|change| line(change, &changed)).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     let run = &snapshot.entry.summary.run;
     if touches_finished && !choice.restart && !choice.looks && !choice.forks && choice.with.is_none() {
@@ -353,7 +359,10 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
 }
 
-fn line(change: &Change) -> String {
+/// Says what changed; of a step that runs another file, which one, as that may be what did.
+fn line(change: &Change, changed: &Workflow) -> String {
+    let child = changed.step(change.step.as_str()).and_then(|step| step.work.child());
+    let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
     let finished = match change.touches_finished {
         _ if change.half_done => ", which is half done",
         true => ", which is finished",
@@ -362,7 +371,7 @@ fn line(change: &Change) -> String {
     match &change.kind {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
-        ChangeKind::Altered => format!("  ~ step {} does something else{finished}", change.step),
+        ChangeKind::Altered => format!("  ~ step {} does something else{finished}{file}", change.step),
         ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
         ChangeKind::Reordered(before) => {
             format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)

@@ -118,6 +118,14 @@ pub(crate) enum Error {
     /// The workflow file, or a params file, is wrong; everything that is, with its places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     File(Box<FileError>),
+    /// The workflow file of a run, or one that it names, is wrong by now; everything that is, with its places.
+    #[error("{} is not as it must be: {}", .error.path().display(), first_problem(.error))]
+    NotAdopted {
+        /// The run.
+        run: RunId,
+        /// What is wrong.
+        error: Box<FileError>,
+    },
     /// A params file is not a map of params; everything that is wrong, with its places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     ParamsFile(Box<FileError>),
@@ -300,7 +308,7 @@ impl Error {
             Self::File(error) | Self::ParamsFile(error) | Self::Config(error) | Self::Foreign(error) => {
                 Some(error)
             }
-            Self::Made { error, .. } => Some(error),
+            Self::Made { error, .. } | Self::NotAdopted { error, .. } => Some(error),
             _ => None,
         }
     }
@@ -328,6 +336,7 @@ impl Error {
                 .into_iter()
                 .map(|(file, problem)| ProblemView::of(file, problem))
                 .collect(),
+            with_hint: matches!(self, Self::NotAdopted { .. }),
         });
         Diagnosis { code, exit, message: self.to_string(), hint, causes, rendered }
     }
@@ -376,6 +385,13 @@ impl Error {
             Self::File(_) => {
                 ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
             }
+            Self::NotAdopted { run, .. } => (
+                "invalid_workflow",
+                Exit::InvalidWorkflow,
+                Some(format!(
+                    "put it right, or go on with the run's own copy: `waypost resume {run} --keep-definition`"
+                )),
+            ),
             Self::Config(_) => ("invalid_config", Exit::InvalidWorkflow, None),
             Self::Foreign(_) => (
                 "invalid_workflow",

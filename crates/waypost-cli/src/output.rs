@@ -161,6 +161,9 @@ impl Output {
                     &problem.message,
                 ));
             }
+            if let Some(hint) = diagnosis.hint.as_ref().filter(|_| rendered.with_hint) {
+                self.err(&format!("{} {}", paint.cyan("hint:"), shown_lines(hint)));
+            }
             return;
         }
         let mut text = format!("{} {}", paint.red("error:"), shown_lines(&diagnosis.message));

@@ -351,6 +351,8 @@ pub(crate) struct WhyView {
     pub(crate) decision: DecisionView,
     /// Every record of the step that counts, oldest first.
     pub(crate) history: Vec<CheckpointView>,
+    /// What stops a resume before it does anything.
+    pub(crate) stops: Vec<String>,
 }
 
 /// The answer of `delete`.

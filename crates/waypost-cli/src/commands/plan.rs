@@ -38,7 +38,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (store, run) = context.find(Some(&args.run)).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let (plan, _) = planned(context, &store, &snapshot).await?;
+    let (plan, stops) = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
     let ended;
@@ -78,6 +78,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             run: run.to_string(),
             decision: decision.into(),
             history: records,
+            stops,
         })?;
         return Ok(Exit::Done);
     }
@@ -198,8 +199,8 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}{on}: {would}, because {cause}")
 }
 
-/// Says what stops a resume with this workflow before it does anything: that the run was cancelled, or has used more than it
-/// may, and checkpoints that were there and are not any more.
+/// Says what stops a resume with this workflow before it does anything: that the run is under way, was cancelled, or has used
+/// more than it may, and checkpoints that were there and are not any more.
 pub(crate) async fn stops(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -217,7 +218,11 @@ pub(crate) async fn stops(
     let spent = super::resume::passed_budget(store, snapshot, workflow).await?.map(|passed| {
         format!("the run has passed its budget ({passed}); a resume stops until `budget` is raised")
     });
-    Ok(cancelled.into_iter().chain(missing).chain(told).chain(spent).collect())
+    let held =
+        snapshot.entry.summary.holder.as_ref().map(|holder| {
+            format!("the run is under way, held by {holder}; this is what follows if it ends now")
+        });
+    Ok(cancelled.into_iter().chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 
 /// Plans what a resume does, with what stops it before, which is told.
@@ -235,11 +240,6 @@ pub(super) async fn planned(
     }
     let stops = stops(store, snapshot, &chosen.workflow).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));
-    if let Some(holder) = &snapshot.entry.summary.holder {
-        context
-            .output
-            .note(&format!("The run is under way, held by {holder}; this is what follows if it ends now."));
-    }
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     looking::tell_in(&mut plan, look);

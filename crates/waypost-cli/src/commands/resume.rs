@@ -54,6 +54,7 @@ pub(crate) async fn resume_in(
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
     encode(store.as_ref(), &run, &mut args.from).await?;
+    refuse_unknown_branch(store.as_ref(), &run, args.from.as_deref()).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);
         if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
@@ -74,6 +75,18 @@ pub(crate) async fn resume_in(
     let prepared = Prepared::of(context, &store, &run, &args).await?;
     let session = Session::begin(context, prepared.timeout)?;
     prepared.go_on(context, store, &session, &args).await
+}
+
+/// Refuses to go on from a branch that the run never had.
+async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str>) -> Result<(), Error> {
+    let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
+    match named {
+        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(Error::not_found(
+            format!("branch `{branch}` in run {run}"),
+            format!("`waypost checkpoints {run}` names the branches that there are"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Goes on with a run in a session that has begun already.

@@ -29,4 +29,6 @@ pub(crate) struct Rendered {
     pub(crate) styled: String,
     /// One by one.
     pub(crate) problems: Vec<ProblemView>,
+    /// The hint says what they do not, and is shown below them.
+    pub(crate) with_hint: bool,
 }

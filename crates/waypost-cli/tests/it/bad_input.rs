@@ -2,7 +2,7 @@
 
 use std::io::{Seek as _, SeekFrom, Write as _};
 
-use crate::rig::{FLOW, Rig, check};
+use crate::rig::{FLOW, Rig, check, code_of};
 
 #[test]
 fn a_workflow_file_that_is_not_there() {
@@ -273,4 +273,21 @@ fn items_are_not_made_of_what_is_no_text() {
     assert!(told.starts_with("exit 1\n"), "{told}");
     assert!(told.contains("what the command printed: it is not valid UTF-8 after byte 4"), "{told}");
     assert!(!rig.path("done.txt").exists());
+}
+
+// What happened: `--from each:zz/p` of an item that is not there gave three reasons of which one might be it. What stops it now:
+// a branch that the run never had is refused by its name.
+#[test]
+fn a_branch_that_is_not_there_is_not_gone_on_from() {
+    let rig = Rig::with("steps:\n  - {id: each, foreach: {items: [x], steps: [{id: p, run: 'true'}]}}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    for args in
+        [&["resume", "r", "--from", "each:zz/p"][..], &["resume", "r", "--from", "each:zz/p", "--dry-run"]]
+    {
+        let told = rig.waypost(args);
+        assert!(told.starts_with("exit 5\n"), "{told}");
+        assert!(told.contains("there is no branch `each:zz` in run r\n"), "{told}");
+    }
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "each:x/p", "-q"]), Some(0));
 }

@@ -258,3 +258,27 @@ fn a_pipe_in_place_of_a_workflow_file_hangs_nothing() {
 
     check("children_pipes", &said.collect::<String>());
 }
+
+// What happened: a file that the workflow names had changed, and only the workflow's own name was told; one that was gone
+// stopped a resume without a word of the run's own copy. What stops it now: the file is named, and so is the option.
+#[test]
+fn a_file_that_changed_or_is_gone_is_named() {
+    let rig = Rig::with("steps:\n  - {id: w, workflow: child.yaml}\n  - {id: z, run: test -e ok}\n");
+    rig.write("child.yaml", "steps: [{id: c, run: 'true'}]\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    rig.write("ok", "");
+
+    rig.write("child.yaml", "steps: [{id: c, run: ':'}]\n");
+    let told = rig.waypost(&["resume", "r"]);
+    assert!(told.starts_with("exit 9\n"), "{told}");
+    assert!(
+        told.contains("  ~ step w does something else, which is finished; it runs child.yaml\n"),
+        "{told}"
+    );
+
+    std::fs::remove_file(rig.path("child.yaml")).unwrap();
+    let told = rig.waypost(&["resume", "r"]);
+    assert!(told.starts_with("exit 78\n") && told.contains("child.yaml"), "{told}");
+    assert!(told.contains("the run's own copy: `waypost resume r --keep-definition`"), "{told}");
+    assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(0));
+}

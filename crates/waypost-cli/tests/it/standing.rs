@@ -97,3 +97,27 @@ fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
     assert_eq!(plan[1..4], own);
     assert_eq!(plan[4..], ["a:run.on_failure/top run"]);
 }
+
+// What happened: of a step that was running, `why --json`, `plan --json` and `resume --dry-run` said that a person must decide, as
+// it was cut, and not that the run is under way. What stops it now: that is among what stops a resume.
+#[test]
+fn what_looks_ahead_says_that_the_run_is_under_way() {
+    let rig = Rig::with(ITEMS);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("begun", |_| true);
+    let looks = [&["why", "r", "f:1/i2"][..], &["plan", "r"], &["resume", "r", "--dry-run"]];
+
+    for look in looks {
+        let stops = rig.json(&[look, &["--json"]].concat())["stops"].clone();
+        let words = stops[0].as_str().unwrap_or_default().to_owned();
+        assert!(words.starts_with("the run is under way, held by process "), "{look:?}: {stops}");
+        assert!(rig.waypost(look).contains(&words), "{look:?}");
+    }
+
+    running.signal(libc::SIGKILL);
+    running.end();
+    wait_until("the run is free", || rig.json(&["show", "r", "--json"])["status"] != "running");
+    for look in looks {
+        assert_eq!(rig.json(&[look, &["--json"]].concat())["stops"], serde_json::json!([]), "{look:?}");
+    }
+}

@@ -271,7 +271,7 @@ fn a_plan_knows_what_has_come() {
             &["answer", "r", "yes"][..],
         ),
         ("{id: b, wait: go}", "signal `go`", &["signal", "r", "go"]),
-        ("{id: b, sleep: 300ms}", "20", &["list"]),
+        ("{id: b, sleep: 2s}", "20", &["list"]),
     ];
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         for (step, what, gives) in flows {

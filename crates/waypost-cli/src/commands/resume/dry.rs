@@ -233,9 +233,8 @@ async fn on_branch(
         return Err(RunError::InvalidStep(step.clone()).into());
     }
     let run = &snapshot.entry.record.record().run;
-    let is_there = store.branches(run).await?.contains(branch);
-    if !is_there || store.newest(run, branch).await?.header().end == Some(End::Failed) {
-        let why = "there is none, it has failed, or no step waits for it or has joined it".to_owned();
+    if store.newest(run, branch).await?.header().end == Some(End::Failed) {
+        let why = "it has failed, or no step waits for it or has joined it".to_owned();
         return Err(RunError::NoState { at: format!("branch `{branch}` of run {run}"), why }.into());
     }
     let branches = joined_again(shape, [(branch.clone(), Some(step.clone()))]);
