@@ -144,8 +144,7 @@ pub struct CarriedOver {
 /// A finished step that does something else now is open again, and so is every finished step after one that is open.
 /// They come up in a new epoch, because that is a deliberate redo: with new keys, and attempts counted from one.
 ///
-/// `asks`: a person is asked about those that must not be repeated blindly when they come next, or what they open. A step
-/// that does something else itself, and opens nothing, is not one of them: what it does now has not been done.
+/// `asks`: a person is asked about those that must not be repeated blindly when they come next, or what they open.
 pub fn carry_over(
     before: &Shape,
     position: &Position,
@@ -178,7 +177,7 @@ pub fn carry_over(
             && (!is_changed || step.opens_careful())
             && step.must_ask_again(was_finished && position.did(&step.id), known)
         {
-            asked.push((step.id.clone(), known.filter(|entry| entry.is_begun()).cloned(), is_changed));
+            asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned(), is_changed));
         } else {
             redone.push((step.id.clone(), reason));
         }

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, Status, StepPrint};
 
 mod children;
 mod loops;
@@ -107,11 +107,18 @@ impl Step {
         if fan.after { self.after.as_ref() } else { self.children.as_ref() }
     }
 
+    /// Says whether it has begun where it stands, so that it or its branches may have done something.
+    pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
+        let is_later_pass =
+            self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1);
+        entry.fan.is_some() || entry.status == Status::Started || is_later_pass
+    }
+
     /// Says whether a person must be asked before it is done after something that it needs was done again: it was done, or
     /// begun (`entry` is where it stands), and must not be repeated blindly, or what it opens.
     pub(crate) fn must_ask_again(&self, was_done: bool, entry: Option<&FrontierEntry>) -> bool {
         let is_careful = !self.idempotent || self.opens_careful();
-        is_careful && (was_done || entry.is_some_and(FrontierEntry::is_begun))
+        is_careful && (was_done || entry.is_some_and(|entry| self.has_begun(entry)))
     }
 
     /// Says whether the branches of its work have steps that must not be repeated blindly.

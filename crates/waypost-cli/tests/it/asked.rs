@@ -498,3 +498,86 @@ fn a_failure_that_was_tolerated_stays_one() {
         );
     }
 }
+
+/// A run whose second pass failed of a step that must not be repeated and is repeated.
+const PASSES: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
+  - {id: g, idempotent: false, repeat: {until: iteration == 3, max: 4}, run: 'echo g$I >> trace; test $I != 2 || test -e go', env: {I: '${{ iteration }}'}}
+  - {id: z, run: 'echo z >> trace'}
+";
+
+// What happened: passes that were done were repeated without a word where a later one had failed, or what was left of them
+// was passed over. Why: a step that has failed was not taken for one that did something. What stops it now: its passes did.
+#[test]
+fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
+    for store in STORES {
+        for by_evidence in [false, true] {
+            for (answer, expect) in [("done", &["g2", "g3", "z"][..]), ("retry", &["g1", "g2", "g3", "z"])] {
+                let rig = Rig::with(PASSES).at(store);
+                has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 1, store);
+                assert_eq!(ran(&rig), ["a", "g1", "g2"]);
+                rig.write("go", "");
+                if by_evidence {
+                    std::fs::remove_file(rig.path("ev")).expect("it was made");
+                    has_ended(&rig, &["resume", "r", "-q"], 8, store);
+                } else {
+                    has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+                }
+                assert_eq!(ran(&rig), ["a"], "{store} {by_evidence}");
+
+                has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
+
+                assert_eq!(ran(&rig), expect, "{store} {answer} {by_evidence}");
+            }
+        }
+    }
+}
+
+// What happened: a step that had begun on items was said to be done in a run that began elsewhere, or after its own steps had
+// changed: what was left of it was passed over. What stops it now: that is refused, and says why.
+#[test]
+fn what_cannot_be_gone_on_with_is_not_done() {
+    for store in STORES {
+        for flow in flows() {
+            let rig = rig_of(&flow, store);
+            rig.write("fail-q", "");
+            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 8, &flow);
+            ran(&rig);
+
+            let refused = rig.call(&["resume", "f", "--treat-as", "done"]);
+
+            assert_ne!(refused.status.code(), Some(0), "{flow}");
+            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
+            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
+            has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &flow);
+            assert_eq!(ran(&rig), ["q", "z"], "{store} {flow}");
+        }
+    }
+}
+
+// What happened: after a rollback to before it, a step that was put aside and begun anew was taken up with branches that are
+// not there any more, and paid again. What stops it now: only with branches that are.
+#[test]
+fn who_goes_back_does_not_take_up_what_was_begun_anew() {
+    for store in STORES {
+        for flow in flows() {
+            let rig = rig_of(&flow, store);
+            rig.write("fail-q", "");
+            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            has_ended(&rig, &["checkpoint", "r", "--label", "asked", "-q"], 0, &flow);
+            has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
+            ran(&rig);
+            has_ended(&rig, &["rollback", "r@asked", "-q"], 0, &flow);
+
+            let refused = code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]);
+
+            assert_ne!(refused, Some(0), "{store} {flow}");
+            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
+        }
+    }
+}

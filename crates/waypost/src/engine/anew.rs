@@ -72,7 +72,7 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         position.ledger.remove(&step.id);
         if asks && !named.contains(&place) && step.must_ask_again(was_done, entry.as_ref()) {
             // What it gave stays: a person may say that it still holds.
-            let begun = entry.filter(FrontierEntry::is_begun);
+            let begun = entry.filter(|entry| step.has_begun(entry));
             position.ask_about(&step.id, begun);
             continue;
         }

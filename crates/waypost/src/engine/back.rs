@@ -60,7 +60,7 @@ pub(super) async fn go_back(
             true => entry.fan.is_some(),
             false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
         };
-        if is_left && !is_named {
+        if (is_left || !goes_on) && !is_named {
             check_left(shape, entry, &record)?;
         }
         if let Some(fan) = entry.fan.take_if(|_| is_left) {
@@ -77,6 +77,14 @@ pub(super) async fn go_back(
         }
     }
     position.ahead = None;
+    // Of what was put aside then and taken up since, the branches are others.
+    let stands = base.position.aside.iter().chain(&base.position.frontier);
+    let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
+    for entry in &mut position.aside {
+        if entry.fan.take_if(|fan| !kept.contains(&fan.since)).is_some() {
+            entry.status = Status::Started;
+        }
+    }
     if let Some(step) = step {
         // Whoever names it has decided.
         position.ask_no_more(step);

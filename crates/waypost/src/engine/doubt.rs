@@ -204,10 +204,18 @@ pub(super) fn decide_as_told<P: Program>(
             let why = format!("step `{step}` is in doubt, and does not come next any more");
             return Err(RunError::Changed { run, why });
         };
-        let begun = line.position.aside.iter().find(|entry| entry.step == *step);
-        if begun.is_some_and(|entry| entry.fan.is_some()) && matches!(on_doubt, OnDoubt::Done) {
-            line.go_on_as_told(place);
-            continue;
+        let begun = line.position.aside.iter().find(|entry| entry.step == *step).cloned();
+        if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
+            let is_cut = begun.fan.is_none() && begun.status == Status::Started;
+            if is_cut && line.shape.steps()[place].children.is_some() {
+                let why = "it had begun, and the branches that it was amid are not those of this graph, or of this run; it can only be begun anew";
+                return Err(not_settled(line, &doubtful, why));
+            }
+            if !is_cut {
+                line.go_on_as_told(place);
+                continue;
+            }
+            line.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
         }
         match settled(program, line, (place, &doubtful), on_doubt)? {
             Some(settled) => line.settle_as_told(place, settled),

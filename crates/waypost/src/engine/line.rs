@@ -472,7 +472,12 @@ impl<'a, S> Line<'a, S> {
     pub(super) fn go_on_as_told(&mut self, place: usize) {
         let step = self.step_id(place).clone();
         if let Some(begun) = self.position.ask_no_more(&step) {
-            *self.entry_mut(place) = begun;
+            // As a resume takes up what has failed.
+            let status = match begun.status {
+                Status::Failed | Status::Started => Status::Ready,
+                other => other,
+            };
+            *self.entry_mut(place) = FrontierEntry { status, failures: 0, wake_at: None, ..begun };
         }
         self.draft_of(place, Phase::Restored, Reason::Manual);
     }

@@ -87,7 +87,7 @@ pub(super) async fn open_again(
     for (place, step) in shape.steps().iter().enumerate().filter(|(at, _)| *at != place && after.has(*at)) {
         let known = known.position.frontier.iter().find(|entry| entry.step == step.id);
         if !retries && step.must_ask_again(!unfinished.has(place) && position.did(&step.id), known) {
-            position.ask_about(&step.id, known.filter(|entry| entry.is_begun()).cloned());
+            position.ask_about(&step.id, known.filter(|entry| step.has_begun(entry)).cloned());
         }
     }
     position.frontier.retain(|entry| !is_after(entry));

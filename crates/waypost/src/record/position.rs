@@ -180,11 +180,6 @@ impl FrontierEntry {
         }
     }
 
-    /// Says whether the step has begun, so that it or its branches may have done something.
-    pub fn is_begun(&self) -> bool {
-        self.fan.is_some() || self.status == Status::Started
-    }
-
     /// Stands where the branches that the step opened by its work are about to be joined, or opened, if it stands amid what
     /// comes after that: this is done once more then.
     pub fn back_to_work(&mut self) {
