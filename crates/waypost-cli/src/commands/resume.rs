@@ -72,7 +72,12 @@ pub(crate) async fn resume_in(
         let letters = super::dead_letters::letters(store.as_ref(), &run).await?;
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
-    let prepared = Prepared::of(context, &store, &run, &args).await?;
+    let mut prepared = Prepared::of(context, &store, &run, &args).await?;
+    if prepared.decides_first {
+        prepared.only_write(Arc::clone(&store), &args, None).await?;
+        args.treat_as = None;
+        prepared = Prepared::of(context, &store, &run, &args).await?;
+    }
     let session = Session::begin(context, prepared.timeout)?;
     prepared.go_on(context, store, &session, &args).await
 }
@@ -259,6 +264,8 @@ pub(super) struct Prepared {
     timeout: Option<std::time::Duration>,
     /// What the params become, if a person says so.
     params: Option<Map<String, Value>>,
+    /// What a person decides is written before finished steps are looked at: some of them are to be done again.
+    decides_first: bool,
 }
 
 impl Prepared {
@@ -275,7 +282,7 @@ impl Prepared {
         }
         let frozen = entry.record.record().clone();
         let setting = Setting { set: &args.set, from: args.from.as_deref() };
-        let mut params = None;
+        let (mut params, mut decides_first) = (None, false);
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
                 if !args.restart {
@@ -284,7 +291,7 @@ impl Prepared {
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 if let Some(treat_as) = args.treat_as {
-                    decide(context, store, &snapshot, &chosen, treat_as).await?;
+                    decides_first = decide(context, store, &snapshot, &chosen, treat_as).await?;
                 }
                 if !args.retry.is_empty() {
                     refuse_broken(context, store, &snapshot, &chosen).await?;
@@ -313,7 +320,7 @@ impl Prepared {
         if params.is_none() && !args.set.is_empty() {
             context.output.note("The params are as asked for already.");
         }
-        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params })
+        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params, decides_first })
     }
 
     async fn go_on(
@@ -348,10 +355,10 @@ impl Prepared {
         self,
         store: Arc<dyn Store>,
         args: &ResumeArgs,
-        from: ResumeFrom,
+        from: Option<ResumeFrom>,
     ) -> Result<Outcome<WorkflowState>, Error> {
         let run = self.run.clone();
-        let going = Going { from: Some(from), then: Then::Stop, again: Vec::new() };
+        let going = Going { from, then: Then::Stop, again: Vec::new() };
         let (program, options) = self.make(&store, StopHandle::default(), args, going)?;
         let engine = program.equip(Engine::new(store));
         Ok(engine.resume_program(&program, &run, options).await?)
@@ -446,23 +453,28 @@ pub(super) async fn passed_budget(
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }
 
-/// Takes a decision about evidence, and refuses one that nobody asked for.
+/// Takes a decision about evidence, and refuses one that nobody asked for. Says whether the others have to be written before
+/// finished steps are looked at, as some of those are to be done again.
 async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
     treat_as: TreatAs,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
     looking::tell_in(&mut plan, look);
-    if treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty() {
-        return Ok(());
-    }
+    let of_evidence =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    let has_doubt = plan.questions().any(|decision| !of_evidence(decision));
+    let has_broken =
+        plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
+    let is_believed =
+        treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty();
     // What is asked for the sake of evidence may be found only on the way.
-    if chosen.shape.has_evidence() || plan.questions().next().is_some() {
-        return Ok(());
+    if is_believed || chosen.shape.has_evidence() || has_doubt {
+        return Ok(has_doubt && has_broken);
     }
     Err(Error::usage(
         format!(

@@ -56,7 +56,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
         return stands_there(context, &store, &newest, seq).await;
     }
-    let outcome = prepared.only_write(Arc::clone(&store), &resume, ResumeFrom::Checkpoint(seq)).await?;
+    let outcome = prepared.only_write(Arc::clone(&store), &resume, Some(ResumeFrom::Checkpoint(seq))).await?;
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;

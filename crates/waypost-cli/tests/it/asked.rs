@@ -581,3 +581,34 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
         }
     }
 }
+
+// What happened: where a step was in doubt, and the evidence of another one gone, the same was asked for ever. Why: no decision
+// was taken while something else was in question. What stops it now: the decision is written first.
+#[test]
+fn a_decision_is_taken_although_something_else_does_not_hold() {
+    for store in STORES {
+        for (answer, expect) in [("done", &["a"][..]), ("retry", &["a", "b"])] {
+            let rig = Rig::with(
+                "steps:
+  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}
+  - {id: b, idempotent: false, run: 'echo b >> trace; test -e go || sleep 1000'}
+",
+            )
+            .at(store);
+            let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+            rig.wait_for("trace", |text| text.contains('b'));
+            running.signal(libc::SIGKILL);
+            running.end();
+            rig.write("go", "");
+            std::fs::remove_file(rig.path("ev")).expect("a made it");
+            ran(&rig);
+            has_ended(&rig, &["resume", "r", "-q"], 8, answer);
+
+            has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
+
+            let mut all = ran(&rig);
+            all.sort_unstable();
+            assert_eq!(all, expect, "{store} {answer}");
+        }
+    }
+}
