@@ -22,10 +22,12 @@ use crate::view::ProblemView;
 mod causes;
 mod diagnosis;
 mod store;
+mod words;
 
 use causes::{is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use store::of_store;
+use words::{first_problem, left_by};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -250,28 +252,6 @@ impl From<ReadError> for Error {
             ReadError::File(error) => Self::File(Box::new(error)),
         }
     }
-}
-
-/// Says which runs have left their logs.
-fn left_by(runs: &[RunId]) -> String {
-    /// A person knows by a few which runs they were.
-    const NAMED_MAX: usize = 5;
-    let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    match runs.len() {
-        0 | 1 => format!("run {names} has left its log beside it"),
-        count if count > NAMED_MAX => format!("runs {names} and others have left their logs beside it"),
-        _ => format!("runs {names} have left their logs beside it"),
-    }
-}
-
-fn first_problem(error: &FileError) -> String {
-    let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
-    let more = match error.problems().len() - 1 {
-        0 => String::new(),
-        1 => " (and 1 more problem)".to_owned(),
-        more => format!(" (and {more} more problems)"),
-    };
-    format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
 
 /// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step

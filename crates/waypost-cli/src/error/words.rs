@@ -1,0 +1,26 @@
+//! Words for what errors are about.
+
+use waypost::RunId;
+use waypost_workflow::file::FileError;
+
+/// Says which runs have left their logs.
+pub(super) fn left_by(runs: &[RunId]) -> String {
+    /// A person knows by a few which runs they were.
+    const NAMED_MAX: usize = 5;
+    let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match runs.len() {
+        0 | 1 => format!("run {names} has left its log beside it"),
+        count if count > NAMED_MAX => format!("runs {names} and others have left their logs beside it"),
+        _ => format!("runs {names} have left their logs beside it"),
+    }
+}
+
+pub(super) fn first_problem(error: &FileError) -> String {
+    let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
+    let more = match error.problems().len() - 1 {
+        0 => String::new(),
+        1 => " (and 1 more problem)".to_owned(),
+        more => format!(" (and {more} more problems)"),
+    };
+    format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
+}
