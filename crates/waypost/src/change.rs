@@ -173,10 +173,7 @@ pub fn carry_over(
         let Some(reason) = reason else { continue };
         let is_changed = reason == step.id;
         let known = position.frontier.iter().find(|entry| entry.step == step.id);
-        if asks
-            && (!is_changed || step.opens_careful())
-            && step.must_ask_again(was_finished && position.did(&step.id), known)
-        {
+        if asks && step.must_ask_again(was_finished && position.did(&step.id), known) {
             asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned(), is_changed));
         } else {
             redone.push((step.id.clone(), reason));

@@ -3,10 +3,10 @@
 
 use crate::rig::{Rig, code_of};
 
-const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+pub(crate) const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
 /// What ran since it was asked last.
-fn ran(rig: &Rig) -> Vec<String> {
+pub(crate) fn ran(rig: &Rig) -> Vec<String> {
     let lines = rig.read("trace").lines().map(str::to_owned).collect();
     rig.write("trace", "");
     lines
@@ -17,13 +17,13 @@ fn says(id: &str) -> String {
     format!("run: 'echo {id} >> trace; test ! -e fail-{id}'")
 }
 
-fn has_ended(rig: &Rig, args: &[&str], code: i32, what: &str) {
+pub(crate) fn has_ended(rig: &Rig, args: &[&str], code: i32, what: &str) {
     let out = rig.call(args);
     assert_eq!(out.status.code(), Some(code), "{what}: {args:?}: {}", rig.told(&out));
 }
 
 /// Workflows of `a`, of a step that opens `pay` and then `q`, and of `z`.
-fn flows() -> Vec<String> {
+pub(crate) fn flows() -> Vec<String> {
     let (a, pay, q, z) = (says("a"), says("pay"), says("q"), says("z"));
     let inner = format!("[{{id: pay, idempotent: false, {pay}}}, {{id: q, {q}}}]");
     let openers = [
@@ -39,7 +39,7 @@ fn flows() -> Vec<String> {
     openers.iter().map(whole).collect()
 }
 
-fn rig_of(flow: &str, store: &str) -> Rig {
+pub(crate) fn rig_of(flow: &str, store: &str) -> Rig {
     let rig = Rig::with(flow).at(store);
     let (pay, q) = (says("pay"), says("q"));
     rig.write("child.yaml", &format!("steps: [{{id: pay, idempotent: false, {pay}}}, {{id: q, {q}}}]\n"));
@@ -142,6 +142,30 @@ fn a_changed_file_repeats_nothing_unasked() {
                 };
                 assert_eq!(ran(&rig), expect, "{store} {answer} {is_half} {flow}");
             }
+        }
+    }
+}
+
+// The same of the step itself that must not be repeated: what it does now, it may have done.
+#[test]
+fn a_changed_step_that_must_not_be_repeated_is_asked_about() {
+    for store in STORES {
+        for (answer, expect) in [("done", &[][..]), ("retry", &["pay"])] {
+            let flow = format!(
+                "steps:\n  - {{id: a, {}}}\n  - {{id: pay, idempotent: false, {}}}\n",
+                says("a"),
+                says("pay")
+            );
+            let rig = Rig::with(&flow).at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, store);
+            ran(&rig);
+            rig.write("flow.yaml", &flow.replace("echo pay >>", "echo pay  >>"));
+
+            has_ended(&rig, &["resume", "r", "--with", "flow.yaml", "-q"], 8, store);
+
+            assert_eq!(ran(&rig), [""; 0], "{store}");
+            has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
+            assert_eq!(ran(&rig), expect, "{store}");
         }
     }
 }
@@ -496,119 +520,5 @@ fn a_failure_that_was_tolerated_stays_one() {
             (&shown["steps"][1]["status"], &shown["steps"][1]["exit_code"]),
             (&"failed".into(), &3.into())
         );
-    }
-}
-
-/// A run whose second pass failed of a step that must not be repeated and is repeated.
-const PASSES: &str = "steps:
-  - {id: a, run: 'echo a >> trace; echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
-  - {id: g, idempotent: false, repeat: {until: iteration == 3, max: 4}, run: 'echo g$I >> trace; test $I != 2 || test -e go', env: {I: '${{ iteration }}'}}
-  - {id: z, run: 'echo z >> trace'}
-";
-
-// What happened: passes that were done were repeated without a word where a later one had failed, or what was left of them
-// was passed over. Why: a step that has failed was not taken for one that did something. What stops it now: its passes did.
-#[test]
-fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
-    for store in STORES {
-        for by_evidence in [false, true] {
-            for (answer, expect) in [("done", &["g2", "g3", "z"][..]), ("retry", &["g1", "g2", "g3", "z"])] {
-                let rig = Rig::with(PASSES).at(store);
-                has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 1, store);
-                assert_eq!(ran(&rig), ["a", "g1", "g2"]);
-                rig.write("go", "");
-                if by_evidence {
-                    std::fs::remove_file(rig.path("ev")).expect("it was made");
-                    has_ended(&rig, &["resume", "r", "-q"], 8, store);
-                } else {
-                    has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
-                }
-                assert_eq!(ran(&rig), ["a"], "{store} {by_evidence}");
-
-                has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
-
-                assert_eq!(ran(&rig), expect, "{store} {answer} {by_evidence}");
-            }
-        }
-    }
-}
-
-// What happened: a step that had begun on items was said to be done in a run that began elsewhere, or after its own steps had
-// changed: what was left of it was passed over. What stops it now: that is refused, and says why.
-#[test]
-fn what_cannot_be_gone_on_with_is_not_done() {
-    for store in STORES {
-        for flow in flows() {
-            let rig = rig_of(&flow, store);
-            rig.write("fail-q", "");
-            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
-            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
-            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
-            has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 8, &flow);
-            ran(&rig);
-
-            let refused = rig.call(&["resume", "f", "--treat-as", "done"]);
-
-            assert_ne!(refused.status.code(), Some(0), "{flow}");
-            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
-            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
-            has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &flow);
-            assert_eq!(ran(&rig), ["q", "z"], "{store} {flow}");
-        }
-    }
-}
-
-// What happened: after a rollback to before it, a step that was put aside and begun anew was taken up with branches that are
-// not there any more, and paid again. What stops it now: only with branches that are.
-#[test]
-fn who_goes_back_does_not_take_up_what_was_begun_anew() {
-    for store in STORES {
-        for flow in flows() {
-            let rig = rig_of(&flow, store);
-            rig.write("fail-q", "");
-            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
-            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
-            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
-            has_ended(&rig, &["checkpoint", "r", "--label", "asked", "-q"], 0, &flow);
-            has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
-            ran(&rig);
-            has_ended(&rig, &["rollback", "r@asked", "-q"], 0, &flow);
-
-            let refused = code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]);
-
-            assert_ne!(refused, Some(0), "{store} {flow}");
-            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
-        }
-    }
-}
-
-// What happened: where a step was in doubt, and the evidence of another one gone, the same was asked for ever. Why: no decision
-// was taken while something else was in question. What stops it now: the decision is written first.
-#[test]
-fn a_decision_is_taken_although_something_else_does_not_hold() {
-    for store in STORES {
-        for (answer, expect) in [("done", &["a"][..]), ("retry", &["a", "b"])] {
-            let rig = Rig::with(
-                "steps:
-  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}
-  - {id: b, idempotent: false, run: 'echo b >> trace; test -e go || sleep 1000'}
-",
-            )
-            .at(store);
-            let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
-            rig.wait_for("trace", |text| text.contains('b'));
-            running.signal(libc::SIGKILL);
-            running.end();
-            rig.write("go", "");
-            std::fs::remove_file(rig.path("ev")).expect("a made it");
-            ran(&rig);
-            has_ended(&rig, &["resume", "r", "-q"], 8, answer);
-
-            has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
-
-            let mut all = ran(&rig);
-            all.sort_unstable();
-            assert_eq!(all, expect, "{store} {answer}");
-        }
     }
 }

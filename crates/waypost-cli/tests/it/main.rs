@@ -8,6 +8,7 @@ mod announcing;
 mod archived;
 mod archiving;
 mod asked;
+mod asked_about;
 mod asking;
 mod bad_input;
 mod believed;

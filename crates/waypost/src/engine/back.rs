@@ -41,7 +41,9 @@ pub(super) async fn go_back(
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
     // Whoever goes on from a checkpoint has seen what comes next there; who only goes back is asked when the run goes on.
-    let cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
+    let mut cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
+    // What is asked about since something else was done again stood otherwise then.
+    cut.retain(|cut| step.is_some() || !base.position.undone.contains(cut));
     for entry in &mut position.frontier {
         entry.back_to_work();
         let is_named = step == Some(&entry.step);

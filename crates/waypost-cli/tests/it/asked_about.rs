@@ -1,0 +1,142 @@
+//! What a person is asked about, further: passes, what was put aside, and what else does not hold meanwhile.
+
+use crate::asked::{STORES, flows, has_ended, ran, rig_of};
+use crate::rig::{Rig, code_of};
+
+/// A run whose second pass failed of a step that must not be repeated and is repeated.
+const PASSES: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
+  - {id: g, idempotent: false, repeat: {until: iteration == 3, max: 4}, run: 'echo g$I >> trace; test $I != 2 || test -e go', env: {I: '${{ iteration }}'}}
+  - {id: z, run: 'echo z >> trace'}
+";
+
+// What happened: passes that were done were repeated without a word where a later one had failed, or what was left of them
+// was passed over. Why: a step that has failed was not taken for one that did something. What stops it now: its passes did.
+#[test]
+fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
+    for store in STORES {
+        for by_evidence in [false, true] {
+            for (answer, expect) in [("done", &["g2", "g3", "z"][..]), ("retry", &["g1", "g2", "g3", "z"])] {
+                let rig = Rig::with(PASSES).at(store);
+                has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 1, store);
+                assert_eq!(ran(&rig), ["a", "g1", "g2"]);
+                rig.write("go", "");
+                if by_evidence {
+                    std::fs::remove_file(rig.path("ev")).expect("it was made");
+                    has_ended(&rig, &["resume", "r", "-q"], 8, store);
+                } else {
+                    has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+                }
+                assert_eq!(ran(&rig), ["a"], "{store} {by_evidence}");
+
+                has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
+
+                assert_eq!(ran(&rig), expect, "{store} {answer} {by_evidence}");
+            }
+        }
+    }
+}
+
+// What happened: a step that had begun on items was said to be done in a run that began elsewhere, or after its own steps had
+// changed: what was left of it was passed over. What stops it now: that is refused, and says why.
+#[test]
+fn what_cannot_be_gone_on_with_is_not_done() {
+    for store in STORES {
+        for flow in flows() {
+            let rig = rig_of(&flow, store);
+            rig.write("fail-q", "");
+            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 8, &flow);
+            ran(&rig);
+
+            let refused = rig.call(&["resume", "f", "--treat-as", "done"]);
+
+            assert_ne!(refused.status.code(), Some(0), "{flow}");
+            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
+            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
+            has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &flow);
+            assert_eq!(ran(&rig), ["q", "z"], "{store} {flow}");
+        }
+    }
+}
+
+// What happened: after a rollback to before it, a step that was put aside and begun anew was taken up with branches that are
+// not there any more, and paid again. What stops it now: only with branches that are.
+#[test]
+fn who_goes_back_does_not_take_up_what_was_begun_anew() {
+    for store in STORES {
+        for flow in flows() {
+            let rig = rig_of(&flow, store);
+            rig.write("fail-q", "");
+            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            has_ended(&rig, &["checkpoint", "r", "--label", "asked", "-q"], 0, &flow);
+            has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
+            ran(&rig);
+            has_ended(&rig, &["rollback", "r@asked", "-q"], 0, &flow);
+
+            let refused = code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]);
+
+            assert_ne!(refused, Some(0), "{store} {flow}");
+            assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
+        }
+    }
+}
+
+// What happened: such a rollback amid items was accepted behind a redo, and paid again. Why: the question about them was kept,
+// and what it was about was not. What stops it now: it is refused as it is without a redo.
+#[test]
+fn nobody_goes_back_amid_items_while_they_are_asked_about() {
+    for store in STORES {
+        let rig = rig_of(&flows()[0], store);
+        rig.write("fail-q", "");
+        code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+        let failed = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().map_or(0, Vec::len);
+        std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+        has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+        ran(&rig);
+
+        for seq in 3..=failed.min(4) {
+            let at = format!("r@{seq}");
+            let back = rig.call(&["rollback", &at, "-q"]);
+            if back.status.code() == Some(0) && seq > 2 {
+                rig.call(&["resume", "r", "-q"]);
+            }
+            assert!(!ran(&rig).contains(&"pay".to_owned()), "{store} {at}: {}", rig.told(&back));
+        }
+    }
+}
+
+// What happened: where a step was in doubt, and the evidence of another one gone, the same was asked for ever. Why: no decision
+// was taken while something else was in question. What stops it now: the decision is written first.
+#[test]
+fn a_decision_is_taken_although_something_else_does_not_hold() {
+    for store in STORES {
+        for (answer, expect) in [("done", &["a"][..]), ("retry", &["a", "b"])] {
+            let rig = Rig::with(
+                "steps:
+  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}
+  - {id: b, idempotent: false, run: 'echo b >> trace; test -e go || sleep 1000'}
+",
+            )
+            .at(store);
+            let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+            rig.wait_for("trace", |text| text.contains('b'));
+            running.signal(libc::SIGKILL);
+            running.end();
+            rig.write("go", "");
+            std::fs::remove_file(rig.path("ev")).expect("a made it");
+            ran(&rig);
+            has_ended(&rig, &["resume", "r", "-q"], 8, answer);
+
+            has_ended(&rig, &["resume", "r", "--treat-as", answer, "-q"], 0, answer);
+
+            let mut all = ran(&rig);
+            all.sort_unstable();
+            assert_eq!(all, expect, "{store} {answer}");
+        }
+    }
+}
