@@ -234,7 +234,7 @@ async fn on_branch(
     }
     let run = &snapshot.entry.record.record().run;
     if store.newest(run, branch).await?.header().end == Some(End::Failed) {
-        let why = "it has failed, or no step waits for it or has joined it".to_owned();
+        let why = "there is none, it has failed, or no step waits for it or has joined it".to_owned();
         return Err(RunError::NoState { at: format!("branch `{branch}` of run {run}"), why }.into());
     }
     let branches = joined_again(shape, [(branch.clone(), Some(step.clone()))]);
