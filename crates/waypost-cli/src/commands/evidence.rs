@@ -25,7 +25,7 @@ const SUGGESTED_MAX: usize = 20;
 /// How many files and folders are looked at at most.
 const LOOKED_AT_MAX: usize = 100_000;
 /// Times of files are not finer than this everywhere.
-const TIMES_DIFFER: Duration = Duration::from_millis(20);
+const TIMES_DIFFER: Duration = Duration::from_millis(5);
 
 pub(crate) async fn evidence(context: &Context, command: Evidence) -> Result<Exit, Error> {
     match command {
