@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, Fan, FrontierEntry, Position, Status, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -160,10 +160,13 @@ pub fn carry_over(
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
-        if !was_finished && !is_under_way(before, position, &step.id) {
+        let known = position.frontier.iter().find(|entry| entry.step == step.id);
+        let open = after.needs(place).iter().find(|need| !finished[**need]);
+        // The passes of a step that changes itself count: it goes on with the next.
+        let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
+        if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes {
             continue;
         }
-        let open = after.needs(place).iter().find(|need| !finished[**need]);
         let reason = match (old.get(&step.id) == Some(&step.fingerprint), open) {
             (false, _) => Some(step.id.clone()),
             (true, Some(need)) => Some(after.steps()[*need].id.clone()),
@@ -171,10 +174,8 @@ pub fn carry_over(
         };
         finished[place] = was_finished && reason.is_none();
         let Some(reason) = reason else { continue };
-        let is_changed = reason == step.id;
-        let known = position.frontier.iter().find(|entry| entry.step == step.id);
         if asks && step.must_ask_again(was_finished && position.did(&step.id), known) {
-            asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned(), is_changed));
+            asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned()));
         } else {
             redone.push((step.id.clone(), reason));
         }
@@ -187,7 +188,7 @@ pub fn carry_over(
         .max();
     let epoch = newest.unwrap_or_default() + 1;
     let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
-    let is_asked = |id: &StepId| asked.iter().any(|(step, _, _)| step == id);
+    let is_asked = |id: &StepId| asked.iter().any(|(step, _)| step == id);
     let is_anew = |id: &StepId| is_redone(id) || is_asked(id);
     let entry = |place: usize| {
         let step = after.steps()[place].id.clone();
@@ -216,13 +217,12 @@ pub fn carry_over(
         epoch: if is_new { position.epoch } else { epoch },
         ..position.clone()
     };
-    for (step, entry, is_changed) in asked {
-        // Branches of another definition cannot go on.
-        let fan = |entry: FrontierEntry| entry.fan.filter(|_| !is_changed);
-        let entry =
-            entry.map(|entry| FrontierEntry { fan: fan(entry.clone()), status: Status::Started, ..entry });
+    for (step, entry) in asked {
         position.ask_about(&step, entry);
     }
+    // Branches of another definition cannot go on.
+    let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint);
+    position.leave_branches_aside(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.undone.retain(is_there);
     position.aside.retain(|entry| is_there(&entry.step));

@@ -109,9 +109,12 @@ impl Step {
 
     /// Says whether it has begun where it stands, so that it or its branches may have done something.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
-        let is_later_pass =
-            self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1);
-        entry.fan.is_some() || entry.status == Status::Started || is_later_pass
+        entry.fan.is_some() || entry.status == Status::Started || self.is_later_pass(entry)
+    }
+
+    /// Says whether it is repeated, and stands at a pass after its first.
+    pub(crate) fn is_later_pass(&self, entry: &FrontierEntry) -> bool {
+        self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1)
     }
 
     /// Says whether a person must be asked before it is done after something that it needs was done again: it was done, or

@@ -318,6 +318,10 @@ fn a_step_of_the_run_before_is_done_again_in_a_fork() {
         has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 0, store);
         ran(&rig);
 
+        let dry = rig.json(&["resume", "f", "--from", "a", "--dry-run", "--json"]);
+        let actions: Vec<_> =
+            dry["decisions"].as_array().into_iter().flatten().map(|one| one["action"].clone()).collect();
+        assert_eq!(actions, ["run", "run"], "{store}: {dry}");
         has_ended(&rig, &["resume", "f", "--from", "a", "-q"], 0, store);
 
         assert_eq!(ran(&rig), ["a", "z"], "{store}");

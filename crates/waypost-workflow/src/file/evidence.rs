@@ -37,6 +37,8 @@ macro_rules! keys {
     };
 }
 
+pub(super) use keys;
+
 pub(super) static FILE: KeySet = keys!(
     "`file` evidence": "file", "type", "size", "mode", "contains", "matches", "json", "lines", "newer_than",
     "count", "absent";
@@ -81,7 +83,7 @@ static KINDS: [KindOfEvidence; 10] = [
             ("mode", Wanted::Mode),
             ("contains", Wanted::Texts),
             ("matches", Wanted::Pattern),
-            ("json", Wanted::Values),
+            ("json", Wanted::Paths),
             ("lines", Wanted::Compared),
             ("newer_than", Wanted::Older),
             ("count", Wanted::Compared),

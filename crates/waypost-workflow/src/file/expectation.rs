@@ -51,8 +51,6 @@ pub(super) enum Wanted {
     User,
     /// The mode of a file.
     Mode,
-    /// Values by their paths in JSON.
-    Values,
     /// A path.
     File,
     /// A path or a time, or a list of them.
@@ -219,29 +217,6 @@ fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
     }
 }
 
-/// Sees that there are paths in JSON, and values to compare with.
-fn values(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
-    let help = format!("write `{name}: {{ $.status: ok }}`");
-    let Some(values) = plain.as_object() else {
-        checker.mismatch(node, name, "a map of paths and values", &help);
-        return;
-    };
-    if values.is_empty() {
-        checker.wrong(node, format!("`{name}` names no value"), &help);
-    }
-    for (path, value) in values {
-        let wrong = check_path(path).err();
-        let wrong = wrong.or_else(|| Some(waypost_evidence::check(value).err()?.to_string()));
-        if let Some(wrong) = wrong {
-            checker.wrong(
-                node,
-                format!("`{name}`: {wrong}"),
-                "write `$.count: \"> 3\"`, or a value, or a list",
-            );
-        }
-    }
-}
-
 /// Sees that a claim says enough for something to be compared.
 fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
@@ -313,7 +288,6 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
                 );
             }
         }
-        Wanted::Values => values(checker, name, node, plain),
         Wanted::File => match plain.as_str() {
             Some(path) if !path.is_empty() => inside(checker, node, path),
             _ => text(checker),

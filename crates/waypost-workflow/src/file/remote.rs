@@ -4,77 +4,17 @@ use serde_json::Value;
 use waypost_evidence::{API_RESPONSE, CONTAINER_RUNNING, DB_ROW, ENGINES, METHODS};
 
 use super::about::About;
-use super::evidence::{Expected, KindOfEvidence};
+use super::evidence::{Expected, KindOfEvidence, keys};
 use super::expectation::Wanted;
 use super::fields::KeySet;
 
-pub(super) static HTTP: KeySet = KeySet {
-    what: "`http` evidence",
-    keys: &[
-        "http",
-        "status",
-        "method",
-        "headers",
-        "body",
-        "json",
-        "contains",
-        "private",
-        "name",
-        "not",
-        "timeout",
-        "within",
-        "at",
-        "severity",
-        "sensitive",
-        "metadata",
-    ],
-    later: &[],
-    elsewhere: &[],
-};
-
-pub(super) static CONTAINER: KeySet = KeySet {
-    what: "`container` evidence",
-    keys: &[
-        "container",
-        "running",
-        "healthy",
-        "image",
-        "engine",
-        "name",
-        "not",
-        "timeout",
-        "within",
-        "at",
-        "severity",
-        "sensitive",
-        "metadata",
-    ],
-    later: &[],
-    elsewhere: &[],
-};
-
-pub(super) static POSTGRES: KeySet = KeySet {
-    what: "`postgres` evidence",
-    keys: &[
-        "postgres",
-        "table",
-        "where",
-        "values",
-        "count",
-        "query",
-        "equals",
-        "name",
-        "not",
-        "timeout",
-        "within",
-        "at",
-        "severity",
-        "sensitive",
-        "metadata",
-    ],
-    later: &[],
-    elsewhere: &[],
-};
+pub(super) static HTTP: KeySet = keys!(
+    "`http` evidence": "http", "status", "method", "headers", "body", "json", "contains", "private";
+);
+pub(super) static CONTAINER: KeySet =
+    keys!("`container` evidence": "container", "running", "healthy", "image", "engine";);
+pub(super) static POSTGRES: KeySet =
+    keys!("`postgres` evidence": "postgres", "table", "where", "values", "count", "query", "equals";);
 
 /// The kinds.
 pub(super) static REMOTE: [KindOfEvidence; 3] = [POSTGRES_KIND, CONTAINER_KIND, HTTP_KIND];

@@ -82,11 +82,7 @@ pub(super) async fn go_back(
     // Of what was put aside then and taken up since, the branches are others.
     let stands = base.position.aside.iter().chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
-    for entry in &mut position.aside {
-        if entry.fan.take_if(|fan| !kept.contains(&fan.since)).is_some() {
-            entry.status = Status::Started;
-        }
-    }
+    position.leave_branches_aside(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
     if let Some(step) = step {
         // Whoever names it has decided.
         position.ask_no_more(step);

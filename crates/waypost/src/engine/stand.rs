@@ -541,9 +541,8 @@ impl<'a, P: Program> Scout<'a, P> {
                 let careful = |step: &Step| !step.idempotent || opens_anew(step);
                 let careful = shape.step(entry.step.as_str()).is_some_and(careful);
                 // Who has decided about the first pass has decided about all.
-                let is_later_pass = shape.step(entry.step.as_str()).is_some_and(|step| {
-                    step.routes.contains(&step.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1)
-                });
+                let is_later_pass =
+                    shape.step(entry.step.as_str()).is_some_and(|step| step.is_later_pass(entry));
                 let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
                 let waits = entry.fan.is_some()
                     && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;

@@ -265,11 +265,7 @@ impl Engine {
         }
         // They were joined in the run that this one begins from, and stay there.
         position.joined.clear();
-        for entry in position.aside.iter_mut() {
-            if entry.fan.take().is_some() {
-                entry.status = Status::Started;
-            }
-        }
+        position.leave_branches_aside(|_| false);
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state);

@@ -69,6 +69,15 @@ impl Position {
         !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
     }
 
+    /// Lets go of branches of what was put aside that are not there any more: nobody can go on with those steps.
+    pub(crate) fn leave_branches_aside(&mut self, are_there: impl Fn(&FrontierEntry) -> bool) {
+        for entry in self.aside.iter_mut().filter(|entry| entry.fan.is_some()) {
+            if !are_there(entry) {
+                (entry.fan, entry.status) = (None, Status::Started);
+            }
+        }
+    }
+
     /// Has a person asked about a step when it comes next. `entry` is where it stood, if it was begun and is not finished.
     pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
         if self.undone.insert(step.clone()) {

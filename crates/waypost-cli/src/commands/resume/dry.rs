@@ -9,7 +9,7 @@ use std::sync::Arc;
 use waypost::engine::{ResumeFrom, RunError, Snapshot, opened_again};
 use waypost::plan::{Action, Decision, Effective, Plan, Verdicts, plan};
 use waypost::record::{End, FrontierEntry, Occasion, Position, Record, Status, WaitKind};
-use waypost::shape::Shape;
+use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
@@ -214,7 +214,10 @@ async fn opened(
         return Err(RunError::InvalidStep(step.clone()).into());
     }
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-    if store.find_back(run, &BranchPath::main(), seq, &starts).await?.is_none() {
+    // One that has ended may have been started in the run that this one began from.
+    let unfinished = Unfinished::of(shape, &position);
+    let has_ended = shape.place(step.as_str()).is_some_and(|place| !unfinished.has(place));
+    if !has_ended && store.find_back(run, &BranchPath::main(), seq, &starts).await?.is_none() {
         let why = format!("step `{step}` has not been started in this run");
         return Err(RunError::NoState { at, why }.into());
     }
