@@ -383,6 +383,17 @@ pub(crate) struct VerifyArgs {
     /// Check every run of the store
     #[arg(long)]
     pub(crate) all: bool,
+    /// Look again and again, with that time between two looks, and tell of what changes, until Ctrl-C
+    #[arg(
+        long,
+        value_name = "EVERY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "10s",
+        value_parser = time::parse_interval,
+        conflicts_with = "all"
+    )]
+    pub(crate) watch: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

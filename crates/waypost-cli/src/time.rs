@@ -10,6 +10,9 @@ use crate::cli::Since;
 
 const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
+/// The least time between two looks.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
 /// Reads a duration such as `500ms`, `90s`, `2h` or `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
@@ -30,6 +33,15 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         rest = &rest[digits + letters..];
     }
     Ok(Duration::from_millis(total))
+}
+
+/// Reads how often something is looked at: at least a tenth of a second, so that looking does not become the work.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    if interval < INTERVAL_MIN {
+        return Err(format!("it must be {} at least", written(INTERVAL_MIN)));
+    }
+    Ok(interval)
 }
 
 /// Reads an age, a time, or a date, which is its first moment in UTC, in which times are shown.

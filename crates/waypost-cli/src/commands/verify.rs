@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
+use serde_json::Value;
 use waypost::engine::{RunError, Snapshot};
-use waypost::record::{Flaw, Occasion, Pack, Reason, Record, Verdict};
+use waypost::record::{Claim, Flaw, Occasion, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
@@ -18,11 +21,11 @@ use crate::looking;
 use crate::output::{Output, shown};
 use crate::place::Access;
 use crate::reference::{Default, Reference, find};
-use crate::standing;
 use crate::view::{
     ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
     VerifyView,
 };
+use crate::{standing, time};
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, Access::Read);
@@ -38,14 +41,11 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
     };
-    let mut view = verify_run(store.as_ref(), &run).await?;
-    check_evidence(&store, &run, &mut view).await?;
-    if let Some((branch, seq)) = at {
-        only(&mut view, &CheckpointRef { run: run.clone(), branch, seq })?;
-    } else {
-        view.errors.extend(store.inspect(None).await?);
-        view.sound &= view.errors.is_empty();
+    let at = at.map(|(branch, seq)| CheckpointRef { run: run.clone(), branch, seq });
+    if let Some(every) = args.watch {
+        return watch(context, &store, (&run, at.as_ref()), every).await;
     }
+    let view = look_at(&store, &run, at.as_ref()).await?;
     let exit = exit_of(&view);
     if context.output.json {
         context.output.document(&VerifyView { v: VERSION, run: view })?;
@@ -53,6 +53,67 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         context.output.answer(&told(&context.output, &view))?;
     }
     Ok(exit)
+}
+
+/// Verifies a run, or only one checkpoint of it.
+async fn look_at(
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    at: Option<&CheckpointRef>,
+) -> Result<VerifiedRunView, Error> {
+    let mut view = verify_run(store.as_ref(), run).await?;
+    check_evidence(store, run, &mut view).await?;
+    if let Some(at) = at {
+        only(&mut view, at)?;
+    } else {
+        view.errors.extend(store.inspect(None).await?);
+        view.sound &= view.errors.is_empty();
+    }
+    Ok(view)
+}
+
+/// Verifies again and again until it is interrupted, and tells whenever something comes out otherwise than before.
+async fn watch(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    (run, at): (&RunId, Option<&CheckpointRef>),
+    every: Duration,
+) -> Result<Exit, Error> {
+    let mut before = None;
+    loop {
+        let view = look_at(store, run, at).await?;
+        let outcome = outcome_of(&view);
+        if before.as_ref() != Some(&outcome) {
+            if context.output.json {
+                context.output.line(&VerifyView { v: VERSION, run: view })?;
+            } else {
+                let now = time::utc(Timestamp::now());
+                context.output.answer(&format!("{now}  {}", told(&context.output, &view)))?;
+            }
+            before = Some(outcome);
+        }
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// What of a look is compared with the look before: what is wrong, and what became of each claim.
+fn outcome_of(view: &VerifiedRunView) -> (Vec<String>, Vec<CheckpointOutcome>) {
+    let claim = |claim: &Claim| (claim.subject.clone(), claim.verdict, claim.found.clone());
+    let checkpoint = |found: &VerifiedView| CheckpointOutcome {
+        reference: found.reference.clone(),
+        error: found.error.clone(),
+        verdict: found.verdict,
+        claims: found.checked.iter().map(claim).collect(),
+    };
+    (view.errors.clone(), view.checkpoints.iter().map(checkpoint).collect())
+}
+
+#[derive(Debug, PartialEq)]
+struct CheckpointOutcome {
+    reference: String,
+    error: Option<String>,
+    verdict: Option<Verdict>,
+    claims: Vec<(String, Verdict, Value)>,
 }
 
 /// Returns how a run comes out: damage weighs more than evidence that does not hold.

@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
-use crate::rig::{Rig, code_of, wait_until};
+use crate::rig::{Rig, code_of, send, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -233,4 +234,32 @@ fn what_is_not_there_is_told_by_its_name() {
     assert!(said.contains("Nothing to print, because `load` has printed nothing."), "{said}");
     assert!(rig.waypost(&["list", "--since", "2020-01-01"]).contains("r-1"));
     assert!(!rig.waypost(&["list", "--since", "9000-01-01"]).contains("r-1"));
+}
+
+#[test]
+fn who_watches_a_run_is_told_whenever_its_evidence_changes() {
+    let rig = Rig::with("steps: [{id: a, run: 'echo x > out.txt', evidence: [{sha256: out.txt}]}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["verify", "r", "--watch=10ms"]), Some(2), "too often");
+    assert_eq!(code_of(&rig, &["verify", "--all", "--watch"]), Some(2), "too much");
+    let told = fs::File::create(rig.path("told")).unwrap();
+    let mut command = rig.command(&["verify", "r", "--watch=100ms", "--json"]);
+    let mut watching = command.stdout(told).spawn().unwrap();
+    let verdicts = || -> Vec<String> {
+        let lines = rig.read("told");
+        let looks = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        looks.map(|look| look["checkpoints"][1]["verdict"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+
+    wait_until("the first look", || verdicts() == ["ok"]);
+    // Nothing changes for a few looks.
+    std::thread::sleep(Duration::from_millis(350));
+    fs::rename(rig.path("out.txt"), rig.path("kept.txt")).unwrap();
+    wait_until("what is gone", || verdicts() == ["ok", "failed"]);
+    fs::rename(rig.path("kept.txt"), rig.path("out.txt")).unwrap();
+    wait_until("what is back", || verdicts() == ["ok", "failed", "ok"]);
+
+    send(i32::try_from(watching.id()).unwrap(), libc::SIGINT);
+    let ended = watching.wait().unwrap();
+    assert!(!ended.success(), "{ended}");
 }

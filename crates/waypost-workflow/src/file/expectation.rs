@@ -392,15 +392,14 @@ fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
 /// Sees that something can be compared with every value of a map, and that its keys name places in an answer.
 fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let example = if matches!(wanted, Wanted::Paths) { "$.status: ok" } else { "content-type: \"~ json\"" };
-    let Some(map) = plain.as_object().filter(|map| !map.is_empty()) else {
-        checker.mismatch(
-            node,
-            name,
-            "a map of names and values",
-            &format!("write `{name}: {{ {example} }}`"),
-        );
+    let help = format!("write `{name}: {{ {example} }}`");
+    let Some(map) = plain.as_object() else {
+        checker.mismatch(node, name, "a map of names and values", &help);
         return;
     };
+    if map.is_empty() {
+        checker.wrong(node, format!("`{name}` names no value"), &help);
+    }
     for (key, expect) in map {
         let key_is_wrong = match wanted {
             Wanted::Paths => check_path(key).err(),
@@ -409,7 +408,7 @@ fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node:
         let wrong =
             key_is_wrong.or_else(|| waypost_evidence::check(expect).err().map(|error| error.to_string()));
         if let Some(why) = wrong {
-            checker.wrong(node, format!("`{name}`: {why}"), &format!("write `{name}: {{ {example} }}`"));
+            checker.wrong(node, format!("`{name}`: {why}"), &help);
         }
     }
 }
