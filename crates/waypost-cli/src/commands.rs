@@ -21,6 +21,7 @@ use crate::surroundings;
 
 mod answer;
 mod archive;
+mod attest;
 mod branched;
 mod cancel;
 mod check;

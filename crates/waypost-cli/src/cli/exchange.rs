@@ -17,6 +17,9 @@ pub(crate) struct ExportArgs {
     /// Take the place of a file of that name
     #[arg(long)]
     pub(crate) replace: bool,
+    /// Write an in-toto statement of the files that a completed run made, instead of what a run can go on from
+    #[arg(long)]
+    pub(crate) attest: bool,
 }
 
 #[derive(Debug, Args)]

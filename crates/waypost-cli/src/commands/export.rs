@@ -6,9 +6,9 @@ use waypost::engine::RunError;
 use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::StoreError;
 
-use super::Context;
 use super::branched::tell_of_pending;
 use super::travel::{checkpoint, on_main};
+use super::{Context, attest};
 use crate::beside;
 use crate::cli::ExportArgs;
 use crate::error::Error;
@@ -22,6 +22,9 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
     on_main(&reference, "is exported from")?;
     beside::refuse_taken(&args.file, args.replace)?;
+    if args.attest {
+        return attest::attest(context, &store, &reference, &args).await;
+    }
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
     tell_of_pending(context, store.as_ref(), &reference.run).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };

@@ -56,7 +56,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
 }
 
 /// Verifies a run, or only one checkpoint of it.
-async fn look_at(
+pub(super) async fn look_at(
     store: &Arc<dyn Store>,
     run: &RunId,
     at: Option<&CheckpointRef>,
@@ -117,7 +117,7 @@ struct CheckpointOutcome {
 }
 
 /// Returns how a run comes out: damage weighs more than evidence that does not hold.
-fn exit_of(view: &VerifiedRunView) -> Exit {
+pub(super) fn exit_of(view: &VerifiedRunView) -> Exit {
     let is_doubted =
         |checkpoint: &VerifiedView| matches!(checkpoint.verdict, Some(Verdict::Failed | Verdict::Unknown));
     match view.sound {

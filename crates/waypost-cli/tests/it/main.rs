@@ -10,6 +10,7 @@ mod archiving;
 mod asked;
 mod asked_about;
 mod asking;
+mod attesting;
 mod bad_input;
 mod believed;
 mod cancelling;

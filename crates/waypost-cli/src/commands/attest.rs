@@ -1,0 +1,187 @@
+//! `waypost export --attest`: an in-toto statement of what a run made, by the files that its steps are believed by.
+//!
+//! The statement is version 1 of <https://github.com/in-toto/attestation/tree/main/spec>, its predicate the link of that
+//! specification, version 0.3: subjects are what was made, materials what it was made from. It is not signed: tools that
+//! sign take it as it is.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use waypost::engine::Snapshot;
+use waypost::evidence::FILE_SHA256;
+use waypost::record::{Claim, RunStatus, Verdict};
+use waypost::store::{Store, StoreError};
+use waypost::{BranchPath, CheckpointRef, Digest};
+use waypost_workflow::file::{Work, Workflow};
+
+use super::{Context, show, verify};
+use crate::beside;
+use crate::cli::ExportArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::place;
+use crate::size;
+use crate::view::{ExportedView, StepView, VERSION};
+
+/// What the statement is.
+const STATEMENT: &str = "https://in-toto.io/Statement/v1";
+/// What it says of its subjects.
+const PREDICATE: &str = "https://in-toto.io/attestation/link/v0.3";
+/// How the digest of a folder, or of all files of a pattern, begins in a claim.
+const TREE: &str = "tree:";
+/// The names of the two kinds of digests. In-toto leaves names of others than the usual ones to whoever makes them.
+const DIGESTS: [&str; 2] = ["sha256", "waypostTree"];
+
+/// Something, and its digest.
+#[derive(Debug, Serialize)]
+struct Descriptor {
+    name: String,
+    digest: BTreeMap<&'static str, String>,
+}
+
+/// Writes the statement about a run as it stands: everything of it is verified before.
+pub(super) async fn attest(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    at: &CheckpointRef,
+    args: &ExportArgs,
+) -> Result<Exit, Error> {
+    let run = &at.run;
+    let snapshot = Snapshot::read(store.as_ref(), run).await?;
+    if let Some(holder) = &snapshot.entry.summary.holder {
+        return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) }.into());
+    }
+    let newest = snapshot.newest().header().reference();
+    if *at != newest {
+        return Err(Error::usage(
+            format!("an attestation is of a run as it stands, {newest}, not of {at}"),
+            &format!("write `waypost export {run} FILE --attest`"),
+        ));
+    }
+    if snapshot.status() != RunStatus::Completed {
+        return Err(Error::usage(
+            format!("run {run} is not completed, so that there is nothing to attest yet"),
+            &format!("`waypost resume {run}` goes on with it"),
+        ));
+    }
+    let view = verify::look_at(store, run, None).await?;
+    match verify::exit_of(&view) {
+        Exit::Done => {}
+        Exit::Damaged => return Err(Error::Unsound { run: run.clone() }),
+        _ => {
+            let why = "does not hold, or could not be checked".to_owned();
+            let hint = format!("`waypost verify {run}` says what was expected and what was found");
+            return Err(Error::Unverified { at: newest.to_string(), why, hint });
+        }
+    }
+    let claims = view.checkpoints.iter().flat_map(|found| &found.checked);
+    let subject = subjects(claims);
+    if subject.is_empty() {
+        return Err(Error::usage(
+            format!(
+                "no step of run {run} is believed by the bytes of a file, so that there is nothing to attest"
+            ),
+            "give the step that makes the file `evidence: [{ sha256: FILE }]`",
+        ));
+    }
+    let shown = show::view_of(store.as_ref(), run).await?;
+    // Named as what was made is: from the base folder of the run.
+    let base = snapshot.entry.record.record().base.as_deref().unwrap_or(".");
+    let base = place::from_home(store.home(), base);
+    let path = shown.path.clone().unwrap_or_else(|| shown.workflow.clone());
+    let path = Path::new(&path).strip_prefix(&base).map_or(path.clone(), |path| path.display().to_string());
+    let workflow = show::workflow_in_force(&snapshot);
+    let text = snapshot.definition.text.as_deref();
+    let material = |text: &str| Descriptor {
+        name: path.clone(),
+        digest: sha256(Digest::of(text.as_bytes()).to_string()),
+    };
+    let statement = json!({
+        "_type": STATEMENT,
+        "subject": subject,
+        "predicateType": PREDICATE,
+        "predicate": {
+            "name": shown.workflow,
+            "command": ["waypost", "run", path],
+            "materials": text.map(material).into_iter().collect::<Vec<_>>(),
+            "byproducts": {
+                "run": run,
+                "checkpoint": newest.to_string(),
+                "digest": sha256(snapshot.newest().digest().to_string()),
+                "status": shown.status,
+                "steps": shown.steps.iter().map(|found| step(found, workflow.as_ref())).collect::<Vec<_>>(),
+            },
+            "environment": {},
+        },
+    });
+    let mut bytes = serde_json::to_vec_pretty(&statement).expect("plain JSON can be written");
+    bytes.push(b'\n');
+    write(&args.file, args.replace, &bytes)?;
+    let (checkpoint, file, size) = (newest.to_string(), args.file.display().to_string(), bytes.len() as u64);
+    if context.output.json {
+        context.output.document(&ExportedView { v: VERSION, checkpoint, file, bytes: size })?;
+        return Ok(Exit::Done);
+    }
+    let file = crate::output::shown(&file);
+    context.output.answer(&format!("Attested {checkpoint} in {file} ({})", size::shown(size)))?;
+    Ok(Exit::Done)
+}
+
+/// Names what was made, each thing once, with its digests as they were found just now.
+fn subjects<'c>(claims: impl Iterator<Item = &'c Claim>) -> Vec<Descriptor> {
+    let mut found: BTreeMap<String, BTreeMap<&'static str, String>> = BTreeMap::new();
+    let [of_file, of_tree] = DIGESTS;
+    for claim in claims.filter(|claim| claim.kind == FILE_SHA256 && claim.verdict == Verdict::Ok) {
+        // One that is sensitive says neither what is expected nor what was found.
+        let Some(digest) = claim.expect.as_str().filter(|_| !claim.terms.not) else { continue };
+        let (kind, digest) = match digest.strip_prefix(TREE) {
+            Some(digest) => (of_tree, digest),
+            None => (of_file, digest),
+        };
+        found.entry(claim.subject.clone()).or_default().insert(kind, digest.to_lowercase());
+    }
+    found.into_iter().map(|(name, digest)| Descriptor { name, digest }).collect()
+}
+
+fn sha256(digest: String) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([(DIGESTS[0], digest)])
+}
+
+/// What became of a step, and what it ran: as the workflow says it, where the record does not say it otherwise.
+fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
+    let is_main = step.branch == BranchPath::main().to_string();
+    let written = workflow.filter(|_| is_main).and_then(|workflow| workflow.step(&step.id));
+    let written = written.and_then(|step| match &step.work {
+        Work::Run(command) | Work::Service(command) => Some(command.as_str()),
+        _ => None,
+    });
+    json!({
+        "id": step.id,
+        "branch": step.branch,
+        "status": step.status,
+        "exit_code": step.exit_code,
+        "command": step.command.as_deref().or(written),
+    })
+}
+
+/// Writes a file as a whole, or not at all.
+fn write(path: &Path, replace: bool, bytes: &[u8]) -> Result<(), Error> {
+    let failed =
+        |source: io::Error| Error::from(StoreError::of_write("write", path.display().to_string(), source));
+    let folder = beside::folder_of(path);
+    beside::remove_left(&folder);
+    let mut temp = beside::unfinished(&folder)
+        .map_err(|source| Error::Create { path: path.to_owned(), source: source.kind().into() })?;
+    temp.write_all(bytes).map_err(failed)?;
+    temp.as_file().sync_all().map_err(failed)?;
+    let named = if replace { temp.persist(path) } else { temp.persist_noclobber(path) };
+    named.map_err(|error| match error.error.kind() {
+        io::ErrorKind::AlreadyExists => beside::exists(path),
+        _ => failed(error.error),
+    })?;
+    Ok(())
+}
