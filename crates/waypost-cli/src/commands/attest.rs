@@ -65,7 +65,7 @@ pub(super) async fn attest(
     if snapshot.status() != RunStatus::Completed {
         return Err(Error::usage(
             format!("run {run} is not completed, so that there is nothing to attest yet"),
-            &format!("`waypost resume {run}` goes on with it"),
+            format!("`waypost resume {run}` goes on with it"),
         ));
     }
     let view = verify::look_at(store, run, None).await?;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde_json::Value;
 use waypost::engine::{RunError, Snapshot};
 use waypost::record::{Claim, Flaw, Occasion, Pack, Reason, Record, Verdict};
@@ -87,7 +86,7 @@ async fn watch(
             if context.output.json {
                 context.output.line(&VerifyView { v: VERSION, run: view })?;
             } else {
-                let now = time::utc(Timestamp::now());
+                let now = time::utc(context.now());
                 context.output.answer(&format!("{now}  {}", told(&context.output, &view)))?;
             }
             before = Some(outcome);
