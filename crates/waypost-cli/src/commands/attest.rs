@@ -59,7 +59,7 @@ pub(super) async fn attest(
     if *at != newest {
         return Err(Error::usage(
             format!("an attestation is of a run as it stands, {newest}, not of {at}"),
-            &format!("write `waypost export {run} FILE --attest`"),
+            format!("write `waypost export {run} FILE --attest`"),
         ));
     }
     if snapshot.status() != RunStatus::Completed {
