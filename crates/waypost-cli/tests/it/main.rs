@@ -39,6 +39,7 @@ mod limits;
 mod looking;
 mod lost;
 mod marking;
+mod mistrust;
 mod naming;
 mod nested_letters;
 mod new;

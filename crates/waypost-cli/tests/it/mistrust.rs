@@ -1,0 +1,185 @@
+//! What verifiers of checkpoints are known to have believed wrongly, each of it as a test through the command.
+
+use rusqlite::Connection;
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
+
+/// A run of one step with that evidence, and the exit code that it came to.
+fn run_with(evidence: &str, command: &str) -> (Rig, Option<i32>) {
+    let rig = Rig::with(&format!("steps: [{{id: a, run: '{command}', evidence: {evidence}}}]\n"));
+    let code = code_of(&rig, &RUN);
+    (rig, code)
+}
+
+/// A database with a row whose `note` is NULL.
+fn with_rows(rig: &Rig) -> Connection {
+    let rows = Connection::open(rig.path("rows.db")).unwrap();
+    rows.execute_batch("CREATE TABLE t (id INTEGER, note TEXT); INSERT INTO t VALUES (1, NULL), (2, 'x');")
+        .unwrap();
+    rows
+}
+
+#[test]
+fn an_exit_code_is_compared_and_not_only_there() {
+    let (rig, code) = run_with("[{exit: 0}]", "echo done >> trace; exit 3");
+    assert_ne!(code, Some(0));
+    assert_eq!(rig.read("trace"), "done\n", "it ran, and was not believed");
+}
+
+#[test]
+fn an_empty_pack_is_no_evidence() {
+    for evidence in
+        ["[]", "{}", "{at_least: 1, of: []}", "{any: true, of: []}", "{of: [{file: a.txt}], at_least: 0}"]
+    {
+        let (rig, code) = run_with(evidence, "echo done >> trace");
+        assert_eq!(code, Some(78), "{evidence}");
+        assert!(!rig.path("trace").exists(), "{evidence}: nothing runs");
+    }
+}
+
+#[test]
+fn no_more_may_be_demanded_than_there_is_and_some_of_some_is_not_none() {
+    let two = "of: [{file: a.txt}, {file: b.txt}]";
+    assert_eq!(run_with(&format!("{{at_least: 3, {two}}}"), "true").1, Some(78));
+    assert_eq!(run_with(&format!("{{at_least: 1, {two}}}"), "true").1, Some(4), "none of them is there");
+    assert_eq!(run_with(&format!("{{at_least: 1, {two}}}"), "echo > b.txt").1, Some(0));
+    assert_eq!(run_with(&format!("{{at_least: 2, {two}}}"), "echo > b.txt").1, Some(4));
+}
+
+#[test]
+fn names_of_tables_and_columns_are_never_part_of_a_statement() {
+    for evidence in [
+        "[{sqlite: rows.db, table: \"t; DROP TABLE t; --\", where: {id: 1}}]",
+        "[{sqlite: rows.db, table: t, where: {\"id = 1 OR 1 --\": 7}}]",
+        "[{sqlite: rows.db, query: \"DELETE FROM t\", equals: 1}]",
+    ] {
+        let rig = Rig::with(&format!("steps: [{{id: a, run: 'true', evidence: {evidence}}}]\n"));
+        let rows = with_rows(&rig);
+        assert_ne!(code_of(&rig, &RUN), Some(0), "{evidence}");
+        let left: i64 = rows.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
+        assert_eq!(left, 2, "{evidence}");
+    }
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'true', evidence: [{sqlite: rows.db, table: t, where: {note: \"' OR ''='\"}}]}]\n",
+    );
+    with_rows(&rig);
+    assert_eq!(code_of(&rig, &RUN), Some(4), "a value is a value");
+}
+
+#[test]
+fn a_null_is_found_by_null_and_by_nothing_else() {
+    for (evidence, code) in [
+        ("[{sqlite: rows.db, table: t, where: {note: null}, count: 1}]", 0),
+        ("[{sqlite: rows.db, table: t, where: {id: 1}, values: {note: null}}]", 0),
+        ("[{sqlite: rows.db, table: t, where: {id: 2}, values: {note: null}}]", 4),
+        ("[{sqlite: rows.db, table: t, where: {id: 1}, values: {note: \"\"}}]", 4),
+    ] {
+        let rig = Rig::with(&format!("steps: [{{id: a, run: 'true', evidence: {evidence}}}]\n"));
+        with_rows(&rig);
+        assert_eq!(code_of(&rig, &RUN), Some(code), "{evidence}");
+    }
+}
+
+/// Three steps, of which the last rewrites what the first made.
+const REWRITES: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt; echo n=1 >> $WAYPOST_OUTPUT', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'echo b >> trace; echo 1 > b.txt', evidence: [{sha256: b.txt}]}
+  - {id: c, run: 'echo c$N >> trace; echo 2 > a.txt', env: {N: '${{ steps.a.outputs.n }}'}, evidence: [{sha256: a.txt}]}
+";
+
+#[test]
+fn a_flag_of_then_is_not_believed_where_the_file_is_gone() {
+    for store in STORES {
+        let rig = Rig::with(REWRITES).at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        std::fs::remove_file(rig.path("b.txt")).unwrap();
+
+        assert_eq!(code_of(&rig, &["rollback", "r@3", "-q"]), Some(4), "{store}");
+
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{store}: nothing was changed");
+    }
+}
+
+#[test]
+fn a_file_that_a_later_step_rewrote_does_not_count_against_the_earlier_one() {
+    for store in STORES {
+        let rig = Rig::with(REWRITES).at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "a\nb\nc1\n", "{store}: nothing ran again");
+    }
+}
+
+#[test]
+fn going_back_gives_back_the_state_of_then() {
+    for store in STORES {
+        let rig = Rig::with(REWRITES).at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        rig.write("a.txt", "1\n");
+
+        assert_eq!(code_of(&rig, &["rollback", "r@3", "-q"]), Some(0), "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "a\nb\nc1\nc1\n", "{store}: with what `a` had given");
+    }
+}
+
+#[test]
+fn paths_are_those_of_the_run_wherever_somebody_stands() {
+    let rig = Rig::with(REWRITES);
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    let elsewhere = rig.path("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    // Another file of that name, where the verifier stands.
+    std::fs::write(elsewhere.join("b.txt"), "other\n").unwrap();
+    let code = |args: &[&str]| rig.command(args).current_dir(&elsewhere).output().unwrap().status.code();
+
+    assert_eq!(code(&["verify", "r"]), Some(0));
+    std::fs::remove_file(rig.path("b.txt")).unwrap();
+    assert_eq!(code(&["verify", "r"]), Some(4));
+}
+
+#[test]
+fn a_step_that_has_begun_is_known_after_a_kill() {
+    for store in STORES {
+        let rig = Rig::with("steps: [{id: a, idempotent: false, run: 'echo a >> trace; until test -s pid; do sleep 0.01; done; kill -9 $(cat pid); sleep 30'}]\n")
+            .at(store);
+        let mut running = rig.command(&RUN).spawn().unwrap();
+        rig.write("pid.new", &running.id().to_string());
+        std::fs::rename(rig.path("pid.new"), rig.path("pid")).unwrap();
+        running.wait().unwrap();
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store}: it may have been done");
+        assert_eq!(rig.read("trace"), "a\n", "{store}");
+    }
+}
+
+#[test]
+fn many_verifiers_of_one_run_agree_and_disturb_nobody() {
+    let rig = Rig::with(REWRITES);
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    let before = rig.json(&["checkpoints", "r", "--json"]);
+    let look = || {
+        let verified = rig.call(&["verify", "r", "--json"]);
+        let view: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
+        let verdicts = view["checkpoints"].as_array().into_iter().flatten().map(|one| one["verdict"].clone());
+        (verified.status.code(), verdicts.collect::<Vec<_>>())
+    };
+    let all = || -> Vec<_> {
+        std::thread::scope(|scope| {
+            let verifiers: Vec<_> = (0..16).map(|_| scope.spawn(look)).collect();
+            verifiers.into_iter().map(|verifier| verifier.join().unwrap()).collect()
+        })
+    };
+
+    let holds = all();
+    assert!(holds.iter().all(|found| *found == holds[0] && found.0 == Some(0)), "{holds:?}");
+    rig.write("b.txt", "other\n");
+    let fails = all();
+    assert!(fails.iter().all(|found| *found == fails[0] && found.0 == Some(4)), "{fails:?}");
+    assert_eq!(rig.json(&["checkpoints", "r", "--json"]), before, "whoever looks changes nothing");
+}
