@@ -10,6 +10,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
+use waypost::store::StoreError;
 
 use crate::error::Error;
 
@@ -83,6 +84,22 @@ pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Gives a file that is finished the name that it is for, for good: a power cut afterwards does not take it away.
+///
+/// # Errors
+/// The name is taken, and not to be replaced, or the system's: then the unfinished file is gone.
+pub(crate) fn finish(temp: NamedTempFile, file: &Path, replace: bool) -> Result<File, Error> {
+    let failed =
+        |source: io::Error| Error::from(StoreError::of_write("write", file.display().to_string(), source));
+    let named = if replace { temp.persist(file) } else { temp.persist_noclobber(file) };
+    let named = named.map_err(|error| match error.error.kind() {
+        io::ErrorKind::AlreadyExists => exists(file),
+        _ => failed(error.error),
+    })?;
+    File::open(folder_of(file)).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    Ok(named)
 }
 
 /// Removes the unfinished files of commands of this user that were killed; what is in doubt stays.

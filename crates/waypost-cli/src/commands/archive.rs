@@ -13,7 +13,6 @@
 //!
 //! It is written beside its name, read back and compared with its manifest, and only then named: what is there is whole.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -78,15 +77,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     }
     temp.as_file().sync_all().map_err(failed)?;
     contents::check(temp.path(), &manifest).map_err(failed)?;
-    let named = match args.replace {
-        true => temp.persist(&args.file),
-        false => temp.persist_noclobber(&args.file),
-    };
-    let file = named.map_err(|error| match error.error.kind() {
-        io::ErrorKind::AlreadyExists => beside::exists(&args.file),
-        _ => failed(error.error),
-    })?;
-    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    let file = beside::finish(temp, &args.file, args.replace)?;
     let bytes = file.metadata().map_or(0, |file| file.len());
     if let Some(why) = &why_not {
         context.output.warn(&format!("no run can begin with this archive: {why}"));

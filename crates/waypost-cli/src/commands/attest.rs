@@ -178,10 +178,5 @@ fn write(path: &Path, replace: bool, bytes: &[u8]) -> Result<(), Error> {
         .map_err(|source| Error::Create { path: path.to_owned(), source: source.kind().into() })?;
     temp.write_all(bytes).map_err(failed)?;
     temp.as_file().sync_all().map_err(failed)?;
-    let named = if replace { temp.persist(path) } else { temp.persist_noclobber(path) };
-    named.map_err(|error| match error.error.kind() {
-        io::ErrorKind::AlreadyExists => beside::exists(path),
-        _ => failed(error.error),
-    })?;
-    Ok(())
+    beside::finish(temp, path, replace).map(drop)
 }
