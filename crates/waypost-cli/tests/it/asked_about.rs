@@ -43,17 +43,23 @@ fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
     }
 }
 
+/// A run whose `q` failed, of which `a` was done again, so that it is asked about what comes after that.
+fn asked(flow: &str, store: &str) -> Rig {
+    let rig = rig_of(flow, store);
+    rig.write("fail-q", "");
+    code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
+    std::fs::remove_file(rig.path("fail-q")).expect("it was made");
+    has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, flow);
+    rig
+}
+
 // What happened: a step that had begun on items was said to be done in a run that began elsewhere, or after its own steps had
 // changed: what was left of it was passed over. What stops it now: that is refused, and says why.
 #[test]
 fn what_cannot_be_gone_on_with_is_not_done() {
     for store in STORES {
         for flow in flows() {
-            let rig = rig_of(&flow, store);
-            rig.write("fail-q", "");
-            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
-            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
-            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            let rig = asked(&flow, store);
             has_ended(&rig, &["fork", "r", "--id", "f", "-q"], 8, &flow);
             ran(&rig);
 
@@ -74,11 +80,7 @@ fn what_cannot_be_gone_on_with_is_not_done() {
 fn who_goes_back_does_not_take_up_what_was_begun_anew() {
     for store in STORES {
         for flow in flows() {
-            let rig = rig_of(&flow, store);
-            rig.write("fail-q", "");
-            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
-            std::fs::remove_file(rig.path("fail-q")).expect("it was made");
-            has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, &flow);
+            let rig = asked(&flow, store);
             has_ended(&rig, &["checkpoint", "r", "--label", "asked", "-q"], 0, &flow);
             has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
             ran(&rig);
@@ -97,11 +99,7 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
 #[test]
 fn nobody_goes_back_amid_items_while_they_are_asked_about() {
     for store in STORES {
-        let rig = rig_of(&flows()[0], store);
-        rig.write("fail-q", "");
-        code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]);
-        std::fs::remove_file(rig.path("fail-q")).expect("it was made");
-        has_ended(&rig, &["resume", "r", "--from", "a", "-q"], 8, store);
+        let rig = asked(&flows()[0], store);
         ran(&rig);
 
         for seq in 3..=4 {

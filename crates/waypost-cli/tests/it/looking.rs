@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-use crate::rig::{Rig, code_of, send, wait_until};
+use crate::rig::{Rig, Running, code_of, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -244,7 +244,7 @@ fn who_watches_a_run_is_told_whenever_its_evidence_changes() {
     assert_eq!(code_of(&rig, &["verify", "--all", "--watch"]), Some(2), "too much");
     let told = fs::File::create(rig.path("told")).unwrap();
     let mut command = rig.command(&["verify", "r", "--watch=100ms", "--json"]);
-    let mut watching = command.stdout(told).spawn().unwrap();
+    let mut watching = Running::of(command.stdout(told));
     let verdicts = || -> Vec<String> {
         let lines = rig.read("told");
         let looks = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -259,7 +259,6 @@ fn who_watches_a_run_is_told_whenever_its_evidence_changes() {
     fs::rename(rig.path("kept.txt"), rig.path("out.txt")).unwrap();
     wait_until("what is back", || verdicts() == ["ok", "failed", "ok"]);
 
-    send(i32::try_from(watching.id()).unwrap(), libc::SIGINT);
-    let ended = watching.wait().unwrap();
-    assert!(!ended.success(), "{ended}");
+    watching.signal(libc::SIGINT);
+    assert_ne!(watching.code(), Some(0));
 }

@@ -148,10 +148,10 @@ fn a_step_that_has_begun_is_known_after_a_kill() {
     for store in STORES {
         let rig = Rig::with("steps: [{id: a, idempotent: false, run: 'echo a >> trace; until test -s pid; do sleep 0.01; done; kill -9 $(cat pid); sleep 30'}]\n")
             .at(store);
-        let mut running = rig.command(&RUN).spawn().unwrap();
-        rig.write("pid.new", &running.id().to_string());
+        let running = rig.start(&RUN);
+        rig.write("pid.new", &running.pid().to_string());
         std::fs::rename(rig.path("pid.new"), rig.path("pid")).unwrap();
-        running.wait().unwrap();
+        running.end_soon();
 
         assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store}: it may have been done");
         assert_eq!(rig.read("trace"), "a\n", "{store}");

@@ -106,7 +106,7 @@ impl Rig {
 
     /// Starts the program and leaves it running.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        Running(self.command(args).spawn().unwrap())
+        Running::of(&mut self.command(args))
     }
 
     pub(crate) fn told(&self, output: &Output) -> String {
@@ -133,6 +133,10 @@ impl Rig {
 pub(crate) struct Running(Child);
 
 impl Running {
+    pub(crate) fn of(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
     pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.0.id()).unwrap()
     }
