@@ -85,10 +85,13 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
             has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
             ran(&rig);
             has_ended(&rig, &["rollback", "r@asked", "-q"], 0, &flow);
+            // Whoever has gone back is asked anew.
+            has_ended(&rig, &["resume", "r", "-q"], 8, &flow);
 
-            let refused = code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]);
+            let refused = rig.call(&["resume", "r", "--treat-as", "done"]);
 
-            assert_ne!(refused, Some(0), "{store} {flow}");
+            assert_ne!(refused.status.code(), Some(0), "{flow}");
+            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
             assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
         }
     }
