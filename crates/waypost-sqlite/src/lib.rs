@@ -41,6 +41,7 @@ mod open;
 mod pack;
 mod present;
 mod read;
+mod recent;
 mod rows;
 mod runs;
 mod schema;

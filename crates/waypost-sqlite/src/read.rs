@@ -1,7 +1,6 @@
 //! Heads, single records, and pages of records.
 
 use rusqlite::Connection;
-use waypost::folder::Told;
 use waypost::id::{BranchPath, RunId};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
@@ -11,7 +10,7 @@ use crate::counters;
 use crate::fault::Failure;
 use crate::open::Place;
 use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
-use crate::witness::Lost;
+use crate::witness::{Lost, Testimony};
 
 /// Bodies of one page of heads, in bytes: a page holds at least one, and no more than a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
@@ -63,7 +62,7 @@ impl View<'_> {
     }
 
     /// Returns the newest sound record of each open branch.
-    pub(crate) fn heads(&self, run: &RunId, page: &Page, told: Told<'_>) -> Result<Heads, Failure> {
+    pub(crate) fn heads(&self, run: &RunId, page: &Page, told: Testimony) -> Result<Heads, Failure> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let cursor = Cursor::parse(page.cursor.as_ref())?;
         let id = RunRow::get(self.connection, run)?.id;
@@ -132,7 +131,7 @@ impl View<'_> {
         run: &RunId,
         path: &BranchPath,
         seq: u64,
-        told: Option<Told<'_>>,
+        told: Option<Testimony>,
     ) -> Result<Record, Failure> {
         let id = RunRow::get(self.connection, run)?.id;
         let mut branch = Branch::get(self.connection, id, path)?
@@ -165,7 +164,7 @@ impl View<'_> {
     }
 
     /// Returns a page of headers.
-    pub(crate) fn scan(&self, scan: &Scan, told: Told<'_>) -> Result<Scanned, Failure> {
+    pub(crate) fn scan(&self, scan: &Scan, told: Testimony) -> Result<Scanned, Failure> {
         let cursor = Cursor::parse(scan.cursor.as_ref())?;
         let id = RunRow::get(self.connection, &scan.run)?.id;
         let lost = Lost::of(*self, &scan.run, id, told)?;

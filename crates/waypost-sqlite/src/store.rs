@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, forget_told, read_blob, sync_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -26,7 +26,8 @@ use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
 use crate::rows::RunRow;
 use crate::shrink::{self, Shrink};
-use crate::teller::{SharedFolder, Teller};
+use crate::recent::Recent;
+use crate::teller::{RunFiles, Teller};
 use crate::witness::{self, Lost};
 use crate::{append, inspect, lease, pack, schema, tidy, trim};
 
@@ -69,7 +70,7 @@ struct Held {
     token: u64,
     durability: Durability,
     /// None if the run record is damaged, which the report needs.
-    folder: Option<SharedFolder>,
+    files: Option<Arc<RunFiles>>,
 }
 
 impl SqliteStore {
@@ -128,9 +129,9 @@ impl SqliteStore {
     /// Returns what went wrong since this was last asked with the files that people read of a run whose lease was taken
     /// here: they are derived, so that no commit fails for them.
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
-        let folder = lock(&self.held).get(run).and_then(|held| held.folder.clone())?;
+        let files = lock(&self.held).get(run).and_then(|held| held.files.clone())?;
         self.teller.finish();
-        folder.take_trouble()
+        files.folder.take_trouble()
     }
 
     /// Says whether the SQLite that was built in syncs with `fdatasync`, which a growing file pays less for than
@@ -210,8 +211,11 @@ impl SqliteStore {
     }
 
     fn hold(&self, run: &RunId, token: u64, durability: Durability, folder: Option<RunFolder>) {
-        let folder = folder.map(Arc::new);
-        lock(&self.held).insert(run.clone(), Held { token, durability, folder });
+        let files = folder.map(|folder| {
+            let recent = Recent::new(folder.path(), run);
+            Arc::new(RunFiles { folder, recent })
+        });
+        lock(&self.held).insert(run.clone(), Held { token, durability, files });
     }
 
     /// Forgets a lease that was given back, once all is written down: another may take it up as soon as its lock is free.
@@ -219,8 +223,10 @@ impl SqliteStore {
         self.teller.finish();
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
-            held.remove(lease.run());
+            let files = held.remove(lease.run()).and_then(|held| held.files);
             self.place.frames.forget_run(lease.run());
+            // What it says stays true if it cannot be removed.
+            let _ = files.map(|files| files.recent.remove());
         }
     }
 
@@ -231,15 +237,14 @@ impl SqliteStore {
         while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
-    /// Writes what was committed into the log, before it is acknowledged, and has it put into the report.
+    /// Tells of what was committed outside the database, before it is acknowledged.
     fn tell(&self, lease: &Lease, batch: Arc<Batch>) {
-        let folder = match lock(&self.held).get(lease.run()) {
-            Some(held) if held.token == lease.token() => held.folder.clone(),
+        let files = match lock(&self.held).get(lease.run()) {
+            Some(held) if held.token == lease.token() => held.files.clone(),
             _ => None,
         };
-        if let Some(folder) = folder {
-            folder.log(&batch.records);
-            self.teller.tell(folder, batch);
+        if let Some(files) = files {
+            self.teller.tell(files, batch);
         }
     }
 
@@ -519,7 +524,7 @@ impl Store for SqliteStore {
         self.teller.finish();
         // In this order: a log without records would be one of a run that was lost, and what a crash leaves is found and
         // removed by the next deletion or by a new run of that name.
-        forget_told(self.disk.as_ref(), &folder)
+        witness::forget(self.disk.as_ref(), &folder)
             .map_err(|source| StoreError::of_write("remove", folder.display().to_string(), source))?;
         let id = run.clone();
         self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;

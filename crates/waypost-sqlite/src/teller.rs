@@ -1,7 +1,8 @@
-//! Putting into the report for people what was committed, behind the back of those who commit.
+//! Writing down for people what was committed, behind the back of those who commit.
 //!
-//! Its sections are derived from records that are durable already, so that nobody need wait for them. They are
-//! written by a thread of their own, which begins at the first commit of a store:
+//! The lines of the log and the sections of the report are derived from records that are durable already, so that nobody
+//! need wait for them: what was acknowledged, `recent.rs` tells of meanwhile. They are written by a thread of their own,
+//! which begins at the first commit of a store:
 //!
 //! ```text
 //!   commit   commit   commit            commit
@@ -25,6 +26,7 @@ use waypost::record::Record;
 use waypost::store::Batch;
 
 use crate::commit::lock;
+use crate::recent::Recent;
 
 /// How long commits gather before they are put into the report: nobody who reads along sees the difference. A kill
 /// leaves so much to be added when the run is taken up again.
@@ -44,8 +46,13 @@ const SPENT_BYTES_MAX: usize = 1 << 20;
 /// What a record takes in memory beside its bytes, about: its header, as it was read, with all its names.
 const RECORD_BYTES: usize = 1 << 10;
 
-/// The folder of a run that is written to from two threads.
-pub(crate) type SharedFolder = Arc<RunFolder>;
+/// What is written of a run beside the database, from two threads.
+#[derive(Debug)]
+pub(crate) struct RunFiles {
+    /// What people read.
+    pub(crate) folder: RunFolder,
+    pub(crate) recent: Recent,
+}
 
 /// Writes down, in the order in which it is told.
 #[derive(Debug, Default)]
@@ -93,32 +100,49 @@ enum Thread {
 
 #[derive(Debug)]
 struct Job {
-    folder: SharedFolder,
+    files: Arc<RunFiles>,
     batch: Arc<Batch>,
+    /// The entry up to which it was told among the recent ones, if it was.
+    recent: Option<u64>,
+}
+
+/// What there is to write of a run.
+#[derive(Default)]
+struct Work<'a> {
+    batches: Vec<&'a Batch>,
+    recent: Option<u64>,
 }
 
 /// Writes what was committed of each run, and returns of how many there was something.
 fn write(jobs: &[Job]) -> usize {
-    let mut folders: Vec<(&SharedFolder, Vec<&Batch>)> = Vec::new();
-    let mut places: HashMap<*const RunFolder, usize> = HashMap::new();
-    for Job { folder, batch } in jobs {
-        let place = *places.entry(Arc::as_ptr(folder)).or_insert_with(|| {
-            folders.push((folder, Vec::new()));
-            folders.len() - 1
+    let mut works: Vec<(&RunFiles, Work<'_>)> = Vec::new();
+    let mut places: HashMap<*const RunFiles, usize> = HashMap::new();
+    for Job { files, batch, recent } in jobs {
+        let place = *places.entry(Arc::as_ptr(files)).or_insert_with(|| {
+            works.push((files, Work::default()));
+            works.len() - 1
         });
-        folders[place].1.push(batch);
+        let work = &mut works[place].1;
+        work.batches.push(batch);
+        work.recent = work.recent.max(*recent);
     }
-    for (folder, batches) in &folders {
-        folder.report(batches.iter().flat_map(|batch| &batch.records));
+    for (RunFiles { folder, recent }, work) in &works {
+        let records = || work.batches.iter().flat_map(|batch| &batch.records);
+        folder.log(records());
+        if let Some(entry) = work.recent {
+            recent.is_logged(entry);
+        }
+        folder.report(records());
     }
-    folders.len()
+    works.len()
 }
 
 impl Teller {
-    /// Has the records of `batch` put into the report in `folder`, soon.
-    pub(crate) fn tell(&self, folder: SharedFolder, batch: Arc<Batch>) {
+    /// Has the records of `batch` written down, soon; before this returns if they could not be told of otherwise.
+    pub(crate) fn tell(&self, files: Arc<RunFiles>, batch: Arc<Batch>) {
         let bytes = batch.records.iter().map(bytes_of).sum::<usize>();
-        let job = Job { folder, batch };
+        let recent = files.recent.tell(&batch.records);
+        let job = Job { files, batch, recent };
         let mut backlog = lock(&self.desk.backlog);
         match backlog.thread {
             Thread::Awake => {}
@@ -136,7 +160,8 @@ impl Teller {
         }
         backlog.jobs.push(job);
         backlog.bytes += bytes;
-        let full = backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
+        let full = recent.is_none()
+            || backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
         let spent = std::mem::take(&mut backlog.spent);
         drop(backlog);
         drop(spent);
@@ -145,7 +170,7 @@ impl Teller {
         }
     }
 
-    /// Returns once all that was told before is in its report.
+    /// Returns once all that was told before is written down.
     pub(crate) fn finish(&self) {
         let mut backlog = lock(&self.desk.backlog);
         backlog.waiting += 1;

@@ -1,24 +1,26 @@
-//! What was acknowledged and is not there, as the log of a run tells, which stands outside the database.
+//! What was acknowledged and is not there, as files of a run tell, which stand outside the database.
 //!
 //! SQLite cuts its own log off, without a word, at the first frame whose checksum does not fit: one changed bit in it, or
 //! the log taken away, and commits that were acknowledged are gone, while all that is left is sound. The same goes for
 //! an older copy of the database in the place of the newer one. Nothing within the database can tell; `events.jsonl`
-//! can ([`Told`] argues why it is never ahead of what was on the disk).
+//! can ([`Told`] argues why it is never ahead of what was on the disk), and of the last moments before a kill, when its lines
+//! were not written yet, [`recent`](crate::recent) can.
 //!
 //! A record that is missed so is damage like any other, [`Flaw::Missing`]: it is listed by whoever reads heads or
 //! scans, nothing goes on past it unasked, and it is noted in quarantine once somebody has decided, so that its number
 //! is not given again. Where a run has durability `async`, a power cut may do the same, and that is foreseen: then it
 //! is told as damage that a resume gets over by itself, saying so.
 //!
-//! Only the end of the log is looked at, back to the first record that is there: what is lost is always an end.
+//! Only the end of either is looked at, back to the first record that is there: what is lost is always an end.
 //! Branches that the database does not know are left out: what opened them is lost too, on a branch that it knows.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rusqlite::Connection;
-use waypost::disk::RealDisk;
+use waypost::disk::{Disk, RealDisk};
 use waypost::folder::{self, Told};
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
@@ -28,6 +30,7 @@ use crate::branch::Branch;
 use crate::fault::Failure;
 use crate::open::Place;
 use crate::read::View;
+use crate::recent;
 
 /// What an `async` run says of a record that is not there.
 const NOT_YET_SYNCED: &str =
@@ -38,9 +41,29 @@ pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
     place.folder.join("runs").join(run.as_str())
 }
 
-/// Reads the end of the log of a run. To be called before the transaction that is compared with it begins.
-pub(crate) fn told(place: &Place, run: &RunId) -> Told<'static> {
-    Told::newest_first(&RealDisk, &folder_of(place, run), run)
+/// What the files of a run tell of, each newest first.
+pub(crate) struct Testimony {
+    recent: Vec<(BranchPath, u64)>,
+    recent_path: PathBuf,
+    log: Told<'static>,
+}
+
+/// Reads what was acknowledged last. To be called before the transaction that is compared with it begins.
+pub(crate) fn told(place: &Place, run: &RunId) -> Testimony {
+    let folder = folder_of(place, run);
+    let recent_path = recent::path_in(&folder);
+    // In this order: what is taken out of the first is in the second by then.
+    let recent = recent::told(&recent_path, run);
+    Testimony { recent, recent_path, log: Told::newest_first(&RealDisk, &folder, run) }
+}
+
+/// Takes away for good what would miss the records of a run, before they are deleted.
+pub(crate) fn forget(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+    match recent::remove(&recent::path_in(folder)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed.and_then(|()| disk.sync_dir(folder))?,
+    }
+    folder::forget_told(disk, folder)
 }
 
 /// Says whether a run has left its log beside the database.
@@ -54,7 +77,8 @@ pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
         return StoreError::no_run(&place.name, run);
     }
     let folder = folder_of(place, run);
-    let newest = told(place, run).find(|(branch, _)| branch.is_main());
+    let Testimony { recent, log, .. } = told(place, run);
+    let newest = recent.into_iter().chain(log).find(|(branch, _)| branch.is_main());
     let damage = Damage {
         run: run.clone(),
         branch: BranchPath::main(),
@@ -85,10 +109,35 @@ pub(crate) struct Lost {
 
 impl Lost {
     /// Compares what was told with what is there; `id` is the row of the run.
-    pub(crate) fn of(view: View<'_>, run: &RunId, id: i64, mut told: Told<'_>) -> Result<Self, Failure> {
-        let mut kept: BTreeMap<BranchPath, Option<u64>> = BTreeMap::new();
+    pub(crate) fn of(view: View<'_>, run: &RunId, id: i64, told: Testimony) -> Result<Self, Failure> {
+        let Testimony { recent, recent_path, mut log } = told;
         let mut lost = Self::default();
-        for (branch, seq) in told.by_ref() {
+        let mut kept = BTreeMap::new();
+        lost.miss(view, id, &mut kept, recent)?;
+        let is_recent = !lost.is_empty();
+        lost.miss(view, id, &mut kept, log.by_ref())?;
+        if !lost.is_empty() {
+            let durability = view.frozen(id, run).map_or(Durability::Sync, |run| run.record().durability);
+            let flaw = match durability {
+                Durability::Sync => Flaw::Missing,
+                Durability::Async => Flaw::Malformed(NOT_YET_SYNCED.to_owned()),
+            };
+            let path = if is_recent { recent_path.as_path() } else { log.path() };
+            let place = format!("{} tells of it", path.display());
+            lost.gone = Some(Arc::new(Gone { flaw, place }));
+        }
+        Ok(lost)
+    }
+
+    /// Takes in what is missed of what was told, newest first, back to the first that is there.
+    fn miss(
+        &mut self,
+        view: View<'_>,
+        id: i64,
+        kept: &mut BTreeMap<BranchPath, Option<u64>>,
+        told: impl IntoIterator<Item = (BranchPath, u64)>,
+    ) -> Result<(), Failure> {
+        for (branch, seq) in told {
             let newest = match kept.get(&branch) {
                 Some(newest) => *newest,
                 None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
@@ -96,22 +145,13 @@ impl Lost {
             match newest {
                 Some(newest) if seq <= newest => break,
                 Some(_) => {
-                    let told = lost.newest.entry(branch).or_default();
+                    let told = self.newest.entry(branch).or_default();
                     *told = seq.max(*told);
                 }
                 None => {}
             }
         }
-        if !lost.newest.is_empty() {
-            let durability = view.frozen(id, run).map_or(Durability::Sync, |run| run.record().durability);
-            let flaw = match durability {
-                Durability::Sync => Flaw::Missing,
-                Durability::Async => Flaw::Malformed(NOT_YET_SYNCED.to_owned()),
-            };
-            let place = format!("{} tells of it", told.path().display());
-            lost.gone = Some(Arc::new(Gone { flaw, place }));
-        }
-        Ok(lost)
+        Ok(())
     }
 
     /// Says whether nothing is missed.

@@ -100,9 +100,9 @@ impl RunFolder {
         self.report(records);
     }
 
-    /// The first half of [`committed`](Self::committed): the lines of the log, which may have to bear witness to what
-    /// the store acknowledged.
-    pub fn log(&self, records: &[Record]) {
+    /// The first half of [`committed`](Self::committed): the lines of the log, which bear witness to what the store
+    /// acknowledged. Records of several commits may be handed over together, in their order: they are written at once.
+    pub fn log<'a>(&self, records: impl IntoIterator<Item = &'a Record>) {
         if self.make() {
             let written = lock(&self.events).committed(self.disk.as_ref(), records);
             written.unwrap_or_else(|trouble| self.note(trouble));

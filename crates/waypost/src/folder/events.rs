@@ -69,7 +69,11 @@ impl EventFile {
         self.after = Some(mark);
     }
 
-    pub(super) fn committed(&mut self, disk: &dyn Disk, records: &[Record]) -> Result<(), Trouble> {
+    pub(super) fn committed<'a>(
+        &mut self,
+        disk: &dyn Disk,
+        records: impl IntoIterator<Item = &'a Record>,
+    ) -> Result<(), Trouble> {
         if self.given_up {
             return Ok(());
         }

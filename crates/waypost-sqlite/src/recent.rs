@@ -1,0 +1,332 @@
+//! The newest records of a run that were acknowledged, where their lines may not stand in the log yet.
+//!
+//! What was acknowledged must be told of outside the database (`witness.rs`) before the caller hears of it. The lines of
+//! `events.jsonl` do so, and they cost a step more than it can spare; so they are written behind its back
+//! (`teller.rs`), and this file tells of what comes between: one small write, always in the same place.
+//!
+//! ```text
+//!   runs/RUN/recent      512 entries of 128 bytes, written round and round
+//!
+//!     41 main 17                                  ...   93c1f0a2be6d7714
+//!     42 each:b 3                                 ...   0d5528e1c7aa9f36
+//!     ^^ which entry, ^^^ branch and seq; spaces;       the first 16 digits of the SHA-256 of run and entry
+//! ```
+//!
+//! An entry is written after its record was on the disk, so each one that can be read is true by itself and for ever: a
+//! name and number are never given again. One that is not whole says nothing. Nothing is ever written over an entry
+//! whose line is not in the log; where there is no room, or no file, the caller waits for the line instead. The
+//! file is there while somebody works on the run, and what a kill left of it until the run is next given back.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::OFlags;
+use waypost::Digest;
+use waypost::id::{BranchPath, RunId};
+use waypost::record::Record;
+
+use crate::commit::lock;
+
+/// The file, in the folder of a run.
+const RECENT_FILE: &str = "recent";
+const ENTRY_BYTES: usize = 128;
+/// As many as the thread that writes the log lets wait at most, and more than a single run commits while it naps.
+const ENTRIES: u64 = 512;
+/// Of the digest, in digits.
+const CHECK_DIGITS: usize = 16;
+
+/// What is told of the newest records of a run, as its one writer sees it.
+#[derive(Debug)]
+pub(crate) struct Recent {
+    run: RunId,
+    path: PathBuf,
+    pen: Mutex<Pen>,
+    /// The lines of all up to this entry are in the log.
+    logged: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Pen {
+    Closed,
+    Open {
+        file: File,
+        /// The entry that was written last.
+        newest: u64,
+    },
+    /// The file could not be written; what is in it stays true.
+    GivenUp,
+}
+
+impl Recent {
+    /// Stands for the file in the folder of a run; nothing is touched before there is something to tell.
+    pub(crate) fn new(folder: &Path, run: &RunId) -> Self {
+        Self { run: run.clone(), path: path_in(folder), pen: Mutex::new(Pen::Closed), logged: AtomicU64::new(0) }
+    }
+
+    /// Tells of what was committed, before it is acknowledged. Returns the entry up to which that is told; none if it
+    /// cannot be told here, and has to be in the log before it is acknowledged.
+    pub(crate) fn tell(&self, records: &[Record]) -> Option<u64> {
+        let mut pen = lock(&self.pen);
+        if matches!(*pen, Pen::Closed) {
+            *pen = self.open().unwrap_or(Pen::GivenUp);
+        }
+        let Pen::Open { file, newest } = &mut *pen else { return None };
+        let entries = self.entries(*newest, records)?;
+        let count = (entries.len() / ENTRY_BYTES) as u64;
+        if *newest + count - self.logged.load(Ordering::Acquire) > ENTRIES {
+            return None;
+        }
+        if write_round(file, *newest, &entries).is_err() {
+            *pen = Pen::GivenUp;
+            return None;
+        }
+        *newest += count;
+        Some(*newest)
+    }
+
+    /// Notes that what was told up to an entry is in the log now.
+    pub(crate) fn is_logged(&self, entry: u64) {
+        self.logged.fetch_max(entry, Ordering::Release);
+    }
+
+    /// Takes the file away, once all of it is in the log and nobody works on the run any more.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        *lock(&self.pen) = Pen::Closed;
+        remove(&self.path)
+    }
+
+    /// Opens the file behind what an earlier writer left in it.
+    fn open(&self) -> io::Result<Pen> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(open_flags());
+        let mut file = options.open(&self.path)?;
+        let newest = entries_in(&mut file, &self.run)?.first().map_or(0, |entry| entry.number);
+        self.logged.store(newest, Ordering::Release);
+        Ok(Pen::Open { file, newest })
+    }
+
+    /// Makes an entry for the newest record of each branch; none if one is too long to be one.
+    fn entries(&self, newest: u64, records: &[Record]) -> Option<Vec<u8>> {
+        let mut entries = Vec::with_capacity(2 * ENTRY_BYTES);
+        let mut number = newest;
+        for (place, record) in records.iter().enumerate() {
+            let header = record.header();
+            let is_newest = |later: &Record| later.header().branch != header.branch;
+            if !records[place + 1..].iter().take(BATCH_LOOKED_AT_MAX).all(is_newest) {
+                continue;
+            }
+            number += 1;
+            let begin = entries.len();
+            let told = write!(entries, "{number} {} {}", header.branch, header.seq);
+            told.expect("writing to memory does not fail");
+            let room = begin + ENTRY_BYTES - CHECK_DIGITS - 2;
+            if entries.len() > room {
+                return None;
+            }
+            let check = check(&self.run, &entries[begin..]);
+            entries.resize(room, b' ');
+            writeln!(entries, " {check}").expect("writing to memory does not fail");
+        }
+        Some(entries)
+    }
+}
+
+/// How far a batch is searched for a newer record of a branch; an entry more than need be is none the less true.
+const BATCH_LOOKED_AT_MAX: usize = 8;
+
+/// Writes entries behind the one that was last written, and goes on at the start of the file at its end.
+fn write_round(file: &File, newest: u64, entries: &[u8]) -> io::Result<()> {
+    let place = newest % ENTRIES;
+    let before_end = (ENTRIES - place) as usize * ENTRY_BYTES;
+    let (here, at_start) = entries.split_at(before_end.min(entries.len()));
+    file.write_all_at(here, place * ENTRY_BYTES as u64)?;
+    if at_start.is_empty() { Ok(()) } else { file.write_all_at(at_start, 0) }
+}
+
+fn check(run: &RunId, entry: &[u8]) -> String {
+    let whole = [run.as_str().as_bytes(), b" ", entry].concat();
+    let digest = Digest::of(&whole);
+    let (first, _) = digest.as_bytes().split_at(CHECK_DIGITS / 2);
+    format!("{:016x}", u64::from_be_bytes(first.try_into().expect("it is half as many bytes as digits")))
+}
+
+/// What an entry says.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    number: u64,
+    branch: BranchPath,
+    seq: u64,
+}
+
+impl Entry {
+    fn read(run: &RunId, bytes: &[u8]) -> Option<Self> {
+        let (text, digits) = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?.rsplit_once(' ')?;
+        let text = text.trim_end_matches(' ');
+        if check(run, text.as_bytes()) != digits {
+            return None;
+        }
+        let (number, rest) = text.split_once(' ')?;
+        let (branch, seq) = rest.rsplit_once(' ')?;
+        Some(Self { number: number.parse().ok()?, branch: branch.parse().ok()?, seq: seq.parse().ok()? })
+    }
+}
+
+/// Reads the entries of a file, newest first.
+fn entries_in(file: &mut File, run: &RunId) -> io::Result<Vec<Entry>> {
+    let mut bytes = Vec::new();
+    file.take(ENTRIES * ENTRY_BYTES as u64).read_to_end(&mut bytes)?;
+    let entries = bytes.chunks_exact(ENTRY_BYTES).filter_map(|entry| Entry::read(run, entry));
+    let mut entries: Vec<Entry> = entries.collect();
+    entries.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
+    Ok(entries)
+}
+
+/// Returns where the file of a run is.
+pub(crate) fn path_in(folder: &Path) -> PathBuf {
+    folder.join(RECENT_FILE)
+}
+
+/// Returns what the file of a run tells of, newest first. One that cannot be read tells nothing.
+pub(crate) fn told(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(open_flags()).open(path);
+    let entries = file.and_then(|mut file| entries_in(&mut file, run)).unwrap_or_default();
+    entries.into_iter().map(|entry| (entry.branch, entry.seq)).collect()
+}
+
+/// Takes the file of a run away.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    std::fs::remove_file(path)
+}
+
+/// What somebody puts in the place of the file is not followed, nor waited for.
+fn open_flags() -> i32 {
+    (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost_testing::records::{self, Links, run_id};
+
+    use super::*;
+
+    struct Desk {
+        folder: tempfile::TempDir,
+        recent: Recent,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let recent = Recent::new(folder.path(), &run_id("r-1"));
+            Self { folder, recent }
+        }
+
+        fn path(&self) -> PathBuf {
+            path_in(self.folder.path())
+        }
+
+        fn told(&self) -> Vec<String> {
+            let told = told(&self.path(), &run_id("r-1"));
+            told.into_iter().map(|(branch, seq)| format!("{branch} {seq}")).collect()
+        }
+    }
+
+    fn record(branch: &str, seq: u64) -> Record {
+        let mut links = Links::of(&run_id("r-1"));
+        let mut header = links.header(&records::branch(branch));
+        header.seq = seq;
+        links.seal(header, &serde_json::Value::Null)
+    }
+
+    #[test]
+    fn the_newest_of_each_branch_is_told_newest_first() {
+        let desk = Desk::new();
+        assert_eq!(desk.told(), [""; 0], "there is no file");
+
+        assert_eq!(desk.recent.tell(&[record("main", 1), record("main", 2), record("fan:a", 1)]), Some(2));
+        assert_eq!(desk.recent.tell(&[record("fan:a", 2)]), Some(3));
+
+        assert_eq!(desk.told(), ["fan:a 2", "fan:a 1", "main 2"]);
+    }
+
+    #[test]
+    fn nothing_is_written_over_what_is_not_in_the_log() {
+        let desk = Desk::new();
+        for seq in 1..=ENTRIES {
+            assert_eq!(desk.recent.tell(&[record("main", seq)]), Some(seq));
+        }
+        assert_eq!(desk.recent.tell(&[record("main", ENTRIES + 1)]), None, "there is no room");
+        assert_eq!(desk.told()[0], format!("main {ENTRIES}"));
+
+        desk.recent.is_logged(2);
+        let two = [record("fan:a", 9), record("fan:b", 9)];
+        assert_eq!(desk.recent.tell(&two), Some(ENTRIES + 2), "round, to the start of the file");
+        assert_eq!(desk.told()[..3], ["fan:b 9".to_owned(), "fan:a 9".to_owned(), format!("main {ENTRIES}")]);
+        assert_eq!(desk.told().len() as u64, ENTRIES);
+        assert_eq!(desk.recent.tell(&[record("main", ENTRIES + 1)]), None);
+    }
+
+    #[test]
+    fn the_next_writer_goes_on_behind_what_a_kill_left() {
+        let desk = Desk::new();
+        desk.recent.tell(&[record("main", 1)]);
+
+        let next = Recent::new(desk.folder.path(), &run_id("r-1"));
+        assert_eq!(next.tell(&[record("main", 2)]), Some(2));
+
+        assert_eq!(desk.told(), ["main 2", "main 1"]);
+    }
+
+    #[test]
+    fn every_changed_bit_and_every_length_tells_the_truth_or_nothing() {
+        let desk = Desk::new();
+        desk.recent.tell(&[record("main", 1)]);
+        desk.recent.tell(&[record("each:b", 31)]);
+        let sound = std::fs::read(desk.path()).unwrap();
+        let whole = desk.told();
+
+        for bit in 0..sound.len() * 8 {
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(desk.path(), &bytes).unwrap();
+            let told = desk.told();
+            assert_eq!(told.len(), 1, "bit {bit}: {told:?}");
+            assert!(whole.contains(&told[0]), "bit {bit}: {told:?}");
+        }
+        for length in 0..sound.len() {
+            std::fs::write(desk.path(), &sound[..length]).unwrap();
+            assert_eq!(desk.told().len(), length / ENTRY_BYTES);
+        }
+        std::fs::write(desk.path(), &sound).unwrap();
+        assert_eq!(told(&desk.path(), &run_id("r-2")), [], "it is of another run");
+    }
+
+    #[test]
+    fn what_has_no_room_in_an_entry_or_no_file_has_to_be_in_the_log() {
+        let desk = Desk::new();
+        let long = format!("fan:{}", "x".repeat(120));
+        assert_eq!(desk.recent.tell(&[record(&long, 1)]), None);
+        assert_eq!(desk.recent.tell(&[record("main", 1)]), Some(1), "the next one has");
+
+        let desk = Desk::new();
+        std::fs::create_dir(desk.path()).unwrap();
+        assert_eq!(desk.recent.tell(&[record("main", 1)]), None);
+        assert_eq!(desk.told(), [""; 0]);
+    }
+
+    #[test]
+    fn a_link_in_its_place_is_not_followed() {
+        let desk = Desk::new();
+        let elsewhere = desk.folder.path().join("elsewhere");
+        std::fs::write(&elsewhere, "mine").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, desk.path()).unwrap();
+
+        assert_eq!(desk.recent.tell(&[record("main", 1)]), None);
+        assert_eq!(std::fs::read(&elsewhere).unwrap(), b"mine");
+    }
+}
