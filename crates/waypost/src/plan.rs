@@ -121,6 +121,13 @@ pub struct Decision {
     pub cause: Cause,
 }
 
+impl Decision {
+    /// Says whether the step stays as it is recorded: nothing runs, and nothing is written for it.
+    pub fn changes_nothing(&self) -> bool {
+        matches!(self.action, Action::Reuse | Action::Skip) && self.cause != Cause::EvidenceSettles
+    }
+}
+
 /// One decision for each step of each open branch, in the order of the graph.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
@@ -488,10 +495,8 @@ impl BranchView<'_> {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
             },
-            Status::Started => match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
-                Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
-                _ => (Action::Ask, Cause::InDoubt(entry.at.clone())),
-            },
+            Status::Started => self.unsettled(step, entry),
+            Status::Failed if entry.is_unsettled() && !step.idempotent => self.unsettled(step, entry),
             Status::Waiting if entry.wake_at.is_some_and(|due| due <= self.now) => {
                 (Action::Run, Cause::Come(entry.waits.clone()))
             }
@@ -501,6 +506,14 @@ impl BranchView<'_> {
                 (Action::Retry, Cause::BranchesFailed)
             }
             Status::Failed => (Action::Retry, Cause::Failed(entry.at.clone())),
+        }
+    }
+
+    /// Decides about a step that must not be repeated blindly and may have taken effect.
+    fn unsettled(&self, step: &Step, entry: &FrontierEntry) -> (Action, Cause) {
+        match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
+            Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
+            _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
         }
     }
 

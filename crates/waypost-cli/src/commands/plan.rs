@@ -254,8 +254,7 @@ pub(crate) fn print(
     stops: Vec<String>,
 ) -> Result<(), Error> {
     show(context, run, plan, stops)?;
-    let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
-    if !context.output.json && plan.decisions.iter().all(idle) {
+    if !context.output.json && plan.decisions.iter().all(Decision::changes_nothing) {
         context.output.note("A resume would do nothing, because every step is finished.");
     }
     Ok(())

@@ -63,4 +63,5 @@ mod setting;
 mod signals;
 mod standing;
 mod travel;
+mod unbelieved;
 mod waiting;

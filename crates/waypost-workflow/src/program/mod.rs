@@ -504,6 +504,10 @@ impl Program for WorkflowProgram {
             // The same expression over the same state gives the same error, and who said no is not asked again at once.
             (FailureKind::Expression, _) => false,
             _ if step.work.command().is_none() => false,
+            // It may have taken effect; only who says so of its evidence wants it done twice.
+            (kind, Some(0)) if !step.idempotent => {
+                kind == FailureKind::Evidence && step.retry.when.contains(&RetryCause::Evidence)
+            }
             (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
             (FailureKind::Evidence, _) => step.retry.covers(RetryCause::Evidence),
             (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),

@@ -223,6 +223,10 @@ impl<P: Program> Session<'_, P> {
         let entry = line.entry(place);
         let (at, failures) = (entry.at.clone(), entry.failures + 1);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
+        // What has ended well may have taken effect, believed or not.
+        let code = failure.ending.exit_code;
+        let is_unsettled = !step.idempotent && (failure.kind == FailureKind::Evidence || code == Some(0));
+        let exited = is_unsettled.then(|| code.unwrap_or(0));
         let mut ends_all = false;
         if let Some(pause) = pause {
             failure.retried = true;
@@ -243,6 +247,7 @@ impl<P: Program> Session<'_, P> {
             }
             let entry = line.entry_mut(place);
             entry.status = Status::Failed;
+            entry.exited = exited;
             entry.failures = failures;
             entry.since = 0;
             ends_all = true;

@@ -554,6 +554,9 @@ pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
 /// goes on.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
     for entry in &mut line.position.frontier {
+        if entry.status == Status::Failed && entry.is_unsettled() {
+            line.cut.push(entry.step.clone());
+        }
         if is_done_again(entry, line.shape) {
             // On branches that were there before.
             line.position.revisited |= entry.fan.take().is_some();

@@ -52,7 +52,7 @@ pub(super) fn questions_of_passed(
 
 /// Returns the steps that were cut at a position and must not be repeated blindly.
 pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
-    let cut = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    let cut = position.frontier.iter().filter(|entry| entry.is_unsettled());
     cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Salvaged<O> {
 impl<O> Salvaged<O> {
     /// Says whether it answers a question.
     pub(super) fn is_about(&self, question: &Decision) -> bool {
-        self.step == question.step && matches!(question.cause, Cause::InDoubt(_))
+        self.step == question.step && question.cause.is_of_one_try()
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) async fn salvaged<P: Program>(
 ) -> Vec<Salvaged<P::Output>> {
     let mut found = Vec::new();
     for (at, question) in std::mem::take(questions).into_iter().enumerate() {
-        let is_cut = question.branch == *branch && matches!(question.cause, Cause::InDoubt(_));
+        let is_cut = question.branch == *branch && question.cause.is_of_one_try();
         let place = shape.place(question.step.as_str()).filter(|_| is_cut && at < QUESTIONS_MAX);
         let Some(place) = place else {
             questions.push(question);
@@ -134,7 +134,7 @@ pub(super) async fn salvageable<P: Program>(
     (site, record): (&Site, &Record),
     questions: &mut Vec<Decision>,
 ) -> Result<Vec<Decision>, RunError> {
-    if !questions.iter().any(|question| matches!(question.cause, Cause::InDoubt(_))) {
+    if !questions.iter().any(|question| question.cause.is_of_one_try()) {
         return Ok(Vec::new());
     }
     let (shape, main) = (program.shape(), BranchPath::main());
@@ -182,8 +182,8 @@ pub(super) fn decide_as_told<P: Program>(
 ) -> Result<(), RunError> {
     let run = line.chain.run.clone();
     let is_ours = |decision: &Decision| {
-        let settles =
-            matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::Begun | Cause::InLost(_));
+        let settles = decision.cause.is_of_one_try()
+            || matches!(decision.cause, Cause::Undone | Cause::Begun | Cause::InLost(_));
         decision.branch == *line.branch() && settles
     };
     if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {

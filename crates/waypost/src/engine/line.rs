@@ -350,6 +350,7 @@ impl<'a, S> Line<'a, S> {
         let entry = self.entry_mut(place);
         entry.status = Status::Started;
         entry.at.attempt += tries;
+        entry.exited = None;
         entry.since = 0;
         entry.wake_at = None;
         entry.waits.clear();
@@ -464,7 +465,7 @@ impl<'a, S> Line<'a, S> {
         self.settle(place, settled, follow);
         let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
         draft.told.evidence = Some(pack);
-        let text = "it was cut, and its evidence shows that it is done";
+        let text = "its end was not known, and its evidence shows that it is done";
         draft.told.notes.push(Note::Warning(text.to_owned()));
     }
 

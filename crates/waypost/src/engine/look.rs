@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken, plan};
-use crate::record::{Claim, FrontierEntry, Occasion, Record, Status, Verdict};
+use crate::record::{Claim, FrontierEntry, Occasion, Record, Verdict};
 use crate::shape::Shape;
 
 use super::doubt::salvageable;
@@ -82,7 +82,7 @@ impl Engine {
         doubted.extend(ended.iter().filter(|decision| is_doubted(decision)).cloned());
         let site = self.site(run);
         let cut =
-            |entry: &FrontierEntry| entry.status == Status::Started && shape.must_ask(&position, &entry.step);
+            |entry: &FrontierEntry| entry.is_unsettled() && shape.must_ask(&position, &entry.step);
         let ask = |entry: &FrontierEntry| Decision {
             branch: BranchPath::main(),
             step: entry.step.clone(),

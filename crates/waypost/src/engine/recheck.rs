@@ -225,8 +225,9 @@ pub(super) async fn judge<P: Program>(
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     // Of steps that were cut on other branches, who takes those up speaks.
     let ours = |decision: &&Decision| {
-        decision.branch.is_main()
-            || !matches!(decision.cause, Cause::InDoubt(_) | Cause::Undone | Cause::Begun)
+        let is_of_step =
+            decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
+        decision.branch.is_main() || !is_of_step
     };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));

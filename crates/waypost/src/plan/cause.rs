@@ -58,6 +58,8 @@ pub enum Cause {
     Redefined,
     /// It was cut and must not be repeated blindly.
     InDoubt(Try),
+    /// It ended, its evidence did not show that it took effect, and it must not be repeated blindly.
+    Unbelieved(Try),
     /// It was done, or cut, before something that it needs was done again, and must not be repeated blindly.
     Undone,
     /// It was begun, or cut, before something that it needs was done again, and must not be repeated blindly, or what it opens.
@@ -80,8 +82,14 @@ impl Cause {
         match position.undone.contains(&entry.step) {
             true if position.aside.iter().any(|aside| aside.step == entry.step) => Self::Begun,
             true => Self::Undone,
+            false if entry.exited.is_some() => Self::Unbelieved(entry.at.clone()),
             false => Self::InDoubt(entry.at.clone()),
         }
+    }
+
+    /// Says whether it is not known of one try of a step whether it took effect.
+    pub(crate) fn is_of_one_try(&self) -> bool {
+        matches!(self, Self::InDoubt(_) | Self::Unbelieved(_))
     }
 }
 
@@ -135,6 +143,13 @@ impl fmt::Display for Cause {
                     at.attempt
                 )
             }
+            Self::Unbelieved(at) => {
+                write!(
+                    f,
+                    "attempt {} ended and was not believed, and the step is not idempotent: whether it took effect is not known",
+                    at.attempt
+                )
+            }
             Self::Undone => f.write_str(
                 "it was done before, what it needs has been done again since, and it must not be repeated blindly",
             ),
@@ -151,7 +166,7 @@ impl fmt::Display for Cause {
                     if *lost == 1 { " is" } else { "s are" }
                 )
             }
-            Self::EvidenceSettles => f.write_str("it was cut, and its evidence shows that it is done"),
+            Self::EvidenceSettles => f.write_str("its end was not known, and its evidence shows that it is done"),
         }
     }
 }

@@ -163,7 +163,8 @@ pub struct FrontierEntry {
     /// It was held before its first try, and a resume let it pass: it is not held there again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub passed: bool,
-    /// The exit code, seen and recorded while evidence was still being checked.
+    /// The exit code of a try that ended, while it is not known whether it took effect: its evidence did not show that,
+    /// or was still being checked. Kept of steps that must not be repeated blindly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<i32>,
     /// The fan-out it is in the middle of.
@@ -186,6 +187,15 @@ impl FrontierEntry {
             passed: false,
             exited: None,
             fan: None,
+        }
+    }
+
+    /// Says whether it was started and nobody knows whether it took effect: it was cut, or ended and was not believed.
+    pub fn is_unsettled(&self) -> bool {
+        match self.status {
+            Status::Started => true,
+            Status::Failed => self.exited.is_some(),
+            Status::Ready | Status::Waiting => false,
         }
     }
 

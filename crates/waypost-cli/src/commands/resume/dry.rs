@@ -68,8 +68,7 @@ pub(super) async fn dry_run(
     if let Some(until) = &args.until {
         would.notes.push(stop_after(&mut would.plan, &chosen.shape, until)?);
     }
-    let idle = |decision: &Decision| matches!(decision.action, Action::Reuse | Action::Skip);
-    if would.notes.is_empty() && would.plan.decisions.iter().all(idle) {
+    if would.notes.is_empty() && would.plan.decisions.iter().all(Decision::changes_nothing) {
         would.notes.push("A resume would do nothing, because every step is finished.".to_owned());
     }
     let is_asked = args.treat_as;

@@ -1,0 +1,106 @@
+//! Steps that must not be repeated blindly, that ended well, and that their evidence did not show to be done.
+
+use crate::rig::{Rig, code_of};
+
+const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
+const RESUME: [&str; 3] = ["resume", "r", "-q"];
+
+/// A run whose first step ended with 0 and left no `ok`.
+fn charged(more: &str) -> (Rig, Option<i32>) {
+    let rig = Rig::with(&format!(
+        "steps:
+  - {{id: charge, idempotent: false, run: 'echo charged >> trace', evidence: [{{file: ok}}]{more}}}
+  - {{id: after, run: 'echo after >> trace'}}
+"
+    ));
+    let code = code_of(&rig, &RUN);
+    (rig, code)
+}
+
+#[test]
+fn it_is_asked_about_and_not_repeated() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let (rig, code) = charged("");
+        assert_eq!(code, Some(4), "{store}");
+
+        assert_eq!(code_of(&rig, &RESUME), Some(8), "{store}");
+        assert!(rig.waypost(&["plan", "r"]).contains("attempt 1 ended and was not believed"), "{store}");
+        assert_eq!(rig.read("trace"), "charged\n", "{store}");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "charged\nafter\n", "{store}");
+    }
+}
+
+#[test]
+fn a_person_may_want_it_done_again() {
+    let (rig, _) = charged("");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "retry"]), Some(4));
+    assert_eq!(rig.read("trace"), "charged\ncharged\n");
+    assert_eq!(code_of(&rig, &RESUME), Some(8), "and then it is in question again");
+    assert_eq!(rig.read("trace"), "charged\ncharged\n");
+}
+
+#[test]
+fn evidence_that_holds_by_now_settles_it() {
+    let (rig, _) = charged("");
+    rig.write("ok", "");
+
+    let plan = rig.waypost(&["plan", "r"]);
+    assert!(plan.contains("its evidence shows that it is done"), "{plan}");
+    assert_eq!(code_of(&rig, &RESUME), Some(0));
+
+    assert_eq!(rig.read("trace"), "charged\nafter\n");
+}
+
+#[test]
+fn its_retry_does_not_repeat_it_unless_that_names_evidence() {
+    assert_eq!(charged(", retry: {max: 2, delay: 1ms}").0.read("trace"), "charged\n");
+    let (rig, code) = charged(", retry: {max: 2, delay: 1ms, when: [evidence]}");
+    assert_eq!((rig.read("trace"), code), ("charged\n".repeat(3), Some(4)));
+}
+
+#[test]
+fn one_without_the_outputs_that_it_declares_is_asked_about_too() {
+    let rig = Rig::with(
+        "steps: [{id: charge, idempotent: false, run: 'echo charged >> trace', outputs: {bill: {from: bill.txt}}}]\n",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+
+    assert_eq!(code_of(&rig, &RESUME), Some(8));
+
+    assert_eq!(rig.read("trace"), "charged\n");
+}
+
+#[test]
+fn one_that_said_itself_that_it_failed_is_tried_again() {
+    let rig = Rig::with("steps: [{id: a, idempotent: false, run: 'echo a >> trace; test -e ok'}]\n");
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &RESUME), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\na\n");
+}
+
+#[test]
+fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
+    let rig = Rig::with(
+        "steps:
+  - id: each
+    foreach:
+      items: [a, b]
+      steps: [{id: charge, idempotent: false, run: 'echo ${{ item }} >> trace', evidence: [{file: 'ok-${{ item }}'}]}]
+",
+    );
+    rig.write("ok-a", "");
+    assert_ne!(code_of(&rig, &RUN), Some(0));
+    for verb in [["dead-letters", "retry", "r", "-q"].as_slice(), &["resume", "r", "-q", "--retry-failed"]] {
+        assert_eq!(code_of(&rig, verb), Some(8), "{verb:?}");
+    }
+    rig.write("ok-b", "");
+    assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0));
+    let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["a", "b"]);
+}
