@@ -62,6 +62,7 @@ pub use files::{
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use tree::is_pattern;
+pub(crate) use tree::reaches;
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

@@ -23,10 +23,12 @@ use crate::id::{BranchPath, StepId};
 use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
 
+mod bound;
 mod cause;
 mod lost;
 mod standing;
 
+pub(crate) use bound::{Bound, Newest};
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
 use standing::Standing;
@@ -180,9 +182,9 @@ type Rank<'a> = (Vec<u64>, &'a BranchPath);
 
 /// Lists the claims that must be checked before the finished steps are trusted.
 ///
-/// A claim binds by subject, or by the file that this is another name of ([`Claim::file`]), to the newest effective step
-/// that makes one about it: what a later step legitimately
-/// rewrote does not count against the older. A subject that a step under way is about to rewrite, since it was started
+/// A claim binds to the newest effective step that makes one about the same file ([`Claim::file`] where its subject is
+/// another name of that), or the same subject: what a later step legitimately rewrote does not count against the older. A
+/// subject that a step under way is about to rewrite, since it was started
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
 /// became of a cut step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
@@ -194,8 +196,8 @@ pub(crate) fn checks_on(shape: &Shape, effective: &[Effective], occasion: Occasi
     sorted(shape, effective, occasion).0
 }
 
-/// Steps under way, and the claims that are not judged on their account, by kind and what they are bound by.
-pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<(String, String)>>;
+/// Steps under way, and the claims that are not judged on their account, by what they are bound by.
+pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<Bound>>;
 
 /// Lists the claims of finished steps that [`checks`] leaves out for now, by the steps under way that may be about to
 /// rewrite what they are about: once those have ended and have not claimed the same, they are judged like all others.
@@ -210,15 +212,12 @@ fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Ch
         let above = origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
         above.iter().copied().chain([seq]).collect()
     };
-    let mut newest: HashMap<(&str, String), Rank<'_>> = HashMap::new();
+    let mut newest: Newest<Rank<'_>> = Newest::new();
     for branch in effective {
         for Made { seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
             let Some(seq) = seq else { continue };
-            for claim in &pack.claims {
-                let rank = (rank(branch, seq), &branch.branch);
-                let bound = newest.entry((&claim.kind, bound_as(claim))).or_insert(rank.clone());
-                *bound = rank.max(std::mem::replace(bound, (Vec::new(), &branch.branch)));
-            }
+            let rank = (rank(branch, seq), &branch.branch);
+            pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
         }
     }
     let in_flux = in_flux(shape, effective);
@@ -226,37 +225,47 @@ fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Ch
     for branch in effective {
         for Made { step, seq, pack, first } in branch.made() {
             for (index, claim) in pack.claims.iter().enumerate() {
-                let subject = bound_as(claim);
-                let writers = in_flux.get(&subject).or_else(|| in_flux.get(&resolved(&claim.subject)));
-                let is_newest = |seq: u64| {
-                    let newest = newest.get(&(claim.kind.as_str(), subject.clone()));
-                    newest == Some(&(rank(branch, seq), &branch.branch))
-                };
-                let wanted = claim.is_due(occasion) && seq.map_or(!claim.pinned, is_newest);
-                match writers.filter(|_| seq.is_some()) {
-                    _ if !wanted => {}
-                    Some(writers) => writers.iter().for_each(|writer| {
-                        let bound = (claim.kind.clone(), subject.clone());
-                        left.entry(writer.clone()).or_default().insert(bound);
-                    }),
-                    None => {
-                        let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
-                        checks.push(Check { branch, step, seq, index: first + index, claim });
-                    }
+                let bound = Bound::of(claim);
+                let is_newest = |seq: u64| newest.of(&bound) == Some(&(rank(branch, seq), &branch.branch));
+                if !(claim.is_due(occasion) && seq.map_or(!claim.pinned, is_newest)) {
+                    continue;
                 }
+                let writers = if seq.is_some() { writers(&in_flux, &bound, claim) } else { Vec::new() };
+                for writer in &writers {
+                    left.entry((*writer).clone()).or_default().insert(bound.clone());
+                }
+                if !writers.is_empty() {
+                    continue;
+                }
+                let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
+                checks.push(Check { branch, step, seq, index: first + index, claim });
             }
         }
     }
     (checks, left)
 }
 
+/// Lists the steps under way that may be about to rewrite what a claim is about.
+fn writers<'a>(in_flux: &'a InFlux, bound: &Bound, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
+    let named = in_flux.get(bound.name()).or_else(|| in_flux.get(&resolved(&claim.subject)));
+    let beneath = bound.beneath().map(|(from, is_in)| {
+        let names = in_flux.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
+        names.take_while(move |(name, _)| name.starts_with(from)).filter(move |(name, _)| is_in(name))
+    });
+    let beneath = beneath.into_iter().flatten().map(|(_, writers)| writers);
+    named.into_iter().chain(beneath).flatten().collect()
+}
+
+/// What steps under way are about to write, with the steps that may.
+type InFlux = BTreeMap<String, BTreeSet<(BranchPath, StepId)>>;
+
 fn is_known(shape: &Shape, branch: &Effective) -> bool {
     shape.of_branch(&branch.branch).is_some()
 }
 
 /// Lists what steps under way are about to write, with the steps that may.
-fn in_flux(shape: &Shape, effective: &[Effective]) -> HashMap<String, BTreeSet<(BranchPath, StepId)>> {
-    let mut in_flux: HashMap<String, BTreeSet<(BranchPath, StepId)>> = HashMap::new();
+fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
+    let mut in_flux = InFlux::new();
     for branch in effective {
         let Some(shape) = shape.of_branch(&branch.branch) else { continue };
         for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
@@ -298,11 +307,6 @@ fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
         origins.insert(branch.branch.clone(), walk);
     }
     origins
-}
-
-/// Returns by which name a claim is bound: that of the file that it was about, whatever its subject calls it.
-pub(crate) fn bound_as(claim: &Claim) -> String {
-    claim.file.clone().unwrap_or_else(|| resolved(&claim.subject))
 }
 
 /// Returns one spelling for all of a path: `./a//b` is `a/b`.

@@ -21,7 +21,7 @@ use tokio::time::MissedTickBehavior;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::lock::Holder;
-use crate::plan::{LeftOut, bound_as};
+use crate::plan::{Bound, LeftOut};
 use crate::record::{Definition, Failure, Pack, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
@@ -133,8 +133,8 @@ impl Unlooked {
         let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
         // What it claims itself from now on, nobody else is asked about.
         let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
-        let own: BTreeSet<_> = claims.map(|claim| (claim.kind.clone(), bound_as(claim))).collect();
-        let is_due = !left.is_subset(&own);
+        let own: Vec<Bound> = claims.map(Bound::of).collect();
+        let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
         self.is_due |= is_due;
         is_due
     }

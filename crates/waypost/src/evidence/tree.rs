@@ -304,6 +304,26 @@ fn split(pattern: &str) -> (&str, Vec<&str>) {
     (literal, pattern[start..].split('/').filter(|part| !part.is_empty() && *part != ".").collect())
 }
 
+/// Says whether a pattern names a path, or a folder that it lies in.
+pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
+    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let names: Vec<&str> = path.split('/').collect();
+    reaches_from(&parts, &names)
+}
+
+fn reaches_from(parts: &[&str], names: &[&str]) -> bool {
+    match (parts.split_first(), names.split_first()) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some((&"**", rest)), Some((_, below))) => {
+            rest.is_empty() || reaches_from(rest, names) || reaches_from(parts, below)
+        }
+        (Some((part, rest)), Some((name, below))) => {
+            fits(part.as_bytes(), name.as_bytes()) && reaches_from(rest, below)
+        }
+    }
+}
+
 /// Returns the paths that a pattern names; none if there is not even its folder.
 pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
     let paths = match matching(site, pattern, dropped) {

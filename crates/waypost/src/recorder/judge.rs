@@ -1,6 +1,6 @@
 //! Verified checkpoints: checking evidence again, finding the last that holds, going back to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use crate::engine::Told;
 use crate::engine::chain::Draft;
 use crate::evidence::Summary;
 use crate::id::CheckpointRef;
-use crate::plan::bound_as;
+use crate::plan::Bound as BoundBy;
 use crate::record::{Claim, Header, Note, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict};
 use crate::schema::decode;
 use crate::store::StoreError;
@@ -182,10 +182,10 @@ impl Recorder {
                 let since = self.checkpoints.load(&tip.reference(entry.since)).await;
                 let pack = since.ok().and_then(|record| record.header().evidence.clone());
                 let claims = pack.into_iter().flat_map(|pack| pack.claims);
-                in_flux.extend(claims.map(|claim| bound_as(&claim)));
+                in_flux.extend(claims.map(|claim| BoundBy::of(&claim).name().to_owned()));
             }
         }
-        let mut newer: BTreeMap<(String, String), (u64, Claim)> = BTreeMap::new();
+        let mut newer: Vec<(BoundBy, u64, Claim)> = Vec::new();
         let mut walk = self.checkpoints.walk(tip.chain.next - 1);
         let mut effective = false;
         while let Some(record) = walk.next().await? {
@@ -196,20 +196,19 @@ impl Recorder {
             }
             let pack = header.evidence.as_ref().filter(|_| matches!(header.phase, Phase::Completed(_)));
             for claim in pack.into_iter().flat_map(|pack| &pack.claims) {
-                let key = (claim.kind.clone(), bound_as(claim));
-                newer.entry(key).or_insert_with(|| (header.seq, claim.clone()));
+                newer.push((BoundBy::of(claim), header.seq, claim.clone()));
             }
         }
         if !effective {
             // A rollback undid it: what was done since says nothing about it.
-            (newer, in_flux) = (BTreeMap::new(), BTreeSet::new());
+            (newer, in_flux) = (Vec::new(), BTreeSet::new());
         }
         let claims = pack.claims.into_iter().map(|claim| {
-            let subject = bound_as(&claim);
-            let by = newer.get(&(claim.kind.clone(), subject.clone()));
-            if in_flux.contains(&subject) {
+            let bound = BoundBy::of(&claim);
+            let by = newer.iter().find(|(newer, ..)| bound.gives_way_to(newer));
+            if in_flux.iter().any(|name| bound.is_touched_by(name)) {
                 (claim, By::Nobody)
-            } else if let (Some((seq, newest)), Verdict::Ok) = (by, claim.verdict) {
+            } else if let (Some((_, seq, newest)), Verdict::Ok) = (by, claim.verdict) {
                 (newest.clone(), By::Newer(*seq))
             } else {
                 (claim, By::Itself)
