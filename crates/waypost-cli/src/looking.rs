@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::StepId;
 use waypost::engine::{Engine, Look, Snapshot};
-use waypost::plan::{Action, Cause, Decision, Plan};
+use waypost::plan::{Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowProgram;
@@ -108,15 +108,4 @@ pub(crate) async fn believe(
         }
     }
     Ok(held)
-}
-
-/// Puts into a plan what was found beside the verdicts.
-pub(crate) fn tell_in(plan: &mut Plan, look: Look) {
-    for (branch, step) in look.settled {
-        let is_it = |decision: &&mut Decision| decision.branch == branch && decision.step == step;
-        if let Some(decision) = plan.decisions.iter_mut().find(is_it) {
-            (decision.action, decision.cause) = (Action::Reuse, Cause::EvidenceSettles);
-        }
-    }
-    plan.decisions.extend(look.ended);
 }

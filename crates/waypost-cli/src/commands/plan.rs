@@ -242,7 +242,7 @@ pub(super) async fn planned(
     stops.iter().for_each(|stop| context.output.warn(stop));
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
-    looking::tell_in(&mut plan, look);
+    look.tell_in(&mut plan, &chosen.shape);
     Ok((plan, stops))
 }
 

@@ -464,7 +464,7 @@ async fn decide(
 ) -> Result<bool, Error> {
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    looking::tell_in(&mut plan, look);
+    look.tell_in(&mut plan, &chosen.shape);
     let of_evidence =
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
     let has_doubt = plan.questions().any(|decision| !of_evidence(decision));
@@ -494,7 +494,7 @@ async fn refuse_broken(
 ) -> Result<(), Error> {
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    looking::tell_in(&mut plan, look);
+    look.tell_in(&mut plan, &chosen.shape);
     let is_broken = |decision: &&Decision| {
         decision.action == Action::Run && matches!(decision.cause, Cause::EvidenceFailed(_))
     };

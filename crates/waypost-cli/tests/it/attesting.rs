@@ -7,9 +7,9 @@ use crate::rig::{Rig, code_of};
 
 const FLOW: &str = "name: release
 steps:
-  - {id: build, run: 'mkdir -p out/d; echo app > out/app; echo x > out/d/x', evidence: [{sha256: out/app}, {sha256: out/d}]}
-  - {id: later, run: 'echo again > out/app', evidence: [{sha256: out/app}, {file: out/d/x}]}
-  - {id: last, run: 'test -e go', evidence: [{sha256: out/d/x}]}
+  - {id: build, run: 'mkdir -p out/d; echo app > out/app; echo x > out/d/x; echo x > out/x', evidence: [{sha256: out/app}, {sha256: out/d}]}
+  - {id: later, run: 'echo again > out/app', evidence: [{sha256: out/app}, {file: out/x}]}
+  - {id: last, run: 'test -e go', evidence: [{sha256: out/x}]}
 ";
 
 fn hex(bytes: &[u8]) -> String {
@@ -31,7 +31,7 @@ fn a_completed_run_is_attested_by_what_it_made() {
     assert_eq!(made["_type"], "https://in-toto.io/Statement/v1");
     assert_eq!(made["predicateType"], "https://in-toto.io/attestation/link/v0.3");
     let names: Vec<_> = made["subject"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
-    assert_eq!(names, ["out/app", "out/d", "out/d/x"], "each once, however many steps claim it");
+    assert_eq!(names, ["out/app", "out/d", "out/x"], "each once, however many steps claim it");
     assert_eq!(made["subject"][0]["digest"]["sha256"], hex(b"again\n"), "as the newest of them left it");
     assert_eq!(made["subject"][2]["digest"]["sha256"], hex(b"x\n"));
     assert_eq!(made["subject"][1]["digest"]["waypostTree"].as_str().map(str::len), Some(64));
@@ -47,7 +47,7 @@ fn a_completed_run_is_attested_by_what_it_made() {
 
     assert_eq!(call(&["export", "r", "made.json", "--attest"]), Some(2), "it is there");
     assert_eq!(call(&["export", "r@2", "older.json", "--attest"]), Some(2), "a run is attested as it stands");
-    rig.write("out/d/x", "y\n");
+    rig.write("out/x", "y\n");
     assert_eq!(
         call(&["export", "r", "made.json", "--attest", "--replace"]),
         Some(4),

@@ -64,4 +64,5 @@ mod signals;
 mod standing;
 mod travel;
 mod unbelieved;
+mod upstream;
 mod waiting;

@@ -392,6 +392,10 @@ impl Program for WorkflowProgram {
         repeat::gave(self.step(spot), state)
     }
 
+    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
+        self.readers(spot.branch, before.as_str()).iter().any(|reader| reader.id == spot.step.id.as_str())
+    }
+
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.

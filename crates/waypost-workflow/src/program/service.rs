@@ -127,6 +127,8 @@ impl WorkflowProgram {
 
     /// Does the step of a service: it is done when the process has lived for a moment.
     pub(super) async fn serve(&self, service: Service, attempt: &Attempt) -> Performed<StepOutput> {
+        // One that is done again takes the place of the one of before, its port, say.
+        self.end_service(&attempt.step).await;
         let mut running = match self.spawn_service(&service, attempt).await {
             Ok(running) => running,
             Err(performed) => return *performed,

@@ -82,16 +82,17 @@ pub(super) async fn resumed<P: Program>(
     let (kept, on_unknown) = (options.session.clone(), options.on_unknown);
     let (mut options, mut carried) = (options, None);
     loop {
-        let mut session = match prepare_resume(engine, program, &lease, options, carried.take()).await {
+        let is_again = carried.is_some();
+        let prepared = prepare_resume(engine, program, &lease, options, carried.take()).await;
+        let mut session = match prepared {
             Ok(Prepared::Session(session)) => session,
-            Ok(Prepared::Idle(outcome)) => {
-                engine.store.release(lease, None).await?;
-                return Ok(*outcome);
-            }
-            Err(error) => {
-                // The lease is given back as well as can be; the error that matters is the one above.
-                let _ = engine.store.release(lease, None).await;
-                return Err(error);
+            ended => {
+                if is_again {
+                    program.end().await;
+                }
+                let released = engine.store.release(lease, None).await;
+                let Prepared::Idle(outcome) = ended? else { unreachable!("the others were seen above") };
+                return released.map(|()| *outcome).map_err(RunError::from);
             }
         };
         session.consumed = std::mem::take(&mut overtaken);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Cause, Decision, Effective, Verdicts, broken, plan};
+use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, plan};
 use crate::record::{Claim, FrontierEntry, Occasion, Record, Verdict};
-use crate::shape::Shape;
+use crate::shape::{Shape, Unfinished};
 
 use super::doubt::salvageable;
 use super::recheck::{forget_other_names, in_flux, verify};
@@ -26,6 +26,46 @@ pub struct Look {
     pub ended: Vec<Decision>,
     /// Finished steps, on whatever branch, whose evidence does not hold or could not be checked.
     pub doubted: Vec<Decision>,
+}
+
+impl Look {
+    /// Puts into a plan what was found beside the verdicts: what settles cut steps, and what is done on branches that have
+    /// ended, with what that may change for the steps that join them and those after these.
+    pub fn tell_in(self, plan: &mut Plan, shape: &Shape) {
+        for (branch, step) in self.settled {
+            if let Some(decision) = decision_about(plan, &branch, &step) {
+                (decision.action, decision.cause) = (Action::Reuse, Cause::EvidenceSettles);
+            }
+        }
+        for ended in &self.ended {
+            recheck_above(plan, shape, ended);
+        }
+        plan.decisions.extend(self.ended);
+    }
+}
+
+fn decision_about<'p>(plan: &'p mut Plan, branch: &BranchPath, step: &StepId) -> Option<&'p mut Decision> {
+    plan.decisions.iter_mut().find(|decision| decision.branch == *branch && decision.step == *step)
+}
+
+/// Where a step of a branch that has ended is done again, those that join it and come after it are looked at once more.
+fn recheck_above(plan: &mut Plan, shape: &Shape, ended: &Decision) {
+    let mut below = (ended.branch.clone(), ended.step.clone());
+    while let (Some(parent), Some((name, _))) = (below.0.parent(), below.0.opened_by()) {
+        let Some(above) = shape.of_branch(&parent) else { return };
+        let Some(opener) = above.opener(&name) else { return };
+        let after = Unfinished::from_places(above, std::iter::once(opener));
+        for (place, step) in above.steps().iter().enumerate().filter(|(place, _)| after.has(*place)) {
+            let upstream = if place == opener { &below.1 } else { &above.steps()[opener].id };
+            if let Some(decision) = decision_about(plan, &parent, &step.id)
+                && decision.action == Action::Reuse
+            {
+                (decision.action, decision.cause) =
+                    (Action::Recheck, Cause::UpstreamChanged(upstream.clone()));
+            }
+        }
+        below = (parent, above.steps()[opener].id.clone());
+    }
 }
 
 impl Engine {
@@ -67,7 +107,7 @@ impl Engine {
             effective.push(found);
         }
         forget_other_names(self, run, &mut effective).await;
-        let (verdicts, found) =
+        let (mut verdicts, found) =
             verify(self, program, shape, run, (&effective, occasion), OnUnknown::Stop).await?;
         let is_ended = |branch: &BranchPath| {
             let known = branches.get(&(branch.depth(), branch.clone()));
@@ -81,8 +121,7 @@ impl Engine {
         let mut doubted: Vec<Decision> = planned.decisions.into_iter().filter(is_doubted).collect();
         doubted.extend(ended.iter().filter(|decision| is_doubted(decision)).cloned());
         let site = self.site(run);
-        let cut =
-            |entry: &FrontierEntry| entry.is_unsettled() && shape.must_ask(&position, &entry.step);
+        let cut = |entry: &FrontierEntry| entry.is_unsettled() && shape.must_ask(&position, &entry.step);
         let ask = |entry: &FrontierEntry| Decision {
             branch: BranchPath::main(),
             step: entry.step.clone(),
@@ -92,7 +131,28 @@ impl Engine {
         let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
         let settled = salvageable(self, program, (&site, newest), &mut asked).await?;
         let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
+        if occasion == Occasion::Resume {
+            stand_as_committed(&effective, &mut verdicts);
+        }
         Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
+    }
+}
+
+/// Adds what claims came to that are not checked, as newer ones count, or steps under way may rewrite what they are about:
+/// they stand as they were committed, also for who does not know of the branches on which the others are.
+fn stand_as_committed(effective: &[Effective], verdicts: &mut Verdicts) {
+    for branch in effective {
+        for (step, pack) in &branch.evidence {
+            if !branch.position.ledger.contains_key(step) {
+                continue;
+            }
+            let passes = branch.passes.get(step).into_iter().flatten().map(|(_, pack)| pack);
+            let claims = std::iter::once(pack).chain(passes).flat_map(|pack| &pack.claims);
+            for (index, claim) in claims.enumerate() {
+                let key = (branch.branch.clone(), step.clone(), index);
+                verdicts.entry(key).or_insert(claim.verdict);
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
 use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Usage};
 use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
@@ -115,6 +115,13 @@ pub trait Program: Send + Sync {
         None
     }
 
+    /// Says whether a step may read what one before it gives, beside those that it needs: it runs again where that is
+    /// something else than before. Asked only of graphs by needs.
+    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
+        let _ = (spot, before);
+        true
+    }
+
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
     /// # Errors
@@ -172,7 +179,7 @@ pub trait Program: Send + Sync {
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure>;
 
-    /// Prepares for the steps of one session, before the first of them: the lease is held.
+    /// Prepares for steps, once, before the first of them: the lease is held.
     ///
     /// # Errors
     /// Why no step can run; nothing was started.

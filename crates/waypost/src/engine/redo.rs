@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
-use crate::shape::Shape;
+use crate::shape::{Shape, Step};
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::anew::after;
@@ -85,7 +85,9 @@ pub(super) async fn pace<P: Program>(
     let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
         return Ok(Pace::Behind);
     };
-    if !same_claims(header.evidence.as_ref(), pack.as_ref()) {
+    // Branches are joined again only if they have not all come out as before: they may have left other files.
+    let joins = shape.step(step.as_str()).is_some_and(Step::opens_evidence);
+    if joins || !same_claims(header.evidence.as_ref(), pack.as_ref()) {
         return Ok(Pace::Changed);
     }
     let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };

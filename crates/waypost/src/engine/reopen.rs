@@ -118,11 +118,22 @@ async fn joining(
     }
 }
 
+/// What a step that was done again came to, beside what it came to before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Came {
+    /// It gave the same, and pinned the same.
+    Same,
+    /// It gave something else: that counts for those that need it, and those that read it.
+    Otherwise,
+    /// It may have left other files, which any step that comes after it may read.
+    WithOtherFiles,
+}
+
 /// What became of steps that were done again.
 #[derive(Debug, Default)]
 struct Done {
-    /// Steps that have ended since, by whether they gave what they gave before.
-    same: BTreeMap<StepId, bool>,
+    /// Steps that have ended since, by what they came to.
+    came: BTreeMap<StepId, Came>,
     /// Steps that are to be done again, and have not ended since.
     wanted: BTreeSet<StepId>,
     epoch: u32,
@@ -151,9 +162,13 @@ pub(super) async fn level<P: Program>(
     let Some(mut done) = done_since(engine, program, shape, record, ahead).await? else { return Ok(None) };
     for step in joins {
         done.wanted.remove(step);
-        done.same.insert(step.clone(), true);
+        done.came.insert(step.clone(), Came::Same);
     }
-    let mut level = settle(shape, &then, position, &done);
+    let reads = |place: usize, before: &StepId| {
+        let step = &shape.steps()[place];
+        program.reads(Spot { branch: &header.branch, level: shape.level(), place, step }, before)
+    };
+    let mut level = settle(shape, &then, position, (&done, &reads));
     for entry in position.frontier.iter().filter(|entry| joins.contains(&entry.step)) {
         // Whoever waited for them again has taken back how many had failed, and nobody counts them once more.
         let is_uncounted = entry.fan.as_ref().is_some_and(|fan| fan.dead == 0);
@@ -206,8 +221,8 @@ async fn done_since<P: Program>(
         }
     }
     for (step, ended) in ended {
-        let is_same = gave_the_same(engine, program, shape, (record, &ended), ahead).await?;
-        done.same.insert(step, is_same);
+        let came = came_to(engine, program, shape, (record, &ended), ahead).await?;
+        done.came.insert(step, came);
     }
     Ok(Some(done))
 }
@@ -217,24 +232,40 @@ fn is_wish(header: &Header) -> bool {
     broken_by(header).is_some() || header.notes.is_empty()
 }
 
-/// Says whether a step that has ended again gave what it gave before, and pinned the same.
-async fn gave_the_same<P: Program>(
+/// Says what a step that has ended again came to, beside what it came to before.
+async fn came_to<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (record, ended): (&Record, &Header),
     ahead: Ahead,
-) -> Result<bool, RunError> {
-    let (Some(step), Phase::Completed(_)) = (&ended.step, &ended.phase) else { return Ok(false) };
-    let pass = (step, ended.at.iteration.as_slice());
-    let Some((then, pack)) = done_before(engine.store.as_ref(), ended, pass, ahead.seq).await? else {
-        return Ok(false);
+) -> Result<Came, RunError> {
+    let place = ended.step.as_ref().and_then(|step| shape.place(step.as_str()));
+    let (Some(step), Some(place), Phase::Completed(_)) = (&ended.step, place, &ended.phase) else {
+        return Ok(Came::WithOtherFiles);
     };
-    if !same_claims(ended.evidence.as_ref(), pack.as_ref()) {
-        return Ok(false);
+    let pass = (step, ended.at.iteration.as_slice());
+    let then = done_before(engine.store.as_ref(), ended, pass, ahead.seq).await?;
+    let Some((then, _)) = then.filter(|(_, pack)| same_claims(ended.evidence.as_ref(), pack.as_ref())) else {
+        return Ok(Came::WithOtherFiles);
+    };
+    if shape.steps()[place].opens_evidence() {
+        // Its branches were joined again, as they had not all come out as before.
+        return Ok(Came::WithOtherFiles);
     }
-    let Some(place) = shape.place(step.as_str()) else { return Ok(false) };
     let spot = Spot { branch: &ended.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    let is_same = gave_the_same(engine, program, (spot, shape), (record, ended), then).await?;
+    Ok(if is_same { Came::Same } else { Came::Otherwise })
+}
+
+/// Says whether a step that has ended again gave what it gave `then`.
+async fn gave_the_same<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (spot, shape): (Spot<'_>, &Shape),
+    (record, ended): (&Record, &Header),
+    then: Record,
+) -> Result<bool, RunError> {
     if let (Phase::Completed(before), Phase::Completed(now)) = (&then.header().phase, &ended.phase)
         && program.is_told_by(spot, before)
         && program.is_told_by(spot, now)
@@ -256,14 +287,23 @@ async fn gave_the_same<P: Program>(
 /// Says where a branch stands, of which steps are done again. Pure.
 ///
 /// `then` is where it stood before, `now` where it stands. What was finished then is used again where all that it needs is,
-/// or has ended again as before.
-fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level {
+/// or has ended again as before, and nothing that it may read is another: `reads` says of a place whether it reads what a
+/// step before it gives.
+fn settle(
+    shape: &Shape,
+    then: &Position,
+    now: &Position,
+    (done, reads): (&Done, &dyn Fn(usize, &StepId) -> bool),
+) -> Level {
     let (open_then, open_now) = (Unfinished::of(shape, then), Unfinished::of(shape, now));
     let entry_of = |position: &Position, step: &StepId| {
         position.frontier.iter().find(|entry| entry.step == *step).cloned()
     };
     let count = shape.steps().len();
     let (mut finished, mut changed) = (vec![false; count], vec![false; count]);
+    // Of each step, whether one that it comes after may have left other files, and those that gave something else.
+    let mut files = vec![false; count];
+    let mut otherwise: Vec<&StepId> = Vec::new();
     let (mut frontier, mut is_complete) = (Vec::new(), true);
     let (mut forgotten, mut asked) = (Vec::new(), BTreeSet::new());
     let (mut joined, mut dead) = (now.joined.clone(), now.dead);
@@ -273,16 +313,21 @@ fn settle(shape: &Shape, then: &Position, now: &Position, done: &Done) -> Level 
         let was_finished = !open_then.has(place);
         let here = entry_of(now, step);
         let is_ready = shape.needs(place).iter().all(|need| finished[*need]);
-        let is_tainted = shape.needs(place).iter().any(|need| changed[*need]);
+        files[place] = shape.needs(place).iter().any(|need| files[*need]);
+        let is_tainted = files[place]
+            || shape.needs(place).iter().any(|need| changed[*need])
+            || otherwise.iter().any(|before| reads(place, before));
         // One that joins what came out as before was found to be finished without an end of its own.
         let is_wanted = done.wanted.contains(step) && open_now.has(place);
-        finished[place] = match (done.same.get(step), &here) {
-            (Some(is_same), None) if is_ready => {
-                changed[place] = was_finished && !is_same;
+        finished[place] = match (done.came.get(step), &here) {
+            (Some(came), None) if is_ready => {
+                changed[place] = was_finished && *came != Came::Same;
+                files[place] |= was_finished && *came == Came::WithOtherFiles;
+                otherwise.extend(Some(step).filter(|_| was_finished && *came == Came::Otherwise));
                 true
             }
             // It stands there again, as what it needs was done again after it; or for its next pass.
-            (Some(true), Some(_)) => is_ready && !is_tainted && !shape.share_loop(place, place),
+            (Some(Came::Same), Some(_)) => is_ready && !is_tainted && !shape.share_loop(place, place),
             (None, _) => was_finished && is_ready && !is_tainted && !is_wanted,
             _ => false,
         };

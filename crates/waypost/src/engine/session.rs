@@ -254,18 +254,26 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
+    /// Works likewise; the program is ended unless another session goes on.
     pub(super) async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
         if let Some(status) = status {
+            if self.is_again {
+                self.program.end().await;
+            }
             return Ok(Worked::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
-        let result = match self.program.begin(&lease).await {
+        // What steps left running lives on until the lease is given back.
+        let begun = if self.is_again { Ok(()) } else { self.program.begin(&lease).await };
+        let result = match begun {
             Ok(()) => self.turns().await,
             Err(error) => self.give_up(error).await.map(Some),
         };
         // Dropping what is in flight ends its processes; `end` waits for all the rest.
         self.jobs.clear();
-        self.program.end().await;
+        if !matches!(result, Ok(None)) {
+            self.program.end().await;
+        }
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {

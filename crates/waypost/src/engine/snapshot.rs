@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{
-    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, RunStatus, Status,
+    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, RunStatus, Settled, Status,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
@@ -229,7 +229,10 @@ pub(super) async fn effective_of(
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
     let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
     for step in steps {
-        let pack = match position.ledger.get(&step.id).map(|settled| settled.seq()) {
+        let settled = position.ledger.get(&step.id);
+        let pack = match settled.map(|settled| settled.seq()) {
+            // It counts as finished although it is not to be believed.
+            _ if matches!(settled, Some(Settled::Tolerated(_))) => None,
             Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
             Some(seq) => store.load(&header.run, &header.branch, seq).await?.header().evidence.clone(),
             None => cut_pack_of(store, header, &position, step).await?,

@@ -22,7 +22,11 @@ impl<P: Program> Session<'_, P> {
     pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
-        match self.take_up().await {
+        let taken = self.take_up().await;
+        if self.is_again && !matches!(taken, Ok(Taken::Up(_))) {
+            self.program.end().await;
+        }
+        match taken {
             Ok(Taken::Up(status)) => self.work_on(status).await,
             Ok(Taken::Nothing(stood)) => {
                 let wake_at = self.summary(Some(stood)).wake_at;

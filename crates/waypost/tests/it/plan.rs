@@ -333,7 +333,10 @@ fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
     let failed = plan_of(shape, cut, "main a out unknown failed");
     let unknown = plan_of(shape, cut, "main a out unknown unknown");
 
-    assert!(held.starts_with("reuse a: its end was not known, and its evidence shows that it is done"), "{held}");
+    assert!(
+        held.starts_with("reuse a: its end was not known, and its evidence shows that it is done"),
+        "{held}"
+    );
     for asked in [pinned, failed, unknown] {
         assert!(asked.starts_with("ask a: attempt 1 was cut"), "{asked}");
     }

@@ -44,7 +44,7 @@ pub(super) async fn dry_run(
     surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
     let look = looking::look(shared, &snapshot, &chosen, Occasion::Resume).await?;
     let mut stands = chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
-    looking::tell_in(&mut stands, look);
+    look.tell_in(&mut stands, &chosen.shape);
     if !args.set.is_empty() {
         tell_of_params(context, &snapshot, &chosen, &stands, args)?;
     }

@@ -1,0 +1,186 @@
+//! What is done again because of what came before it, and what is left as it is.
+
+use rusqlite::Connection;
+
+use crate::rig::{Rig, code_of};
+
+const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
+const RESUME: [&str; 3] = ["resume", "r", "-q"];
+const VERIFY: [&str; 2] = ["verify", "r"];
+
+fn ran(steps: &str) -> Rig {
+    let rig = Rig::with(steps);
+    assert_eq!(code_of(&rig, &RUN), Some(0), "{steps}");
+    rig
+}
+
+fn resumed_to_a_sound_end(rig: &Rig) {
+    assert_eq!(code_of(rig, &RESUME), Some(0));
+    assert_eq!(code_of(rig, &VERIFY), Some(0));
+}
+
+// What happened: `c` copied a file of `a`, `b` between them came out as before, and the old copy was used again.
+// What stops it now: what changed before a step counts for all that comes after it (reopen.rs).
+#[test]
+fn another_file_is_not_hidden_by_a_step_between_that_gives_the_same() {
+    let rig = ran("steps:
+  - {id: a, run: 'date +%s%N > f', evidence: [{sha256: f}]}
+  - {id: b, run: 'echo const > bb', evidence: [{sha256: bb}]}
+  - {id: c, run: 'cp f g', evidence: [{sha256: g}]}
+");
+    std::fs::remove_file(rig.path("f")).unwrap();
+    resumed_to_a_sound_end(&rig);
+    assert_eq!(rig.read("f"), rig.read("g"));
+}
+
+#[test]
+fn where_all_comes_out_as_before_nothing_more_is_done() {
+    let rig = ran("steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > f', evidence: [{sha256: f}]}
+  - {id: b, run: 'echo b >> trace; echo const > bb', evidence: [{sha256: bb}]}
+  - {id: c, run: 'echo c >> trace; cp f g', evidence: [{sha256: g}]}
+");
+    std::fs::remove_file(rig.path("f")).unwrap();
+    resumed_to_a_sound_end(&rig);
+    assert_eq!(rig.read("trace"), "a\nb\nc\na\n");
+}
+
+// What happened: an item left another file when it was done again, and what came after all items was used again.
+// What stops it now: steps that join branches again have not come out as before (reopen.rs).
+#[test]
+fn another_file_of_an_item_counts_for_what_comes_after_all_items() {
+    for opens in [
+        "foreach: {items: [x], steps: [{id: mk, run: 'date +%s%N > f', evidence: [{sha256: f}]}]}",
+        "repeat: {max: 1, until: 'true'}
+    steps: [{id: mk, run: 'date +%s%N > f', evidence: [{sha256: f}]}]",
+    ] {
+        let rig = ran(&format!(
+            "steps:
+  - id: each
+    {opens}
+  - {{id: publish, idempotent: false, run: 'cp f published', evidence: [{{sha256: published}}]}}
+"
+        ));
+        std::fs::remove_file(rig.path("f")).unwrap();
+        let plan = rig.json(&["plan", "r", "--json"]);
+        let publish = plan["decisions"].as_array().unwrap().iter().find(|one| one["step"] == "publish");
+        assert_eq!(publish.unwrap()["action"], "recheck", "{plan:#}");
+
+        assert_eq!(code_of(&rig, &RESUME), Some(8), "{opens}: it must not be repeated blindly");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "retry"]), Some(0), "{opens}");
+        assert_eq!(rig.read("f"), rig.read("published"), "{opens}");
+    }
+}
+
+// What happened: a step filled a database that the one before had made and pinned; a resume made it anew, empty.
+// What stops it now: claims about files are bound by their file, of whatever kind they are (plan/bound.rs).
+#[test]
+fn a_file_that_a_later_step_claims_otherwise_is_not_the_earlier_ones_any_more() {
+    let rig = Rig::with("steps:
+  - {id: create, run: 'echo create >> trace; cp empty.db rows.db', evidence: [{sha256: rows.db}]}
+  - {id: load, idempotent: false, run: 'echo load >> trace; cp full.db rows.db', evidence: [{sqlite: rows.db, table: t, where: {a: 1}}]}
+");
+    for (name, rows) in [("empty.db", ""), ("full.db", "INSERT INTO t VALUES (1);")] {
+        let database = Connection::open(rig.path(name)).unwrap();
+        database.execute_batch(&format!("CREATE TABLE t (a INTEGER); {rows}")).unwrap();
+    }
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    assert_eq!(code_of(&rig, &VERIFY), Some(0));
+    resumed_to_a_sound_end(&rig);
+    assert_eq!(rig.read("trace"), "create\nload\n");
+
+    let database = Connection::open(rig.path("rows.db")).unwrap();
+    database.execute_batch("DELETE FROM t").unwrap();
+    assert_eq!(code_of(&rig, &VERIFY), Some(4));
+}
+
+#[test]
+fn two_tables_of_one_database_are_two_things() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true', evidence: [{sqlite: rows.db, table: t, where: {a: 1}}]}
+  - {id: b, run: 'true', evidence: [{sqlite: rows.db, table: u, where: {a: 1}}]}
+",
+    );
+    let database = Connection::open(rig.path("rows.db")).unwrap();
+    database
+        .execute_batch(
+            "CREATE TABLE t (a INTEGER); CREATE TABLE u (a INTEGER);
+             INSERT INTO t VALUES (1); INSERT INTO u VALUES (1);",
+        )
+        .unwrap();
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    database.execute_batch("DELETE FROM t").unwrap();
+    assert_eq!(code_of(&rig, &VERIFY), Some(4), "the claim of the first step still counts");
+}
+
+#[test]
+fn what_is_in_a_folder_or_of_a_pattern_is_bound_with_it() {
+    for (first, second) in [
+        ("sha256: d", "sha256: d/f"),
+        ("sha256: d/f", "sha256: 'd/*'"),
+        ("sha256: '*/f'", "file: d/f, size: '> 0'"),
+    ] {
+        let rig = ran(&format!(
+            "steps:
+  - {{id: a, run: 'mkdir -p d; echo 1 > d/f; echo a >> trace', evidence: [{{{first}}}]}}
+  - {{id: b, run: 'echo 2 >> d/f; echo b >> trace', evidence: [{{{second}}}]}}
+"
+        ));
+        assert_eq!(code_of(&rig, &VERIFY), Some(0), "{first}, {second}");
+        resumed_to_a_sound_end(&rig);
+        assert_eq!(rig.read("trace"), "a\nb\n", "{first}, {second}");
+    }
+}
+
+// What happened: a plan said that evidence could not be checked which a resume found to hold.
+// Why: it knew only the open branches, and on another one a newer step claims the same file.
+#[test]
+fn plans_know_what_is_claimed_on_branches_that_have_ended() {
+    let rig = ran("steps:
+  - {id: a, run: 'echo 1 > f', evidence: [{sha256: f}]}
+  - {id: each, foreach: {items: [x], steps: [{id: mk, run: 'echo 2 > f', evidence: [{sha256: f}]}]}}
+");
+    let plan = rig.waypost(&["plan", "r"]);
+    assert!(!plan.contains("ask") && plan.contains("nothing"), "{plan}");
+    resumed_to_a_sound_end(&rig);
+}
+
+// What happened: a step whose failed evidence the workflow tolerates was done again by each resume, for ever.
+// What stops it now: a step that counts as finished although it failed is not asked for its evidence (snapshot.rs).
+#[test]
+fn a_tolerated_step_is_not_done_again() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, continue_on_error: true, run: 'echo a >> trace', evidence: [{file: x}]}
+  - {id: b, run: 'echo b >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(3));
+    assert_eq!(code_of(&rig, &VERIFY), Some(0));
+    for _ in 0..2 {
+        assert_eq!(code_of(&rig, &RESUME), Some(3));
+    }
+    assert_eq!(rig.read("trace"), "a\nb\n");
+}
+
+// What happened: what a step had started in the background died when it was done again, before the next step.
+// What stops it now: the supervisor lives as long as the lease is held, over all sessions under it (session.rs).
+#[test]
+fn what_a_step_that_is_done_again_leaves_running_lives_on() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'sleep 300 & echo $! > pid; echo a >> trace', evidence: [{file: ok}, {sha256: pid}]}
+  - {id: b, run: 'test -e go'}
+  - {id: c, run: 'kill -0 $(cat pid) && echo alive >> trace'}
+",
+    );
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    std::fs::remove_file(rig.path("pid")).unwrap();
+    rig.write("go", "");
+
+    assert_eq!(code_of(&rig, &RESUME), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\na\nalive\n");
+}
