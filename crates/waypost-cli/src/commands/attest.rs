@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -16,7 +16,7 @@ use waypost::evidence::FILE_SHA256;
 use waypost::record::{Claim, RunStatus, Verdict};
 use waypost::store::{Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest};
-use waypost_workflow::file::{Work, Workflow};
+use waypost_workflow::file::{Work, Workflow, separated};
 
 use super::{Context, show, verify};
 use crate::beside;
@@ -95,11 +95,6 @@ pub(super) async fn attest(
     let path = shown.path.clone().unwrap_or_else(|| shown.workflow.clone());
     let path = Path::new(&path).strip_prefix(&base).map_or(path.clone(), |path| path.display().to_string());
     let workflow = show::workflow_in_force(&snapshot);
-    let text = snapshot.definition.text.as_deref();
-    let material = |text: &str| Descriptor {
-        name: path.clone(),
-        digest: sha256(Digest::of(text.as_bytes()).to_string()),
-    };
     let statement = json!({
         "_type": STATEMENT,
         "subject": subject,
@@ -107,7 +102,7 @@ pub(super) async fn attest(
         "predicate": {
             "name": shown.workflow,
             "command": ["waypost", "run", path],
-            "materials": text.map(material).into_iter().collect::<Vec<_>>(),
+            "materials": snapshot.definition.text.as_deref().map(|text| materials(Path::new(&path), text)),
             "byproducts": {
                 "run": run,
                 "checkpoint": newest.to_string(),
@@ -145,6 +140,19 @@ fn subjects<'c>(claims: impl Iterator<Item = &'c Claim>) -> Vec<Descriptor> {
         found.entry(claim.subject.clone()).or_default().insert(kind, digest.to_lowercase());
     }
     found.into_iter().map(|(name, digest)| Descriptor { name, digest }).collect()
+}
+
+/// Names the workflow file, and those that are named in it, as the run keeps them.
+fn materials(path: &Path, text: &str) -> Vec<Descriptor> {
+    let (own, others) = separated(text);
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let others = others.into_iter().map(|(name, text)| (folder.join(name), text));
+    let all = std::iter::once((path.to_owned(), own)).chain(others);
+    let describe = |(path, text): (PathBuf, &str)| Descriptor {
+        name: path.display().to_string(),
+        digest: sha256(Digest::of(text.as_bytes()).to_string()),
+    };
+    all.map(describe).collect()
 }
 
 fn sha256(digest: String) -> BTreeMap<&'static str, String> {

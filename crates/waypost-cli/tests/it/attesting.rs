@@ -69,3 +69,22 @@ fn a_run_that_pins_nothing_is_not_attested() {
     assert!(told.contains("exit 2") && told.contains("sha256: FILE"), "{told}");
     assert!(!rig.path("made.json").exists());
 }
+
+#[test]
+fn each_file_of_a_workflow_is_a_material_by_itself() {
+    let main = "steps:\n  - {id: inner, workflow: parts/child.yaml}\n  - {id: made, run: 'echo 1 > f', evidence: [{sha256: f}]}\n";
+    let child = "steps:\n  - {id: c, run: 'true'}\n";
+    let rig = Rig::with(main);
+    std::fs::create_dir(rig.path("parts")).unwrap();
+    rig.write("parts/child.yaml", child);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["export", "r", "made.json", "--attest"]), Some(0));
+
+    let made: Value = serde_json::from_str(&rig.read("made.json")).unwrap();
+    let materials = made["predicate"]["materials"].as_array().unwrap();
+    let found: Vec<_> = materials.iter().map(|one| (&one["name"], &one["digest"]["sha256"])).collect();
+    let expect = [("flow.yaml", main), ("parts/child.yaml", child)]
+        .map(|(name, text)| (Value::from(name), Value::from(hex(text.as_bytes()))));
+    assert_eq!(found, expect.each_ref().map(|(name, digest)| (name, digest)));
+}

@@ -104,3 +104,15 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
     lines.sort_unstable();
     assert_eq!(lines, ["a", "b"]);
 }
+
+// What happened: a stop waited for evidence as long as a step has to end, and so did the time limit of the run.
+// What stops it now: after a stop it is looked at once (program/evidence.rs).
+#[test]
+fn a_stop_waits_for_no_evidence_that_is_still_to_come() {
+    let flow = "timeout: 1s\nsteps: [{id: a, run: 'echo a >> trace', grace: 1h, evidence: [{file: ready, within: 1h}]}]\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &RUN), Some(124));
+    rig.write("ready", "");
+    assert_eq!(code_of(&rig, &RESUME), Some(0), "it was cut and is done again");
+    assert_eq!(rig.read("trace"), "a\na\n");
+}

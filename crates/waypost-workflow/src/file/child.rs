@@ -121,6 +121,26 @@ pub(crate) struct Family {
     pub(super) wrong: Vec<FileError>,
 }
 
+/// Separates the text of a workflow, as [`Workflow::text`] returns it, from those of the files that are named in it, by their
+/// paths from its folder. One whose last line had no end has been given one if another stands behind it.
+#[must_use]
+pub fn separated(text: &str) -> (&str, Vec<(String, &str)>) {
+    let mut marks = text.match_indices(MARK).filter_map(|(at, _)| {
+        let line = text[at..].lines().next()?;
+        let name: String = serde_json::from_str(line.strip_prefix(MARK)?.trim_end()).ok()?;
+        let begins = at == 0 || text.as_bytes()[at - 1] == b'\n';
+        begins.then_some((at, (at + line.len() + 1).min(text.len()), name))
+    });
+    let Some((end, mut begin, mut name)) = marks.next() else { return (text, Vec::new()) };
+    let mut copies = Vec::new();
+    for (next, after, other) in marks {
+        copies.push((name, &text[begin..next]));
+        (begin, name) = (after, other);
+    }
+    copies.push((name, &text[begin..]));
+    (&text[..end], copies)
+}
+
 impl Family {
     /// Others are read from the disk, beside the file at `path`, unless they are in its text already.
     pub(super) fn on_disk(path: &Path) -> Self {
@@ -129,19 +149,9 @@ impl Family {
 
     /// Separates a text from those of the files that it names.
     pub(super) fn separate<'t>(&mut self, text: &'t str) -> &'t str {
-        let mut marks = text.match_indices(MARK).filter_map(|(at, _)| {
-            let line = text[at..].lines().next()?;
-            let name: String = serde_json::from_str(line.strip_prefix(MARK)?.trim_end()).ok()?;
-            let begins = at == 0 || text.as_bytes()[at - 1] == b'\n';
-            begins.then_some((at, (at + line.len() + 1).min(text.len()), name))
-        });
-        let Some((end, mut begin, mut name)) = marks.next() else { return text };
-        for (next, after, other) in marks {
-            self.copies.insert(name, text[begin..next].into());
-            (begin, name) = (after, other);
-        }
-        self.copies.insert(name, text[begin..].into());
-        &text[..end]
+        let (own, copies) = separated(text);
+        self.copies.extend(copies.into_iter().map(|(name, text)| (name, text.into())));
+        own
     }
 
     /// Puts the texts of the files that one names behind its own.

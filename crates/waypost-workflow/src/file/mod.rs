@@ -50,7 +50,7 @@ use waypost::disk::check_regular;
 pub use self::about::About;
 pub use self::body::STEPS_MAX;
 pub use self::budget::Budget;
-pub use self::child::Child;
+pub use self::child::{Child, separated};
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
 pub(crate) use self::evidence::variables_in;

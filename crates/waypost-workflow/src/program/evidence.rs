@@ -228,8 +228,8 @@ impl Vouching {
 
     /// Completes what has come to its end, if its evidence holds.
     ///
-    /// The time that this takes is bounded by the claims, and is not that of the step. A stop leaves it as long as a step;
-    /// what was not checked by then counts as cut.
+    /// The time that this takes is bounded by the claims, and is not that of the step. After a stop nothing is waited for any
+    /// more: it is looked at once, for as long as a step has to end, and what does not hold then counts as cut.
     pub(super) async fn vouched(
         &self,
         performed: Performed<StepOutput>,
@@ -243,10 +243,10 @@ impl Vouching {
         };
         let checked = tokio::select! {
             biased;
-            checked = attempt.check_evidence(&pack, ending.exit_code) => checked,
-            () = attempt.killed() => return Performed::Stopped { in_progress: true },
-            () = stopped_for(attempt, self.grace) => return Performed::Stopped { in_progress: true },
+            checked = attempt.check_evidence(&pack, ending.exit_code) => Some(checked),
+            checked = self.checked_at_stop(attempt, &pack, ending.exit_code) => checked,
         };
+        let Some(checked) = checked else { return Performed::Stopped { in_progress: true } };
         let checked = without_secrets(checked, mask);
         let failure = self.failure_of(&checked);
         told.evidence = Some(checked);
@@ -254,6 +254,23 @@ impl Vouching {
             None => Performed::Completed { output, ending, told },
             Some(failure) => Performed::Failed { failure: Failure { ending, ..failure }, told },
         }
+    }
+
+    /// Once a stop is asked for, checks the claims as things are then; none if they do not all hold that must.
+    async fn checked_at_stop(&self, attempt: &Attempt, pack: &Pack, exit_code: Option<i32>) -> Option<Pack> {
+        attempt.stop_asked().await;
+        let mut at_once = pack.clone();
+        at_once.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
+        let mut checked = tokio::select! {
+            biased;
+            checked = attempt.check_evidence(&at_once, exit_code) => checked,
+            () = attempt.killed() => return None,
+            () = tokio::time::sleep(self.grace) => return None,
+        };
+        for (checked, claim) in checked.claims.iter_mut().zip(&pack.claims) {
+            checked.terms.within_ms = claim.terms.within_ms;
+        }
+        Some(checked).filter(|checked| self.failure_of(checked).is_none())
     }
 
     /// Says why a step is not believed, if it is not.
@@ -349,9 +366,4 @@ fn hide(value: &mut Value, mask: &Mask) {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-}
-
-async fn stopped_for(attempt: &Attempt, grace: Duration) {
-    attempt.stop_asked().await;
-    tokio::time::sleep(grace).await;
 }
