@@ -54,6 +54,7 @@ mod stats;
 mod stop;
 mod store;
 mod travel;
+pub(crate) mod undo;
 mod verify;
 
 pub(crate) use cancel::BY as CANCEL;

@@ -15,7 +15,7 @@ use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
-use crate::commands::OnceError;
+use crate::commands::{OnceError, undo};
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
@@ -515,6 +515,12 @@ impl Error {
                 )),
             ),
             Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
+            Self::Run(RunError::Undoing { run, to }) => {
+                ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
+            }
+            Self::Run(RunError::NotUndone { run, to, .. }) => {
+                ("not_undone", Exit::StepFailed, Some(format!("mend that, then: `{}`", undo::line(run, *to))))
+            }
             Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
             Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
             Self::Run(RunError::NotSettled { .. }) => (

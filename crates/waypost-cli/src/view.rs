@@ -402,8 +402,19 @@ pub(crate) struct RolledBackView {
     /// The checkpoint that says so.
     pub(crate) at: String,
     pub(crate) status: RunStatus,
+    /// What was undone, newest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) undone: Vec<UndoneView>,
     /// What a resume does from there; nothing where the run stood there already.
     pub(crate) decisions: Vec<DecisionView>,
+}
+
+/// A step that finished, and was undone if it says how.
+#[derive(Debug, Serialize)]
+pub(crate) struct UndoneView {
+    pub(crate) step: String,
+    pub(crate) branch: String,
+    pub(crate) undone: bool,
 }
 
 /// The answer of `diff`.

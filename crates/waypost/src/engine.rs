@@ -63,6 +63,7 @@ mod stop;
 mod take_up;
 mod travel;
 mod turns;
+mod undo;
 mod wish;
 
 pub use anew::opened_again;
@@ -84,6 +85,7 @@ pub use snapshot::Snapshot;
 use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
+pub use undo::{UNDO, Undone};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

@@ -18,6 +18,9 @@ pub(crate) struct RollbackArgs {
     /// Go back also where evidence of steps that are finished there does not hold: those run again
     #[arg(long)]
     pub(crate) redo: bool,
+    /// Undo first what steps did that finished since, newest first: with the `undo` of each
+    #[arg(long)]
+    pub(crate) undo_steps: bool,
 }
 
 /// Which checkpoint is gone back to.

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
 use crate::reference::find_whole;
-use crate::view::{CancelledView, VERSION};
+use crate::view::{CancelledView, UndoneView, VERSION};
 
 /// Who cancels, as records and messages name it.
 pub(crate) const BY: &str = "waypost cancel";
@@ -25,34 +25,36 @@ pub(crate) const BY: &str = "waypost cancel";
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, Error> {
-    if args.undo_steps {
-        return Err(Error::usage(
-            "this version undoes no steps",
-            "cancel without `--undo-steps`, and undo by hand what the steps did",
-        ));
-    }
     let store = context.store(None, Access::Read)?;
     let run = find_whole(store.as_ref(), &args.run).await?;
     let summary = store.run(&run).await?.summary;
     if summary.holder.is_none() {
         match summary.status {
-            RunStatus::Cancelled => return told(context, &run, Cancel::AlreadyCancelled, false),
+            RunStatus::Cancelled => {
+                return told(context, &run, (Cancel::AlreadyCancelled, false), Vec::new());
+            }
             status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
-                return told(context, &run, Cancel::AlreadyFinished(status), false);
+                return told(context, &run, (Cancel::AlreadyFinished(status), false), Vec::new());
             }
             _ => {}
         }
     }
     let store = context.store(None, Access::Write)?;
-    let (lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
+    let (mut lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
     // What a supervisor left that was killed together with its engine: none is at work under this lease.
     if let Err(error) = kill_processes_of(store.as_ref(), &run) {
         store.release(lease, None).await?;
         return Err(RunError::Begin(BeginError(error.into())).into());
     }
+    let mut undone = Vec::new();
+    if args.undo_steps {
+        store.release(lease, None).await?;
+        undone = super::undo::undo_behind(context, &store, &run, 0).await?;
+        lease = stopped_lease(context, &store, &run, args.wait).await?.0;
+    }
     let engine = Engine::new(Arc::clone(&store));
     let cancelled = engine.cancel_under(lease, BY).await?;
-    told(context, &run, cancelled, stopped)
+    told(context, &run, (cancelled, stopped), undone)
 }
 
 /// Takes the lease of a run, after whoever has it was asked to stop; says whether somebody was.
@@ -89,7 +91,12 @@ async fn stopped_lease(
     }
 }
 
-fn told(context: &Context, run: &RunId, cancelled: Cancel, stopped: bool) -> Result<Exit, Error> {
+fn told(
+    context: &Context,
+    run: &RunId,
+    (cancelled, stopped): (Cancel, bool),
+    undone: Vec<UndoneView>,
+) -> Result<Exit, Error> {
     let branches = match cancelled {
         Cancel::Done { branches, .. } => Some(branches),
         Cancel::AlreadyCancelled => None,
@@ -108,6 +115,7 @@ fn told(context: &Context, run: &RunId, cancelled: Cancel, stopped: bool) -> Res
             cancelled: branches.is_some(),
             stopped,
             branches: branches.unwrap_or(0),
+            undone,
         })?;
         return Ok(Exit::Done);
     }
@@ -121,8 +129,12 @@ fn told(context: &Context, run: &RunId, cancelled: Cancel, stopped: bool) -> Res
         count => format!(", and {count} open branches with it"),
     };
     let words = context.store_words();
+    let what = match undone.iter().any(|step| step.undone) {
+        true => "what its steps did is undone",
+        false => "what it did is not undone",
+    };
     context.output.answer(&format!(
-        "Run {run} is cancelled{others}; what it did is not undone.\nOnly starting over goes on with it: waypost resume {run} --restart{words}"
+        "Run {run} is cancelled{others}; {what}.\nOnly starting over goes on with it: waypost resume {run} --restart{words}"
     ))?;
     Ok(Exit::Done)
 }

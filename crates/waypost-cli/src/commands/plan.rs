@@ -11,6 +11,7 @@ use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use super::dead_letters::letters;
+use super::undo;
 use super::{Context, checkpoints};
 use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
@@ -222,7 +223,12 @@ pub(crate) async fn stops(
         snapshot.entry.summary.holder.as_ref().map(|holder| {
             format!("the run is under way, held by {holder}; this is what follows if it ends now")
         });
-    Ok(cancelled.into_iter().chain(missing).chain(told).chain(spent).chain(held).collect())
+    let undoing = snapshot.newest().position().ok().and_then(|position| position.undoing);
+    let undone = undoing.map(|to| {
+        let line = undo::line(&snapshot.entry.summary.run, to);
+        format!("what its steps did is being undone; a resume stops until that is finished: `{line}`")
+    });
+    Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 
 /// Plans what a resume does, with what stops it before, which is told.

@@ -364,6 +364,12 @@ impl Prepared {
         Ok(engine.resume_program(&program, &run, options).await?)
     }
 
+    /// Makes the program alone.
+    pub(super) fn program(self, store: &Arc<dyn Store>, args: &ResumeArgs) -> Result<WorkflowProgram, Error> {
+        let going = Going { from: None, then: Then::Stop, again: Vec::new() };
+        self.make(store, StopHandle::default(), args, going).map(|(program, _)| program)
+    }
+
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {
         let file = self.chosen.path.as_deref().map(|path| place::from_home(store.home(), path));
         Told {

@@ -50,6 +50,10 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     // Whether it is there is asked before anything is taken.
     let target = store.load(&run, &branch, seq).await?;
     refuse_unverified(&store, &target, args.redo).await?;
+    let undone = match args.undo_steps {
+        true => super::undo::undo_behind(context, &store, &run, seq).await?,
+        false => Vec::new(),
+    };
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let prepared = Prepared::of(context, &store, &run, &resume).await?;
     let newest = store.newest(&run, &branch).await?;
@@ -64,7 +68,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     if context.output.json {
         let (v, run, status) = (VERSION, run.to_string(), outcome.status);
         let decisions = plan.decisions.iter().map(DecisionView::from).collect();
-        context.output.document(&RolledBackView { v, run, to, at, status, decisions })?;
+        context.output.document(&RolledBackView { v, run, to, at, status, undone, decisions })?;
         return Ok(Exit::Done);
     }
     super::plan::show(context, Some(run.as_str()), &plan, Vec::new())?;
@@ -80,7 +84,7 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
     let (at, status) = (newest.header().reference().to_string(), store.run(run).await?.summary.status);
     if context.output.json {
         let (v, run, to, decisions) = (VERSION, run.to_string(), at.clone(), Vec::new());
-        context.output.document(&RolledBackView { v, run, to, at, status, decisions })?;
+        context.output.document(&RolledBackView { v, run, to, at, status, undone: Vec::new(), decisions })?;
         return Ok(Exit::Done);
     }
     context.output.answer(&format!("Nothing to do for run {run}, because the evidence at {at} holds."))?;
@@ -173,7 +177,15 @@ async fn stands_there(
         let snapshot = Snapshot::read(store.as_ref(), &at.run).await?;
         let (plan, _) = super::plan::planned(context, store, &snapshot).await?;
         let decisions = plan.decisions.iter().map(DecisionView::from).collect();
-        context.output.document(&RolledBackView { v, run, to, at: at.to_string(), status, decisions })?;
+        context.output.document(&RolledBackView {
+            v,
+            run,
+            to,
+            at: at.to_string(),
+            status,
+            undone: Vec::new(),
+            decisions,
+        })?;
         return Ok(Exit::Done);
     }
     let run = &at.run;

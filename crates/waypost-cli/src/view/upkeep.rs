@@ -8,7 +8,7 @@ use serde_json::Value;
 use waypost::record::RunStatus;
 use waypost::store::Progress;
 
-use super::UnreadableRunView;
+use super::{UndoneView, UnreadableRunView};
 
 /// The answer of `config`.
 #[derive(Debug, Serialize)]
@@ -50,6 +50,9 @@ pub(crate) struct CancelledView {
     pub(crate) stopped: bool,
     /// How many branches beside the main one ended with it.
     pub(crate) branches: usize,
+    /// What was undone, newest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) undone: Vec<UndoneView>,
 }
 
 /// The answer of `completions`.

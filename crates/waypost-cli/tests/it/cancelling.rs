@@ -89,8 +89,7 @@ fn a_run_that_waits_or_failed_or_is_in_doubt_is_cancelled_too() {
 fn screens_of_cancelling() {
     let rig = Rig::failed();
     let said = [
-        &["cancel", "r-1", "--undo-steps"][..],
-        &["cancel", "x"],
+        &["cancel", "x"][..],
         &["cancel"],
         &["cancel", "r-1"],
         &["cancel", "r-1"],

@@ -64,5 +64,6 @@ mod signals;
 mod standing;
 mod travel;
 mod unbelieved;
+mod undoing;
 mod upstream;
 mod waiting;

@@ -156,6 +156,7 @@ fn assemble_one(
         dir: draft.dir.map(|(dir, _)| dir),
         outputs: draft.outputs.into_iter().map(|(name, source, _)| (name, source)).collect(),
         stdin: draft.stdin.map(|(stdin, _)| stdin),
+        undo: draft.undo.map(|(undo, _)| undo),
         report: draft.report.map(|(report, _)| report),
         evidence: draft.evidence.map(|draft| Arc::new(draft.evidence)),
         id: draft.id,

@@ -78,7 +78,7 @@ impl<'s> Checker<'s> {
         match &node.kind {
             Kind::Text(text) if text.contains("${{") => {
                 let message = format!("`{what}` cannot hold an expression");
-                self.wrong(node, message, "expressions are understood in `run`, `approve`, `wait`, `if`, `env`, `dir`, `stdin`, `report` and `outputs`");
+                self.wrong(node, message, "expressions are understood in `run`, `approve`, `wait`, `if`, `env`, `dir`, `stdin`, `undo`, `report`, `evidence` and `outputs`");
                 None
             }
             Kind::Text(text) => Some(text.clone()),

@@ -163,12 +163,12 @@ impl<'a> Pass<'a, '_, '_, '_> {
                 self.template(template, node, site(name, 2));
             }
         }
-        let others = [("stdin", &draft.stdin), ("report", &draft.report)];
+        let others = [("stdin", &draft.stdin), ("undo", &draft.undo), ("report", &draft.report)];
         for (what, (template, node)) in
             others.into_iter().filter_map(|(what, found)| Some((what, found.as_ref()?)))
         {
-            // A report is written when the step has ended.
-            self.template(template, node, Site { is_after: what == "report", ..site(what, 3) });
+            // A report is written, and a step undone, when it has ended.
+            self.template(template, node, Site { is_after: what != "stdin", ..site(what, 3) });
         }
         if let Some((template, Some(node))) = &draft.dir {
             self.template(template, node, site("dir", 3));

@@ -57,6 +57,7 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         ("continue_on_error", "a step"),
         ("idempotent", "a step"),
         ("grace", "a step"),
+        ("undo", "a step"),
         ("report", "a step"),
         ("retry", "a step or in `defaults`"),
         ("shell", "a step or in `defaults`"),

@@ -337,6 +337,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
             (truth(), "What is expected and what is found are never kept or shown.")
         }
         (claim, "metadata") if CLAIMS.contains(&claim) => (json!({ "type": "object" }), "Kept beside it."),
+        ("step", "undo") => {
+            (scalar(), "What undoes it: `rollback --undo-steps` and `cancel --undo-steps` run it.")
+        }
         ("step", "report") => (scalar(), "Markdown for the run's report."),
         ("output", "from") => (scalar(), "The file."),
         ("output" | "items", "json") => (text(), "The place in it: $.meta.count."),

@@ -58,10 +58,11 @@ pub(super) static STEP: KeySet = KeySet {
         "continue_on_error",
         "idempotent",
         "grace",
+        "undo",
         "report",
         "evidence",
     ],
-    later: &["undo", "budget", "interrupt_before", "interrupt_after"],
+    later: &["budget", "interrupt_before", "interrupt_after"],
     elsewhere: &[
         ("secrets", "the workflow, beside `steps`"),
         ("checkpoints", "the workflow, beside `steps`"),
@@ -115,6 +116,7 @@ pub(super) struct Draft<'n> {
     pub(super) tolerance: Tolerance,
     pub(super) idempotent: bool,
     pub(super) grace: Duration,
+    pub(super) undo: Option<(Template, &'n Node)>,
     pub(super) report: Option<(Template, &'n Node)>,
     pub(super) evidence: Option<EvidenceDraft<'n>>,
     /// What another file is given, if it runs one.
@@ -229,6 +231,7 @@ pub(super) fn step<'n>(
             .and_then(|node| checker.truth(node, "idempotent"))
             .unwrap_or(true),
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
+        undo: template(checker, "undo"),
         report: template(checker, "report"),
         evidence: fields.get("evidence").and_then(|node| evidence::evidence(checker, node)),
         params: params.clone().unwrap_or_default(),

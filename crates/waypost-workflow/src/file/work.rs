@@ -16,17 +16,18 @@ use crate::suggest::listed;
 pub(super) const KINDS: [&str; 9] =
     ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps", "workflow"];
 /// Keys that mean something only for a step that starts a process.
-const FOR_PROCESSES: [&str; 9] =
-    ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "grace"];
+const FOR_PROCESSES: [&str; 10] =
+    ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "undo", "grace"];
 
 /// Those that a step over items has no use for, whatever its items come from; and those that are for the command which
 /// its items come from.
-const NOT_FOR_ITEMS: [&str; 6] = ["outputs", "capture", "stdin", "idempotent", "continue_on_error", "report"];
+const NOT_FOR_ITEMS: [&str; 7] =
+    ["outputs", "capture", "stdin", "idempotent", "undo", "continue_on_error", "report"];
 const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace", "env"];
 
 /// Those that a service has no use for: it hands nothing over, and does not end by itself.
-const NOT_FOR_SERVICES: [&str; 8] =
-    ["timeout", "outputs", "capture", "stdin", "idempotent", "report", "repeat", "prompt"];
+const NOT_FOR_SERVICES: [&str; 9] =
+    ["timeout", "outputs", "capture", "stdin", "idempotent", "undo", "report", "repeat", "prompt"];
 
 pub(super) static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };

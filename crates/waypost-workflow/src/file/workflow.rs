@@ -382,6 +382,8 @@ pub struct Step {
     pub idempotent: bool,
     /// How long it has between being told to stop and being killed.
     pub grace: Duration,
+    /// What undoes it.
+    pub undo: Option<Template>,
     /// Markdown that it adds to the report.
     pub report: Option<Template>,
     /// By what it is believed.
@@ -397,7 +399,13 @@ pub struct Step {
 impl Step {
     /// Every name that its expressions read.
     fn references(&self) -> impl Iterator<Item = &Reference> {
-        let own = [self.work.template(), self.dir.as_ref(), self.stdin.as_ref(), self.report.as_ref()];
+        let own = [
+            self.work.template(),
+            self.dir.as_ref(),
+            self.stdin.as_ref(),
+            self.report.as_ref(),
+            self.undo.as_ref(),
+        ];
         let env = self.env.iter().flatten().map(|(_, template)| template);
         let sources = self.outputs.iter().map(|(_, source)| &source.from);
         let templates = own.into_iter().flatten().chain(env).chain(sources);

@@ -27,7 +27,7 @@ use super::command::Command;
 use super::handover::{Handover, Taken, Wanted};
 use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
-use super::{Echo, MARK, WorkflowProgram, failure, log_name};
+use super::{Echo, MARK, WorkflowProgram, failure, log_name, undo_log_name};
 
 /// How much of the end of a log a failure carries: what fits a screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
@@ -174,7 +174,8 @@ impl WorkflowProgram {
         set("WAYPOST_STEP", attempt.step.as_str().into());
         set("WAYPOST_BRANCH", attempt.branch.as_str().into());
         set("WAYPOST_ATTEMPT", attempt.at.attempt.to_string().into());
-        set("WAYPOST_IDEMPOTENCY_KEY", attempt.idempotency_key().into());
+        let key = if job.undoes { attempt.undo_key() } else { attempt.idempotency_key() };
+        set("WAYPOST_IDEMPOTENCY_KEY", key.into());
         set("WAYPOST_OUTPUT", scratch.output.clone().into());
         set("WAYPOST_SUMMARY", scratch.summary.clone().into());
         set(EVENTS, scratch.events.clone().into());
@@ -194,7 +195,10 @@ impl WorkflowProgram {
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
             attempt: attempt.clone(),
-            name: log_name(&attempt.branch, &attempt.step, &attempt.at),
+            name: match job.undoes {
+                true => undo_log_name(&attempt.branch, &attempt.step, &attempt.at),
+                false => log_name(&attempt.branch, &attempt.step, &attempt.at),
+            },
             echo: self.surroundings.echo.clone(),
             bytes: Arc::clone(&logged),
         };

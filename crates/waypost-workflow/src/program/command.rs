@@ -39,6 +39,8 @@ pub(super) struct Command {
     pub(super) report: Option<(Template, Scope)>,
     /// The size of the state before it.
     pub(super) state_bytes: usize,
+    /// It undoes the step.
+    pub(super) undoes: bool,
 }
 
 impl Command {
@@ -89,7 +91,21 @@ impl Command {
             report: step.report.clone().map(|report| (report, scope)),
             env,
             state_bytes: 0,
+            undoes: false,
         })
+    }
+
+    /// Makes it of what undoes a step: where and with what variables the step ran, handing nothing over.
+    pub(super) fn undoing(
+        step: &Step,
+        undo: &Template,
+        scope: &Scope,
+        around: (&Surroundings, &Path),
+    ) -> Result<Self, ExprError> {
+        let mut bare = step.clone();
+        (bare.work, bare.outputs, bare.keeps_stdout) = (Work::Run(undo.clone()), Vec::new(), false);
+        (bare.stdin, bare.report, bare.capture) = (None, None, None);
+        Ok(Self { undoes: true, rendered: true, ..Self::render(&bare, undo, scope, around)? })
     }
 
     /// How long it has to end by itself.

@@ -93,4 +93,13 @@ impl WorkflowProgram {
         let command = Box::new(command.after(state.bytes()));
         Ok(Job { services, ..job(Doing::Command(command)) })
     }
+
+    /// Makes what undoes a step, if it says how.
+    pub(super) fn undo_job(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+        let step = self.step(spot);
+        let Some(undo) = &step.undo else { return Ok(None) };
+        let scope = self.scope_of(step, state);
+        let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
+        Ok(Some(Job::of(Doing::Command(Box::new(command)))))
+    }
 }

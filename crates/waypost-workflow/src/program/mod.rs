@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
     Spot, StateError,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -40,6 +40,7 @@ mod items;
 mod job;
 mod leftovers;
 mod levels;
+mod logs;
 mod readers;
 mod repeat;
 mod scratch;
@@ -57,6 +58,7 @@ use service::Services;
 use spent::Purse;
 use state::Outer;
 
+pub use self::logs::{log_name, undo_log_name};
 pub use job::Job;
 pub use levels::shape_of;
 
@@ -284,14 +286,6 @@ impl WorkflowProgram {
     }
 }
 
-/// Names the log of one try of a step among the run's blobs.
-pub fn log_name(branch: &BranchPath, step: &StepId, at: &Try) -> String {
-    let folder = if branch.is_main() { String::new() } else { format!("{}/", branch.file_name()) };
-    let iteration: String = at.iteration.iter().map(|count| format!(".i{count}")).collect();
-    let epoch = if at.epoch == 0 { String::new() } else { format!(".e{}", at.epoch) };
-    format!("logs/{folder}{step}{iteration}{epoch}.{}.log", at.attempt)
-}
-
 /// Digests of declared environment variables, so that a resume can tell which differ; secrets only by name.
 pub fn declared_env(
     workflow: &Workflow,
@@ -471,6 +465,10 @@ impl Program for WorkflowProgram {
             Some(passing) if !self.is_last_pass(passing, &performed) => performed,
             _ => hooks::after(&job.hooks, performed),
         }
+    }
+
+    fn undo(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+        self.undo_job(spot, state)
     }
 
     fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {

@@ -393,16 +393,6 @@ fn limits_hold() {
 }
 
 #[test]
-fn the_full_example_is_refused_for_what_is_not_built_yet_and_for_nothing_else() {
-    let error = error_of(include_str!("files/nightly-report.yaml"));
-
-    assert!(
-        error.problems().iter().all(|problem| problem.message.contains("is not supported by this version"))
-    );
-    assert_text("full_example", &error.render());
-}
-
-#[test]
 fn problems_beyond_the_limit_are_counted() {
     let error = error_of(&format!("steps:\n{}", "- {run: a, timeout: 5}\n".repeat(150)));
 

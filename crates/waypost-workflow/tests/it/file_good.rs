@@ -446,3 +446,12 @@ fn ten_thousand_steps_are_checked_at_once() {
 
     assert_eq!(workflow(&text).steps().len(), 10_000);
 }
+
+#[test]
+fn the_full_example_is_understood() {
+    let workflow = workflow(include_str!("files/nightly-report.yaml"));
+
+    let publish = workflow.step("publish").unwrap();
+    assert_eq!(publish.undo.as_ref().unwrap().as_str(), "./unpublish.sh");
+    assert!(workflow.warnings().is_empty());
+}

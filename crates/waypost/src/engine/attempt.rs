@@ -16,10 +16,10 @@ use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
-use super::Told;
-use super::line::LineId;
+use super::line::{LineId, MAIN};
 use super::request::{Asked, Request};
 use super::stop::{Stop, StopHandle, StopLevel};
+use super::{Engine, Spot, Told};
 
 /// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
 /// is a loop of steps.
@@ -88,6 +88,34 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// A try of undoing a step: nobody hears what it asks for.
+    pub(super) fn of_undo(
+        engine: &Engine,
+        (lease, stop): (&Lease, &StopHandle),
+        spot: Spot<'_>,
+        at: Try,
+    ) -> Self {
+        Self {
+            run: lease.run().clone(),
+            branch: spot.branch.clone(),
+            step: spot.step.id.clone(),
+            at,
+            lease: lease.clone(),
+            timeout: spot.step.timeout,
+            interval: None,
+            stop: stop.clone(),
+            cancel: StopHandle::default(),
+            line: MAIN,
+            job: 0,
+            requests: mpsc::channel(1).0,
+            memos: Arc::new(Memos::new(Arc::clone(&engine.store), 0)),
+            clock: Arc::clone(&engine.clock),
+            config: Arc::default(),
+            verifier: Arc::clone(&engine.verifier),
+            site: Arc::default(),
+        }
+    }
+
     /// Returns a key that is the same over retries and crashes, and new after a deliberate redo.
     pub fn idempotency_key(&self) -> String {
         self.key_of(&[])
@@ -96,6 +124,11 @@ impl Attempt {
     /// Returns the id of a wait for `key` in this step: the same until the step is deliberately redone.
     pub fn wait_id(&self, key: &str) -> String {
         self.key_of(&[key.as_bytes()])
+    }
+
+    /// Returns a key for undoing the step: the same however often that is begun, and none of those of its tries.
+    pub fn undo_key(&self) -> String {
+        self.key_of(&[b"undo", &[0]])
     }
 
     fn key_of(&self, more: &[&[u8]]) -> String {

@@ -12,7 +12,7 @@ use crate::record::{
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Progress, RunSummary, SignalKind, StoreError, StoreExt as _};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError, StoreExt as _};
 
 use super::anew;
 use super::back::go_back;
@@ -30,6 +30,8 @@ use super::schedule::BEFORE;
 use super::session::{Carried, Session, Unlooked, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
+use super::take_up::stop_requests;
+use super::undo::refuse_amid;
 use super::wish::Wishes;
 use super::{
     Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
@@ -83,8 +85,7 @@ pub(super) async fn resumed<P: Program>(
     let (mut options, mut carried) = (options, None);
     loop {
         let is_again = carried.is_some();
-        let prepared = prepare_resume(engine, program, &lease, options, carried.take()).await;
-        let mut session = match prepared {
+        let mut session = match prepare_resume(engine, program, &lease, options, carried.take()).await {
             Ok(Prepared::Session(session)) => session,
             ended => {
                 if is_again {
@@ -105,12 +106,6 @@ pub(super) async fn resumed<P: Program>(
         }
         options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };
     }
-}
-
-/// Returns the ids of requests to stop that no session took in: the resume takes them back.
-async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunError> {
-    let signals = engine.store.signals(run).await?;
-    Ok(signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop).map(|signal| signal.id).collect())
 }
 
 enum Prepared<'a, P: Program> {
@@ -283,6 +278,7 @@ async fn find_begin<P: Program>(
     carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
+    refuse_amid(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
     fits(program.shape(), base, options).map_err(misfit)?;

@@ -164,6 +164,28 @@ pub enum RunError {
         /// Why.
         why: String,
     },
+    /// What steps of the run did is being undone. Nothing changed; going back to there with that finishes it.
+    #[error("run {run} is being undone to @{to}, and not all of it is")]
+    Undoing {
+        /// The run.
+        run: RunId,
+        /// The record of the main branch that it goes back to; 0 if it is to be cancelled.
+        to: u64,
+    },
+    /// A step could not be undone. Those that finished after it are; the same call goes on with it.
+    #[error("step `{step}` of run {run} is not undone{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
+    NotUndone {
+        /// The run.
+        run: RunId,
+        /// The branch.
+        branch: BranchPath,
+        /// The step.
+        step: StepId,
+        /// The record of the main branch that the run was to go back to; 0 if it is to be cancelled.
+        to: u64,
+        /// Why.
+        failure: Box<Failure>,
+    },
     /// A checkpoint cannot be written under this label. Nothing changed.
     #[error("a checkpoint of run {run} cannot be labelled `{label}`: {why}")]
     NotMarked {

@@ -137,6 +137,16 @@ pub trait Program: Send + Sync {
     /// it started.
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
+    /// Makes what undoes a finished step, for [`perform`](Self::perform), from the newest state of its branch; none where it
+    /// cannot be undone.
+    ///
+    /// # Errors
+    /// A failure, such as an expression that cannot be evaluated.
+    fn undo(&self, spot: Spot<'_>, state: &Self::State) -> Result<Option<Self::Job>, Failure> {
+        let _ = (spot, state);
+        Ok(None)
+    }
+
     /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
     /// about to write, or was when it was cut.
     fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;

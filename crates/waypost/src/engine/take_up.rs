@@ -1,13 +1,14 @@
 //! How a session of a resume begins: what is written first, and whether there is anything to do at all.
 
+use crate::id::RunId;
 use crate::record::RunStatus;
-use crate::store::Lease;
+use crate::store::{Lease, SignalKind};
 
 use super::begin::by_hand;
 use super::chain::Draft;
 use super::line::MAIN;
 use super::session::{Session, Worked};
-use super::{Outcome, Program, RunError, StopLevel};
+use super::{Engine, Outcome, Program, RunError, StopLevel};
 
 /// How a resume begins.
 enum Taken {
@@ -102,4 +103,10 @@ impl<P: Program> Session<'_, P> {
             }
         }
     }
+}
+
+/// Returns the ids of requests to stop that no session took in: the resume takes them back.
+pub(super) async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunError> {
+    let signals = engine.store.signals(run).await?;
+    Ok(signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop).map(|signal| signal.id).collect())
 }

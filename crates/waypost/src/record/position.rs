@@ -54,6 +54,10 @@ pub struct Position {
     /// On the main branch: the highest epoch that it ever gave, however far it went back since. The next one is higher.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch_max: u32,
+    /// On the main branch: the steps that finished after this record of it are being undone, and only who goes back to there
+    /// goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undoing: Option<u64>,
     /// What may be used again once the steps that run again give what they gave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,

@@ -1,0 +1,57 @@
+//! Undoing what the steps of a run did, for `waypost rollback --undo-steps` and `waypost cancel --undo-steps`.
+
+use std::sync::Arc;
+
+use waypost::RunId;
+use waypost::engine::{Engine, RunError, Undone};
+use waypost::store::Store;
+
+use super::Context;
+use super::resume::Prepared;
+use crate::cli::ResumeArgs;
+use crate::drive::Session;
+use crate::error::Error;
+use crate::output::shown;
+use crate::view::UndoneView;
+
+/// The command that finishes what was begun.
+pub(crate) fn line(run: &RunId, to: u64) -> String {
+    match to {
+        0 => format!("waypost cancel {run} --undo-steps"),
+        to => format!("waypost rollback {run}@{to} --undo-steps"),
+    }
+}
+
+/// Undoes the steps that finished after record `to` of the main branch, newest first, and says so of each.
+pub(super) async fn undo_behind(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    to: u64,
+) -> Result<Vec<UndoneView>, Error> {
+    let args = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
+    let prepared = Prepared::of(context, store, run, &args).await?;
+    let session = Session::begin(context, None)?;
+    let program = prepared.program(store, &args)?;
+    let engine = program.equip(Engine::new(Arc::clone(store)));
+    let mut views = Vec::new();
+    let told = |undone: &Undone| {
+        let Undone { step, branch, is_undone, .. } = undone;
+        let on = if branch.is_main() { String::new() } else { format!(" on {branch}") };
+        if *is_undone {
+            context.output.note(&format!("Undid step {step}{on}."));
+        } else {
+            context.output.note(&format!("Step {step}{on} has no `undo`, and is left as it is."));
+        }
+        let (step, branch) = (step.to_string(), branch.to_string());
+        views.push(UndoneView { step, branch, undone: *is_undone });
+    };
+    let undone = engine.undo_program(&program, run, (to, &session.stop), told).await;
+    if let Err(RunError::NotUndone { failure, .. }) = &undone
+        && let Some(printed) = &failure.ending.log
+    {
+        printed.tail.lines().for_each(|line| context.output.note(&shown(line)));
+    }
+    undone?;
+    Ok(views)
+}

@@ -1,0 +1,158 @@
+//! `waypost rollback --undo-steps` and `waypost cancel --undo-steps`: what steps did is undone, newest first.
+
+use crate::rig::{Rig, code_of, wait_until};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
+const RESUME: [&str; 3] = ["resume", "r", "-q"];
+
+const FLOW: &str = "steps:
+  - {id: one, run: 'echo one >> trace; echo id=7 >> $WAYPOST_OUTPUT', undo: 'echo undo one ${{ steps.one.outputs.id }} >> trace'}
+  - {id: bare, run: 'echo bare >> trace'}
+  - id: each
+    foreach:
+      items: [a, b]
+      as: x
+      max_parallel: 1
+      steps: [{id: mk, run: 'echo mk ${{ x }} >> trace', undo: 'echo undo mk ${{ x }} >> trace; test ! -e stuck'}]
+  - {id: last, run: 'echo last >> trace', undo: 'echo undo last >> trace'}
+";
+
+fn ran(store: &str) -> Rig {
+    let rig = Rig::with(FLOW).at(store);
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    assert_eq!(rig.read("trace"), "one\nbare\nmk a\nmk b\nlast\n");
+    rig.write("trace", "");
+    rig
+}
+
+#[test]
+fn what_finished_last_is_undone_first_and_the_run_goes_on_from_there() {
+    for store in STORES {
+        let rig = ran(store);
+        let told = rig.json(&["rollback", "r@2", "--undo-steps", "--json"]);
+
+        assert_eq!(rig.read("trace"), "undo last\nundo mk b\nundo mk a\n", "{store}");
+        let undone: Vec<String> = told["undone"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| format!("{} {} {}", one["step"], one["branch"], one["undone"]).replace('"', ""))
+            .collect();
+        let expect = ["last main true", "mk each:b true", "mk each:a true", "bare main false"];
+        assert_eq!(undone, expect, "{store}");
+
+        rig.write("trace", "");
+        assert_eq!(code_of(&rig, &RESUME), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "bare\nmk a\nmk b\nlast\n", "{store}");
+        assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0), "{store}");
+
+        rig.write("trace", "");
+        assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0), "{store}");
+        let again = "undo last\nundo mk b\nundo mk a\nundo one 7\n";
+        assert_eq!(rig.read("trace"), again, "what was done anew is undone anew: {store}");
+    }
+}
+
+#[test]
+fn what_cannot_be_undone_stops_it_and_is_gone_on_with() {
+    for store in STORES {
+        let rig = ran(store);
+        rig.write("stuck", "");
+        let told = rig.waypost(&["rollback", "r@2", "--undo-steps"]);
+        assert!(told.starts_with("exit 1\n") && told.contains("`mk`"), "{told}");
+        assert!(told.contains("waypost rollback r@2 --undo-steps"), "{told}");
+        for other in [&RESUME[..], &["rollback", "r@5", "-q"], &["resume", "r", "--from", "one", "-q"]] {
+            assert_eq!(code_of(&rig, other), Some(8), "{store} {other:?}");
+        }
+        assert!(rig.waypost(&["plan", "r"]).contains("being undone"));
+        assert_eq!(rig.read("trace"), "undo last\nundo mk b\n", "{store}");
+        std::fs::remove_file(rig.path("stuck")).unwrap();
+
+        assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "undo last\nundo mk b\nundo mk b\nundo mk a\n", "{store}");
+        assert_eq!(code_of(&rig, &RESUME), Some(0), "{store}");
+    }
+}
+
+#[test]
+fn an_undo_that_is_killed_is_gone_on_with() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: 'true', undo: 'echo undo a >> trace'}
+  - {id: b, run: 'true', undo: 'echo undo b >> trace; test -e go || sleep 300'}
+  - {id: c, run: 'true', undo: 'echo undo c >> trace'}
+",
+        )
+        .at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        let undo = ["rollback", "r@1", "--undo-steps", "-q"];
+        let running = rig.start(&undo);
+        rig.wait_for("trace", |text| text.contains("undo b"));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("go", "");
+        wait_until("the run to be free", || code_of(&rig, &RESUME) == Some(8));
+
+        assert_eq!(code_of(&rig, &undo), Some(0), "{store}");
+
+        assert_eq!(rig.read("trace"), "undo c\nundo b\nundo b\nundo a\n", "{store}");
+        assert_eq!(code_of(&rig, &RESUME), Some(0), "{store}");
+    }
+}
+
+#[test]
+fn a_run_that_is_cancelled_undoes_all_of_it() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: 'echo a >> trace', undo: 'echo undo a >> trace'}
+  - {id: b, run: 'echo b >> trace', undo: 'echo undo b >> trace'}
+  - {id: c, run: 'exit 1', undo: 'echo undo c >> trace'}
+",
+        )
+        .at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(1));
+
+        let told = rig.waypost(&["cancel", "r", "--undo-steps"]);
+
+        assert!(told.starts_with("exit 0\n") && told.contains("what its steps did is undone"), "{told}");
+        assert_eq!(rig.read("trace"), "a\nb\nundo b\nundo a\n", "one that failed is not: {store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "cancelled");
+    }
+}
+
+#[test]
+fn a_failed_run_goes_back_behind_what_it_undoes() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace', undo: 'echo undo a >> trace'}
+  - {id: b, run: 'echo b >> trace; test -e go', undo: 'echo undo b >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &RESUME), Some(0));
+    assert_eq!(rig.read("trace"), "a\nb\nundo a\na\nb\n");
+}
+
+#[test]
+fn only_steps_that_do_something_themselves_say_how_they_are_undone() {
+    for step in [
+        "foreach: {items: [1], steps: [{id: b, run: 'true'}]}",
+        "sleep: 1s",
+        "service: ./serve",
+        "repeat: {max: 1, until: 'true'}, steps: [{id: b, run: 'true'}]",
+    ] {
+        let rig = Rig::with(&format!("steps: [{{id: a, {step}, undo: 'true'}}]\n"));
+        let told = rig.waypost(&["check", "flow.yaml"]);
+        assert!(told.starts_with("exit 78\n") && told.contains("`undo`"), "{step}: {told}");
+    }
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'true', undo: 'echo ${{ steps.b.outputs.x }}'}, {id: b, run: 'true', outputs: {x: {from: f}}}]\n",
+    );
+    assert_eq!(code_of(&rig, &["check", "flow.yaml"]), Some(78), "`b` comes after it");
+}

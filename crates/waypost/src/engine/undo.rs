@@ -1,0 +1,425 @@
+//! Undoing what steps did, before a run goes back behind them or is cancelled.
+//!
+//! ```text
+//!   @9 completed pay   @10 completed publish        rollback to @8, steps undone
+//!   @11 undo begun: to @8
+//!   @12 publish @10: started   @13 publish @10: done
+//!   @14 pay @9: started        @15 pay @9: done
+//!   @16 restored (basis 8)                          written by the rollback itself
+//! ```
+//!
+//! What finished last is undone first; of branches, those that were opened last. Each undo is recorded before it starts and
+//! after it has ended, on the main branch, and the position says from the first on that the run is being undone: nobody
+//! goes on with it but who finishes that. Whoever does so after a crash leaves out what was undone, and begins again with
+//! what was cut: an undo may run more than once, and must stand that.
+//!
+//! A step is undone once, however often it was done, by the newest state of its branch. One that failed, or was cut, is not
+//! undone: what it did is not known.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::record::{Failure, FailureKind, Header, Phase, Position, Reason, Record, Try};
+use crate::shape::Shape;
+use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _, Summary};
+
+use super::attempt::Attempt;
+use super::back::{check_left, is_left_behind, load_with_state};
+use super::begin::decode_state;
+use super::chain::{Chain, Draft, body_as_it_stands};
+use super::snapshot::{Snapshot, position_of};
+use super::{Engine, Performed, Program, ResumeFrom, RunError, Spot, StopHandle};
+
+/// The key of the progress records that tell of undoing.
+pub const UNDO: &str = "undo";
+
+/// Something that was undone, or could not be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undone {
+    /// The step.
+    pub step: StepId,
+    /// Its branch.
+    pub branch: BranchPath,
+    /// The record that finished it.
+    pub seq: u64,
+    /// Whether it says how it is undone. What does not is left as it is.
+    pub is_undone: bool,
+}
+
+/// What a record tells of undoing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+enum Told {
+    /// The steps that finished after this record of the main branch are being undone.
+    Begun {
+        to: u64,
+    },
+    Started {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+    },
+    Done {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+    },
+    Failed {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+        error: Vec<String>,
+    },
+}
+
+/// A step that finished.
+#[derive(Debug, Clone)]
+struct Effect {
+    branch: BranchPath,
+    step: StepId,
+    seq: u64,
+    at: Try,
+}
+
+impl Effect {
+    fn key(&self) -> (BranchPath, StepId, u64) {
+        (self.branch.clone(), self.step.clone(), self.seq)
+    }
+}
+
+impl Engine {
+    /// Undoes the steps that finished after record `to` of the main branch, newest first, and leaves the run so that only
+    /// a rollback to there, or behind it, goes on with it, or a cancel. `told` hears of each that was undone, or says nothing
+    /// of how, when that is so.
+    ///
+    /// Where this was begun before, what was undone then is left out.
+    ///
+    /// # Errors
+    /// - [`RunError::NotUndone`]: one could not be undone. Those before it are; the same call goes on with it.
+    /// - [`RunError::Undoing`]: an undo that goes further back was begun before.
+    /// - Those of taking the run up, as [`resume`](Self::resume_program) has them.
+    pub async fn undo_program<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        (to, stop): (u64, &StopHandle),
+        told: impl FnMut(&Undone),
+    ) -> Result<(), RunError> {
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let undone = self.undo_under(program, &lease, (to, stop), told).await;
+        let released = self.store.release(lease, None).await;
+        undone?;
+        Ok(released?)
+    }
+
+    /// As [`undo_program`](Self::undo_program), for the holder of the lease, who keeps it.
+    ///
+    /// # Errors
+    /// As [`undo_program`](Self::undo_program).
+    pub async fn undo_under<P: Program>(
+        &self,
+        program: &P,
+        lease: &Lease,
+        (to, stop): (u64, &StopHandle),
+        mut told: impl FnMut(&Undone),
+    ) -> Result<(), RunError> {
+        let mut undoer = Undoer::of(self, program, lease).await?;
+        if let Some(begun) = undoer.position.undoing.filter(|begun| *begun < to) {
+            return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
+        }
+        let effects = undoer.effects_behind(to).await?;
+        let before = undoer.told_before().await?;
+        let is_done = |effect: &Effect| {
+            let key = effect.key();
+            before.iter().any(|told| matches!(told, Told::Done { branch, step, seq } if (branch, step, seq) == (&key.0, &key.1, &key.2)))
+        };
+        let due: Vec<Effect> = effects.into_iter().filter(|effect| !is_done(effect)).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        if undoer.position.undoing != Some(to) {
+            undoer.position.undoing = Some(to);
+            undoer.tell(&Told::Begun { to }).await?;
+        }
+        program.begin(lease).await?;
+        let undone = undoer.undo_all(due, &before, (stop, &mut told)).await;
+        program.end().await;
+        undone
+    }
+}
+
+/// Writes behind the newest record of the main branch, and knows the states of its branches.
+struct Undoer<'a, P: Program> {
+    engine: &'a Engine,
+    program: &'a P,
+    lease: &'a Lease,
+    newest: Record,
+    position: Position,
+    summary: Summary,
+    batches: u64,
+    /// The newest records of other branches.
+    branches: HashMap<BranchPath, Record>,
+    /// States of branches, each within the one before it.
+    around: Vec<(BranchPath, P::State)>,
+}
+
+impl<'a, P: Program> Undoer<'a, P> {
+    async fn of(engine: &'a Engine, program: &'a P, lease: &'a Lease) -> Result<Self, RunError> {
+        let store = engine.store.as_ref();
+        let snapshot = Snapshot::read(store, lease.run()).await?;
+        if let Some(damage) = snapshot.damaged().next() {
+            return Err(StoreError::of_damage(damage.clone(), None).into());
+        }
+        let newest = store.newest(lease.run(), &BranchPath::main()).await?;
+        let mut branches = HashMap::new();
+        for name in store.branches(lease.run()).await?.into_iter().filter(|name| !name.is_main()) {
+            let record = store.newest(lease.run(), &name).await?;
+            branches.insert(name, record);
+        }
+        let position = position_of(&newest)?;
+        let summary = snapshot.entry.summary.summary.clone();
+        Ok(Self {
+            engine,
+            program,
+            lease,
+            newest,
+            position,
+            summary,
+            batches: 0,
+            branches,
+            around: Vec::new(),
+        })
+    }
+
+    fn shape(&self) -> &'a Shape {
+        self.program.shape()
+    }
+
+    /// Lists the steps that finished after a record of the main branch, the newest first, each once.
+    async fn effects_behind(&self, to: u64) -> Result<Vec<Effect>, RunError> {
+        let (run, main) = (self.lease.run(), BranchPath::main());
+        let mut effects = Vec::new();
+        self.effects_of(&self.newest, (to, None), &mut effects).await?;
+        if to > 0 {
+            let target = load_with_state(self.engine, run, &main, to).await?;
+            for entry in &position_of(&target)?.frontier {
+                let Some(fan) = &entry.fan else { continue };
+                if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
+                    // They are worked on anew from there.
+                    check_left(self.shape(), entry, &target)?;
+                    self.effects_of_fan((&main, &entry.step, fan.since), &mut effects).await?;
+                }
+            }
+        }
+        let mut seen = HashSet::new();
+        effects.retain(|effect: &Effect| seen.insert((effect.branch.clone(), effect.step.clone())));
+        Ok(effects)
+    }
+
+    /// Adds those of a branch, and of the branches that it opened; of a child, only while it belongs to its fan-out.
+    async fn effects_of(
+        &self,
+        newest: &Record,
+        (to, origin): (u64, Option<u64>),
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RunError> {
+        let (store, head) = (self.engine.store.as_ref(), newest.header());
+        for record in store.history(&head.run, &head.branch, head.seq).await? {
+            let header = record.header();
+            if header.seq <= to || (header.end.is_some() && !self.is_of(&record, newest, origin).await?) {
+                break;
+            }
+            match (&header.phase, &header.step) {
+                (Phase::Completed(_), Some(step)) => {
+                    let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
+                    effects.push(Effect { branch, step, seq: header.seq, at });
+                }
+                (phase, Some(step)) if opens(header, phase) => {
+                    let since = store.carrier(header).await?;
+                    self.effects_of_fan((&header.branch, step, since), effects).await?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Says whether an older end of a branch is one of the same fan-out: it went on behind it.
+    async fn is_of(&self, ended: &Record, newest: &Record, origin: Option<u64>) -> Result<bool, RunError> {
+        let (header, head) = (ended.header(), newest.header());
+        if origin.is_none() || header.seq == head.seq {
+            return Ok(true);
+        }
+        let record = self.engine.store.load(&header.run, &header.branch, header.seq).await?;
+        Ok(record.state_bytes().is_some() && position_of(&record)?.origin == origin)
+    }
+
+    async fn effects_of_fan(
+        &self,
+        (parent, opener, since): (&BranchPath, &StepId, u64),
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RunError> {
+        let Some(shape) = self.shape().of_branch(parent) else { return Ok(()) };
+        let place = shape.place(opener.as_str());
+        let is_ours = |name: &BranchPath| {
+            name.parent().as_ref() == Some(parent)
+                && name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) == place
+        };
+        let mut ours: Vec<&Record> = Vec::new();
+        for (_, record) in self.branches.iter().filter(|(name, _)| is_ours(name)) {
+            if position_of(record)?.origin == Some(since) {
+                ours.push(record);
+            }
+        }
+        ours.sort_unstable_by_key(|record| std::cmp::Reverse(record.header().branch.clone()));
+        for record in ours {
+            Box::pin(self.effects_of(record, (0, Some(since)), effects)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what was told of undoing before.
+    async fn told_before(&self) -> Result<Vec<Told>, RunError> {
+        let head = self.newest.header();
+        let history = self.engine.store.history(&head.run, &head.branch, head.seq).await?;
+        let told = history.iter().filter_map(|record| match &record.header().phase {
+            Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
+                serde_json::from_value(value.clone()).ok()
+            }
+            _ => None,
+        });
+        Ok(told.collect())
+    }
+
+    async fn undo_all(
+        &mut self,
+        due: Vec<Effect>,
+        before: &[Told],
+        (stop, told): (&StopHandle, &mut impl FnMut(&Undone)),
+    ) -> Result<(), RunError> {
+        for effect in due {
+            let (branch, step, seq) = effect.key();
+            let begun = |told: &&Told| matches!(told, Told::Started { branch: b, step: s, seq: n } if (b, s, n) == (&branch, &step, &seq));
+            let tries = before.iter().filter(begun).count();
+            let is_undone = self.undo(&effect, tries, stop).await?;
+            let shape = self.shape().of_branch(&branch);
+            let opens =
+                shape.and_then(|shape| shape.step(step.as_str())).is_some_and(|step| step.children.is_some());
+            if is_undone || !opens {
+                told(&Undone { step, branch, seq, is_undone });
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes one step; says whether there was anything to do.
+    async fn undo(&mut self, effect: &Effect, tries: usize, stop: &StopHandle) -> Result<bool, RunError> {
+        let Some(shape) = self.shape().of_branch(&effect.branch) else { return Ok(false) };
+        let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
+        let program = self.program;
+        let spot = Spot { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let state = self.state_of(&effect.branch)?;
+        let job = match program.undo(spot, state) {
+            Ok(Some(job)) => job,
+            Ok(None) => return Ok(false),
+            Err(failure) => return Err(self.not_undone(effect, failure)),
+        };
+        let (branch, step, seq) = effect.key();
+        self.tell(&Told::Started { branch: branch.clone(), step: step.clone(), seq }).await?;
+        let attempt = u32::try_from(tries).unwrap_or(u32::MAX).saturating_add(1);
+        let at = Try { attempt, ..effect.at.clone() };
+        let attempt = Attempt::of_undo(self.engine, (self.lease, stop), spot, at);
+        let failure = match program.perform(job, attempt).await {
+            Performed::Completed { .. } => {
+                self.tell(&Told::Done { branch, step, seq }).await?;
+                return Ok(true);
+            }
+            Performed::Failed { failure, .. } => failure,
+            Performed::Cut { why } => Failure::new(FailureKind::Error, vec![why]),
+            _ => Failure::new(FailureKind::Error, vec!["it was stopped".to_owned()]),
+        };
+        self.tell(&Told::Failed { branch, step, seq, error: failure.error.clone() }).await?;
+        Err(self.not_undone(effect, failure))
+    }
+
+    fn not_undone(&self, effect: &Effect, failure: Failure) -> RunError {
+        let (branch, step, _) = effect.key();
+        let run = self.lease.run().clone();
+        let to = self.position.undoing.unwrap_or_default();
+        RunError::NotUndone { run, branch, step, to, failure: Box::new(failure) }
+    }
+
+    /// Returns the newest state of a branch, with what it has from those around it.
+    fn state_of(&mut self, branch: &BranchPath) -> Result<&P::State, RunError> {
+        let mut path: Vec<BranchPath> =
+            std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+        path.reverse();
+        let same = self.around.iter().zip(&path).take_while(|((known, _), wanted)| known == *wanted).count();
+        self.around.truncate(same);
+        for name in &path[same..] {
+            let record = if name.is_main() { Some(&self.newest) } else { self.branches.get(name) };
+            let record = record.ok_or_else(|| StoreError::no_branch(self.lease.run(), name))?;
+            let level = self.program.shape().of_branch(name).map_or(0, Shape::level);
+            let mut state = decode_state(self.program, level, record)?;
+            if let Some((parent, around)) = self.around.last()
+                && let Some(shape) = self.program.shape().of_branch(parent)
+                && let Some(place) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener))
+            {
+                let spot = Spot { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
+                self.program.attach(spot, around, &mut state);
+            }
+            self.around.push((name.clone(), state));
+        }
+        Ok(&self.around.last().expect("a branch is on its own path").1)
+    }
+
+    /// Writes down what is going on: the run stands where it stood.
+    async fn tell(&mut self, told: &Told) -> Result<(), RunError> {
+        let value = serde_json::to_value(told).expect("names and numbers are plain JSON");
+        let phase = Phase::Progress { key: UNDO.to_owned(), value };
+        let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
+        draft.keep_standing(&self.newest);
+        let header = self.newest.header();
+        let at = CheckpointRef { seq: header.seq + 1, ..header.reference() };
+        let body = body_as_it_stands(&self.newest, &self.position)?;
+        let chain = Chain { token: self.lease.token(), ..Chain::behind(&self.newest) };
+        let mut records = Vec::new();
+        let run = || self.lease.run().clone();
+        chain
+            .seal(&[draft], body, self.engine.clock.now(), &mut records)
+            .map_err(|source| RunError::Record { run: run(), step: None, source })?;
+        self.batches += 1;
+        let id = BatchId { token: self.lease.token(), count: self.batches };
+        let newest = records.last().expect("one draft makes one record").clone();
+        let (consumed, summary) = (Vec::new(), self.summary.clone());
+        let batch = Batch { id, records, consumed, summary, release: false };
+        let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
+        self.engine.store.append(self.lease, batch).await.map_err(lost)?;
+        self.newest = newest;
+        Ok(())
+    }
+}
+
+/// Says whether a record opens branches.
+fn opens(header: &Header, phase: &Phase) -> bool {
+    header.reason == Reason::Fork && (phase.opens_work() || phase.opens_after())
+}
+
+/// Refuses to go on with a run that is being undone, but for who goes back at least as far.
+///
+/// # Errors
+/// [`RunError::Undoing`]: it is.
+pub(super) fn refuse_amid(
+    run: &RunId,
+    position: &Position,
+    from: Option<&ResumeFrom>,
+) -> Result<(), RunError> {
+    match (position.undoing, from) {
+        (None, _) => Ok(()),
+        (Some(to), Some(ResumeFrom::Checkpoint(back_to))) if *back_to <= to => Ok(()),
+        (Some(to), _) => Err(RunError::Undoing { run: run.clone(), to }),
+    }
+}
