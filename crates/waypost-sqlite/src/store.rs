@@ -24,7 +24,6 @@ use crate::fault::{Failure, Fault};
 use crate::heal::NewestFirst;
 use crate::open::{self, Place, SqliteOptions};
 use crate::read::View;
-use crate::recent::Recent;
 use crate::rows::RunRow;
 use crate::shrink::{self, Shrink};
 use crate::teller::{RunFiles, Teller};
@@ -211,10 +210,7 @@ impl SqliteStore {
     }
 
     fn hold(&self, run: &RunId, token: u64, durability: Durability, folder: Option<RunFolder>) {
-        let files = folder.map(|folder| {
-            let recent = Recent::new(folder.path(), run);
-            Arc::new(RunFiles { folder, recent })
-        });
+        let files = folder.map(|folder| Arc::new(RunFiles::of(folder, run)));
         lock(&self.held).insert(run.clone(), Held { token, durability, files });
     }
 

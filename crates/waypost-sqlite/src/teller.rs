@@ -22,6 +22,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use waypost::folder::RunFolder;
+use waypost::id::RunId;
 use waypost::record::Record;
 use waypost::store::Batch;
 
@@ -52,6 +53,13 @@ pub(crate) struct RunFiles {
     /// What people read.
     pub(crate) folder: RunFolder,
     pub(crate) recent: Recent,
+}
+
+impl RunFiles {
+    pub(crate) fn of(folder: RunFolder, run: &RunId) -> Self {
+        let recent = Recent::new(folder.path(), run);
+        Self { folder, recent }
+    }
 }
 
 /// Writes down, in the order in which it is told.

@@ -64,6 +64,7 @@ mod take_up;
 mod travel;
 mod turns;
 mod undo;
+mod unlooked;
 mod wish;
 
 pub use anew::opened_again;

@@ -399,16 +399,11 @@ pub struct Step {
 impl Step {
     /// Every name that its expressions read.
     fn references(&self) -> impl Iterator<Item = &Reference> {
-        let own = [
-            self.work.template(),
-            self.dir.as_ref(),
-            self.stdin.as_ref(),
-            self.report.as_ref(),
-            self.undo.as_ref(),
-        ];
+        let texts = [&self.dir, &self.stdin, &self.report, &self.undo];
+        let own = texts.into_iter().map(Option::as_ref).chain([self.work.template()]);
         let env = self.env.iter().flatten().map(|(_, template)| template);
         let sources = self.outputs.iter().map(|(_, source)| &source.from);
-        let templates = own.into_iter().flatten().chain(env).chain(sources);
+        let templates = own.flatten().chain(env).chain(sources);
         let each = self.work.foreach();
         let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
         let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);

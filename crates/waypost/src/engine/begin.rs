@@ -27,11 +27,12 @@ use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
-use super::session::{Carried, Session, Unlooked, Worked};
+use super::session::{Carried, Session, Worked};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
 use super::take_up::stop_requests;
 use super::undo::refuse_amid;
+use super::unlooked::Unlooked;
 use super::wish::Wishes;
 use super::{
     Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
@@ -80,8 +81,7 @@ pub(super) async fn resumed<P: Program>(
     // Read before the lease is held: a stop that is asked for from then on is meant for this session.
     let mut overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
-    let then = options.then;
-    let (kept, on_unknown) = (options.session.clone(), options.on_unknown);
+    let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
     let (mut options, mut carried) = (options, None);
     loop {
         let is_again = carried.is_some();

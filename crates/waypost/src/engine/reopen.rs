@@ -284,17 +284,15 @@ async fn gave_the_same<P: Program>(
     Ok(then.is_some() && then == now)
 }
 
+/// Says of the step at a place whether it reads what another one gives.
+type Reads<'r> = dyn Fn(usize, &StepId) -> bool + 'r;
+
 /// Says where a branch stands, of which steps are done again. Pure.
 ///
 /// `then` is where it stood before, `now` where it stands. What was finished then is used again where all that it needs is,
 /// or has ended again as before, and nothing that it may read is another: `reads` says of a place whether it reads what a
 /// step before it gives.
-fn settle(
-    shape: &Shape,
-    then: &Position,
-    now: &Position,
-    (done, reads): (&Done, &dyn Fn(usize, &StepId) -> bool),
-) -> Level {
+fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done, &Reads<'_>)) -> Level {
     let (open_then, open_now) = (Unfinished::of(shape, then), Unfinished::of(shape, now));
     let entry_of = |position: &Position, step: &StepId| {
         position.frontier.iter().find(|entry| entry.step == *step).cloned()
