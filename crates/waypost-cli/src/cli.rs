@@ -394,6 +394,9 @@ pub(crate) struct VerifyArgs {
         conflicts_with = "all"
     )]
     pub(crate) watch: Option<Duration>,
+    /// Record what the evidence has come to, in a checkpoint of its own
+    #[arg(long, conflicts_with_all = ["all", "watch"])]
+    pub(crate) record: bool,
 }
 
 #[derive(Debug, Args)]

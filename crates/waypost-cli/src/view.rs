@@ -281,6 +281,9 @@ pub(crate) struct VerifyView {
     pub(crate) v: u32,
     #[serde(flatten)]
     pub(crate) run: VerifiedRunView,
+    /// The checkpoint that says what was found, if it was to be recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recorded: Option<String>,
 }
 
 /// The answer of `verify --all`.

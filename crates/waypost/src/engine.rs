@@ -69,7 +69,7 @@ mod wish;
 
 pub use anew::opened_again;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
-pub use by_hand::{MARK, labelled};
+pub use by_hand::{MARK, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
 pub use look::Look;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use waypost::engine::{RunError, Snapshot};
+use waypost::engine::{Engine, RunError, Snapshot};
 use waypost::record::{Claim, Flaw, Occasion, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
@@ -20,6 +20,7 @@ use crate::looking;
 use crate::output::{Output, shown};
 use crate::place::Access;
 use crate::reference::{Default, Reference, find};
+use crate::surroundings::refuse_missing_secrets;
 use crate::view::{
     ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
     VerifyView,
@@ -27,7 +28,7 @@ use crate::view::{
 use crate::{standing, time};
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
-    let opened = context.store(None, Access::Read);
+    let opened = context.store(None, if args.record { Access::Write } else { Access::Read });
     if args.all && matches!(opened, Err(Error::NoRuns { made: true, .. })) {
         return all_told(context, Vec::new(), Vec::new(), Vec::new());
     }
@@ -46,12 +47,35 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     }
     let view = look_at(&store, &run, at.as_ref()).await?;
     let exit = exit_of(&view);
+    let recorded = if args.record { record(&store, &run, &view).await? } else { None };
     if context.output.json {
-        context.output.document(&VerifyView { v: VERSION, run: view })?;
-    } else {
-        context.output.answer(&told(&context.output, &view))?;
+        context.output.document(&VerifyView { v: VERSION, run: view, recorded })?;
+        return Ok(exit);
+    }
+    context.output.answer(&told(&context.output, &view))?;
+    match recorded {
+        Some(at) => context.output.note(&format!("Recorded as {at}.")),
+        None if args.record => context.output.note("Nothing to record, because no evidence was looked at."),
+        None => {}
     }
     Ok(exit)
+}
+
+/// Records what the evidence has come to; where a run is damaged, a resume has to mend it first.
+async fn record(
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    view: &VerifiedRunView,
+) -> Result<Option<String>, Error> {
+    let claims: Vec<Claim> = view.checkpoints.iter().flat_map(|found| found.checked.clone()).collect();
+    if claims.is_empty() {
+        return Ok(None);
+    }
+    let snapshot = Snapshot::read(store.as_ref(), run).await?;
+    // What is found may hold them, and nothing that does is recorded.
+    refuse_missing_secrets(&Chosen::in_force(store.as_ref(), &snapshot)?.workflow)?;
+    let at = Engine::new(Arc::clone(store)).record_verdicts(run, claims).await?;
+    Ok(Some(at.to_string()))
 }
 
 /// Verifies a run, or only one checkpoint of it.
@@ -84,7 +108,7 @@ async fn watch(
         let outcome = outcome_of(&view);
         if before.as_ref() != Some(&outcome) {
             if context.output.json {
-                context.output.line(&VerifyView { v: VERSION, run: view })?;
+                context.output.line(&VerifyView { v: VERSION, run: view, recorded: None })?;
             } else {
                 let now = time::utc(context.now());
                 context.output.answer(&format!("{now}  {}", told(&context.output, &view)))?;

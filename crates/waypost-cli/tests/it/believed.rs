@@ -200,3 +200,38 @@ fn items_are_tried_again_when_what_is_done_holds() {
     assert_eq!(rig.call(&["dead-letters", "retry", "r", "-q"]).status.code(), Some(0));
     assert_eq!(rig.read("trace"), "a\nb\na\nb\n");
 }
+
+#[test]
+fn what_a_verification_came_to_is_recorded_and_changes_nothing() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps: [{id: a, run: 'echo a >> trace; echo 1 > f', evidence: [{sha256: f}]}, {id: b, run: 'true'}]\n",
+        );
+        let rig = rig.at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let before = rig.json(&["show", "r", "--json"]);
+
+        let told = rig.json(&["verify", "r", "--record", "--json"]);
+        let at = told["recorded"].as_str().unwrap().to_owned();
+        rig.write("f", "other");
+        let told = rig.waypost(&["verify", "r", "--record"]);
+        assert!(told.starts_with("exit 4\n") && told.contains("Recorded as"), "{told}");
+
+        let events = rig.waypost(&["events", "r"]);
+        let checked: Vec<&str> = events.lines().filter(|line| line.contains("evidence_checked")).collect();
+        assert_eq!(checked.len(), 3, "{events}");
+        assert!(checked[1].contains("ok=1") && checked[2].contains("failed=1"), "{events}");
+        let after = rig.json(&["show", "r", "--json"]);
+        assert_eq!(
+            (&after["status"], &after["steps"][0]["status"]),
+            (&before["status"], &before["steps"][0]["status"])
+        );
+        assert!(rig.waypost(&["checkpoints", "r"]).contains(&at), "{store}");
+        rig.write("f", "1\n");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "a\n", "{store}");
+    }
+    let rig = Rig::with("steps: [{id: a, run: 'true'}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert!(rig.waypost(&["verify", "r", "--record"]).contains("Nothing to record"));
+}

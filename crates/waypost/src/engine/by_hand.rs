@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
-use crate::record::{Phase, Reason, Try};
+use crate::record::{Claim, Pack, Phase, Reason, Try};
 use crate::store::{
     Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _,
 };
@@ -16,6 +16,9 @@ use super::snapshot::{Snapshot, position_of};
 use super::{Engine, RunError};
 
 pub use crate::record::MARK;
+
+/// The key of the progress records that tell what evidence was found to come to.
+pub const VERIFIED_KEY: &str = "evidence verified";
 
 /// Longest label.
 const LABEL_BYTES_MAX: usize = 64;
@@ -99,13 +102,44 @@ impl Engine {
         id: &str,
         is_asked: bool,
     ) -> Result<CheckpointRef, RunError> {
+        self.write_under(lease, mark(label, id), is_asked.then(|| id.to_owned())).await
+    }
+
+    /// Writes what evidence of a run has been found to come to, by claims as they were found: the run stands where it stood.
+    ///
+    /// Of more than [`CLAIMS_MAX`](crate::evidence::CLAIMS_MAX), only the counts are kept.
+    ///
+    /// # Errors
+    /// As [`checkpoint`](Self::checkpoint); [`RunError::Store`] with [`StoreError::Held`] if somebody works on the run.
+    pub async fn record_verdicts(&self, run: &RunId, claims: Vec<Claim>) -> Result<CheckpointRef, RunError> {
+        let pack = Pack::all(claims);
+        let value = serde_json::to_value(pack.summary()).unwrap_or_default();
+        let phase = Phase::Progress { key: VERIFIED_KEY.to_owned(), value };
+        let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
+        draft.told.evidence = Some(pack).filter(|pack| pack.check().is_ok());
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let written = self.write_under(&lease, draft, None).await;
+        if written.is_err() {
+            // The error that matters is the one above.
+            let _ = self.store.release(lease, None).await;
+        }
+        written
+    }
+
+    /// Writes a record of the main branch that changes nothing, under a lease, which the batch gives back.
+    async fn write_under(
+        &self,
+        lease: &Lease,
+        mut draft: Draft,
+        consumed: Option<String>,
+    ) -> Result<CheckpointRef, RunError> {
         let store = self.store.as_ref();
         let snapshot = Snapshot::main(store, lease.run()).await?;
         let newest = snapshot.newest();
         if let Some(damage) = snapshot.damaged().next() {
             return Err(StoreError::of_damage(damage.clone(), Some(newest.header().seq)).into());
         }
-        let mut draft = mark(label, id);
         draft.keep_standing(newest);
         let at = newest.header().reference();
         let at = CheckpointRef { seq: at.seq + 1, ..at };
@@ -120,7 +154,7 @@ impl Engine {
         let batch = Batch {
             id: BatchId { token: lease.token(), count: 1 },
             records,
-            consumed: is_asked.then(|| id.to_owned()).into_iter().collect(),
+            consumed: consumed.into_iter().collect(),
             summary: snapshot.entry.summary.summary.clone(),
             release: true,
         };

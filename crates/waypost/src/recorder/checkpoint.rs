@@ -20,7 +20,7 @@ use super::stats::Stats;
 use super::step::State;
 
 /// Key of the progress that carries the verdicts of a later check.
-pub(super) const VERIFIED_KEY: &str = "evidence verified";
+pub(super) use crate::engine::VERIFIED_KEY;
 /// Headers read at once when history is walked: few pages for a long walk, and little too much for a short one.
 const WALK_PAGE: usize = 100;
 
