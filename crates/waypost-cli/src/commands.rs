@@ -58,6 +58,7 @@ pub(crate) mod undo;
 mod verify;
 
 pub(crate) use cancel::BY as CANCEL;
+pub(crate) use checkpoints::reference_of as damaged_reference;
 pub(crate) use dead_letters::letters as dead_letters_of;
 pub(crate) use events::line as event_line;
 pub(crate) use once::{OnceError, SCRIPT};

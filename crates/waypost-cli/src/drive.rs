@@ -15,7 +15,7 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
 use crate::among::FailedItem;
-use crate::commands::{CANCEL, Context, now, waits};
+use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::failed::FailedAt;
@@ -208,9 +208,10 @@ impl<'a> Session<'a> {
     ) -> Result<Exit, Error> {
         let output = &self.context.output;
         for damage in &outcome.repaired {
+            let at = damaged_reference(&told.run, damage);
             output.warn(&format!(
-                "checkpoint {}@{} was damaged ({}) and is in quarantine; the run went on from the one before",
-                told.run, damage.seq, damage.flaw
+                "checkpoint {at} was damaged ({}) and is in quarantine; the run went on from the one before",
+                damage.flaw
             ));
         }
         if outcome.lost > 0 {

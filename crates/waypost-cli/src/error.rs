@@ -17,6 +17,7 @@ use waypost_workflow::program::ProgramError;
 
 use crate::commands::{OnceError, undo};
 use crate::exit::Exit;
+use crate::ladder;
 use crate::view::ProblemView;
 
 mod causes;
@@ -507,19 +508,25 @@ impl Error {
                 Exit::Evidence,
                 Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
             ),
-            Self::Run(RunError::InDoubt { run, .. }) => (
+            Self::Run(RunError::InDoubt { run, questions }) => (
                 "in_doubt",
                 Exit::InDoubt,
                 Some(format!(
-                    "look at what the step did, then decide: `waypost resume {run} --treat-as done`, or `--treat-as retry`"
+                    "look at what the step did, then decide: `waypost resume {run} --treat-as done`{}, or `--treat-as retry`",
+                    if questions.iter().all(|one| one.branch.is_main()) {
+                        ""
+                    } else {
+                        " (with `--retry-failed` if it is on an item that failed)"
+                    }
                 )),
             ),
             Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
             Self::Run(RunError::Undoing { run, to }) => {
                 ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
             }
-            Self::Run(RunError::NotUndone { run, to, .. }) => {
-                ("not_undone", Exit::StepFailed, Some(format!("mend that, then: `{}`", undo::line(run, *to))))
+            Self::Run(RunError::NotUndone { run, to, stopped_by, .. }) => {
+                let exit = stopped_by.as_deref().map_or(Exit::StepFailed, ladder::exit_of);
+                ("not_undone", exit, Some(undo::way_out(run, *to)))
             }
             Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
             Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),

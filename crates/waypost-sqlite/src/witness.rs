@@ -11,7 +11,8 @@
 //! is not given again. Where a run has durability `async`, a power cut may do the same, and that is foreseen: then it
 //! is told as damage that a resume gets over by itself, saying so.
 //!
-//! Only the end of either is looked at, back to the first record that is there: what is lost is always an end.
+//! Of the log only the end is looked at, back to the first record that is there: what is lost is always an end. One that
+//! is in quarantine is not there: it was lost, and noted since, and others behind it may not be noted yet.
 //! Branches that the database does not know are left out: what opened them is lost too, on a branch that it knows.
 
 use std::collections::BTreeMap;
@@ -27,10 +28,11 @@ use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
 
 use crate::branch::Branch;
-use crate::fault::Failure;
+use crate::fault::{Failure, Fault};
 use crate::open::Place;
 use crate::read::View;
 use crate::recent;
+use crate::rows::key;
 
 /// What an `async` run says of a record that is not there.
 const NOT_YET_SYNCED: &str =
@@ -113,9 +115,15 @@ impl Lost {
         let Testimony { recent, recent_path, mut log } = told;
         let mut lost = Self::default();
         let mut kept = BTreeMap::new();
-        lost.miss(view, id, &mut kept, recent)?;
+        for told in recent {
+            lost.miss(view, id, &mut kept, told)?;
+        }
         let is_recent = !lost.is_empty();
-        lost.miss(view, id, &mut kept, log.by_ref())?;
+        for told in log.by_ref() {
+            if lost.miss(view, id, &mut kept, told)? {
+                break;
+            }
+        }
         if !lost.is_empty() {
             let durability = view.frozen(id, run).map_or(Durability::Sync, |run| run.record().durability);
             let flaw = match durability {
@@ -129,29 +137,27 @@ impl Lost {
         Ok(lost)
     }
 
-    /// Takes in what is missed of what was told, newest first, back to the first that is there.
+    /// Takes in a record that was told of, if it is missed; says whether it is there.
     fn miss(
         &mut self,
         view: View<'_>,
         id: i64,
-        kept: &mut BTreeMap<BranchPath, Option<u64>>,
-        told: impl IntoIterator<Item = (BranchPath, u64)>,
-    ) -> Result<(), Failure> {
-        for (branch, seq) in told {
-            let newest = match kept.get(&branch) {
-                Some(newest) => *newest,
-                None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
-            };
-            match newest {
-                Some(newest) if seq <= newest => break,
-                Some(_) => {
-                    let told = self.newest.entry(branch).or_default();
-                    *told = seq.max(*told);
-                }
-                None => {}
+        kept: &mut BTreeMap<BranchPath, Option<(i64, u64)>>,
+        (branch, seq): (BranchPath, u64),
+    ) -> Result<bool, Failure> {
+        let known = match kept.get(&branch) {
+            Some(known) => *known,
+            None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
+        };
+        match known {
+            Some((id, newest)) if seq <= newest => is_there(view.connection, key(id, seq)),
+            Some(_) => {
+                let told = self.newest.entry(branch).or_default();
+                *told = seq.max(*told);
+                Ok(false)
             }
+            None => Ok(false),
         }
-        Ok(())
     }
 
     /// Says whether nothing is missed.
@@ -171,9 +177,20 @@ impl Lost {
     }
 }
 
-fn newest_of(connection: &Connection, id: i64, path: &BranchPath) -> Result<Option<u64>, Failure> {
-    let Some(branch) = Branch::find(connection, id, path)? else { return Ok(None) };
-    Ok(Some(branch.settled(connection, id)?.newest))
+/// Returns the id of a branch, and the highest seq that it ever had.
+fn newest_of(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<(i64, u64)>, Failure> {
+    let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
+    let branch = branch.settled(connection, run)?;
+    Ok(Some((branch.id, branch.newest)))
+}
+
+/// Says whether a record has a row; one that is on a damaged page has.
+fn is_there(connection: &Connection, key: i64) -> Result<bool, Failure> {
+    let found = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([key]);
+    match found.map_err(Fault::from) {
+        Err(fault) if fault.is_corrupt() => Ok(true),
+        found => Ok(found?),
+    }
 }
 
 impl Branch {

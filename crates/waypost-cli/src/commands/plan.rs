@@ -223,7 +223,8 @@ pub(crate) async fn stops(
         snapshot.entry.summary.holder.as_ref().map(|holder| {
             format!("the run is under way, held by {holder}; this is what follows if it ends now")
         });
-    let undoing = snapshot.newest().position().ok().and_then(|position| position.undoing);
+    let position = snapshot.newest().position().ok().filter(|_| !is_cancelled);
+    let undoing = position.and_then(|position| position.undoing);
     let undone = undoing.map(|to| {
         let line = undo::line(&snapshot.entry.summary.run, to);
         format!("what its steps did is being undone; a resume stops until that is finished: `{line}`")

@@ -22,6 +22,13 @@ pub(crate) fn line(run: &RunId, to: u64) -> String {
     }
 }
 
+/// What can be done where a step cannot be undone.
+pub(crate) fn way_out(run: &RunId, to: u64) -> String {
+    let line = line(run, to);
+    let plain = line.strip_suffix(" --undo-steps").unwrap_or(&line);
+    format!("mend that, then: `{line}`; `{plain}` leaves the rest as it is")
+}
+
 /// Undoes the steps that finished after record `to` of the main branch, newest first, and says so of each.
 pub(super) async fn undo_behind(
     context: &Context,

@@ -96,7 +96,8 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
     rig.write("ok-a", "");
     assert_ne!(code_of(&rig, &RUN), Some(0));
     for verb in [["dead-letters", "retry", "r", "-q"].as_slice(), &["resume", "r", "-q", "--retry-failed"]] {
-        assert_eq!(code_of(&rig, verb), Some(8), "{verb:?}");
+        let told = rig.waypost(verb);
+        assert!(told.starts_with("exit 8\n") && told.contains("with `--retry-failed`"), "{verb:?}: {told}");
     }
     rig.write("ok-b", "");
     assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0));
@@ -115,4 +116,31 @@ fn a_stop_waits_for_no_evidence_that_is_still_to_come() {
     rig.write("ready", "");
     assert_eq!(code_of(&rig, &RESUME), Some(0), "it was cut and is done again");
     assert_eq!(rig.read("trace"), "a\na\n");
+}
+
+#[test]
+fn who_goes_back_or_forks_from_before_it_is_asked_when_its_turn_comes() {
+    for back_to in ["r@1", "r@2", "r@3"] {
+        let (rig, _) = {
+            let rig = Rig::with(
+                "steps:
+  - {id: a, run: 'echo a >> trace'}
+  - {id: charge, idempotent: false, run: 'echo charged >> trace', evidence: [{file: ok}]}
+",
+            );
+            let code = code_of(&rig, &RUN);
+            (rig, code)
+        };
+        assert_eq!(code_of(&rig, &["rollback", back_to, "-q"]), Some(0), "{back_to}");
+        assert_eq!(code_of(&rig, &RESUME), Some(8), "{back_to}");
+        assert_eq!(rig.read("trace").matches("charged").count(), 1, "{back_to}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0), "{back_to}");
+        assert_eq!(rig.read("trace").matches("charged").count(), 1, "{back_to}");
+    }
+    let rig = Rig::with(
+        "steps: [{id: charge, idempotent: false, run: 'echo charged >> trace', evidence: [{file: ok}]}]\n",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(4));
+    assert_eq!(code_of(&rig, &["fork", "r@2", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "charged\n");
 }

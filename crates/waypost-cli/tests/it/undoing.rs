@@ -156,3 +156,92 @@ fn only_steps_that_do_something_themselves_say_how_they_are_undone() {
     );
     assert_eq!(code_of(&rig, &["check", "flow.yaml"]), Some(78), "`b` comes after it");
 }
+
+// What happened: what was undone before a run went back amid a group was undone again by the next who went back.
+// Why: what was told of undoing was looked for where the run stood, and not where it had gone back from.
+#[test]
+fn what_was_undone_is_not_undone_again() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true', undo: 'echo a >> trace'}
+  - id: each
+    foreach: {items: [x, y], max_parallel: 1, steps: [{id: mk, run: 'true', undo: 'echo ${{ item }} >> trace'}, {id: two, run: 'true'}]}
+  - {id: z, run: 'test -e go', undo: 'echo z >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    let kept = rig.json(&["checkpoints", "r", "--json"]);
+    let amid = kept["checkpoints"].as_array().unwrap().iter().find(|one| one["phase"] == "waiting").unwrap();
+    let amid = amid["ref"].as_str().unwrap();
+    for _ in 0..2 {
+        assert_eq!(code_of(&rig, &["rollback", amid, "--undo-steps", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "y\nx\n");
+    }
+    assert_eq!(code_of(&rig, &["cancel", "r", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "y\nx\na\n");
+    assert_eq!(code_of(&rig, &["rollback", amid, "--undo-steps", "-q"]), Some(2), "it is cancelled");
+    assert_eq!(rig.read("trace"), "y\nx\na\n");
+}
+
+#[test]
+fn items_of_every_pass_and_what_came_after_a_step_are_undone() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    repeat: {max: 2, until: 'iteration == 2'}
+    steps:
+      - id: f
+        foreach: {items: '${{ range(iteration, iteration + 1) }}', steps: [{id: mk, run: 'true', undo: 'echo item ${{ item }} >> trace'}]}
+  - id: h
+    run: 'true'
+    undo: echo h >> trace
+    on_success: [{id: after, run: 'true', undo: echo after >> trace}]
+",
+    );
+    let code = code_of(&rig, &RUN);
+    if code != Some(0) {
+        panic!("{}", rig.waypost(&["check", "flow.yaml"]));
+    }
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "after\nh\nitem 2\nitem 1\n");
+}
+
+#[test]
+fn what_another_run_did_is_not_undone_in_one_that_began_from_it() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true', undo: 'echo a >> trace'}
+  - {id: b, run: 'true', undo: 'echo b >> trace', outputs: {x: {from: flow.yaml}}}
+  - {id: c, run: 'true', undo: 'echo c >> trace'}
+  - {id: d, run: 'test -e go'}
+",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(1));
+    assert_eq!(code_of(&rig, &["fork", "r@3", "--id", "f", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["cancel", "f", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "c\n", "the only one that ran in it");
+}
+
+#[test]
+fn a_stop_ends_it_before_the_next_undo() {
+    const FLOW: &str = "steps:
+  - {id: a, run: 'true', undo: 'echo a >> trace'}
+  - {id: b, run: 'true', undo: 'echo b >> trace; test -e quick || sleep 300'}
+";
+    for signal in [Some((libc::SIGINT, 130)), Some((libc::SIGTERM, 143)), None] {
+        let rig = Rig::with(FLOW);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        let mut running = rig.start(&["rollback", "r@1", "--undo-steps", "-q"]);
+        rig.wait_for("trace", |text| text.contains('b'));
+        match signal {
+            Some((number, _)) => running.signal(number),
+            None => assert_eq!(code_of(&rig, &["stop", "r", "-q"]), Some(0)),
+        }
+        assert_eq!(running.code(), Some(signal.map_or(130, |(_, code)| code)), "{signal:?}");
+        assert_eq!(rig.read("trace"), "b\n", "{signal:?}");
+        assert_eq!(code_of(&rig, &RESUME), Some(8), "{signal:?}");
+        rig.write("quick", "");
+        assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0), "{signal:?}");
+        assert!(rig.read("trace").ends_with("a\n"), "{signal:?}");
+    }
+}

@@ -98,7 +98,7 @@ impl WorkflowProgram {
     pub(super) fn undo_job(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Job>, Failure> {
         let step = self.step(spot);
         let Some(undo) = &step.undo else { return Ok(None) };
-        let scope = self.scope_of(step, state);
+        let scope = self.scope_of_last_pass(step, state);
         let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
         Ok(Some(Job::of(Doing::Command(Box::new(command)))))
     }

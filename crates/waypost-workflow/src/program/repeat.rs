@@ -22,6 +22,15 @@ impl WorkflowProgram {
         }
     }
 
+    /// Returns what a step reads that has ended: its last pass, if it has several.
+    pub(super) fn scope_of_last_pass(&self, step: &Step, state: &WorkflowState) -> Scope {
+        let scope = self.scope(state);
+        match &step.repeat {
+            Some(_) => in_pass(&scope, state.passes(&step.id).max(1)),
+            None => scope,
+        }
+    }
+
     /// Returns what the steps of a group read of what is around them: before the first pass, of each other nothing.
     pub(super) fn scope_of_group(&self, step: &Step, state: &WorkflowState) -> Scope {
         let mut scope = self.scope_of(step, state);

@@ -78,6 +78,11 @@ pub(super) async fn go_back(
             entry.wake_at = None;
         }
     }
+    // What has not begun there is asked about when its turn comes.
+    let stands = |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step);
+    let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
+    let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
+    ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
     position.ahead = None;
     // Of what was put aside then and taken up since, the branches are others.
     let stands = base.position.aside.iter().chain(&base.position.frontier);

@@ -177,8 +177,8 @@ async fn go_on<'a, P: Program>(
     carried: Option<Carried>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let found = find_begin(engine, program, lease, &mut base, &mut options, carried.as_ref()).await?;
-    let Some(mut begin) = found else {
+    let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
+    let Some(mut begin) = find_begin(engine, program, lease, &mut base, &mut options, carries).await? else {
         let outcome = idle(&base.snapshot, program)?;
         validated(&base, &outcome.state, &mut options)?;
         return Ok(Prepared::Idle(Box::new(outcome)));
@@ -193,7 +193,7 @@ async fn go_on<'a, P: Program>(
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
-    session.repaired = base.damaged;
+    (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     if let Some(Carried { batches, repaired, unlooked }) = carried {
         (session.batches, session.is_again, session.unlooked) = (batches, true, unlooked);
         session.repaired.extend(repaired);

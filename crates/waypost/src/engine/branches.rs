@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
-use crate::record::{End, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
+use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::{by_hand, decode_state, reopen};
@@ -343,6 +343,11 @@ pub(super) async fn go_on<P: Program>(
     head: Head,
     (moved, edits): (Option<Move>, Edits<P::State>),
 ) -> Result<Option<LineId>, RunError> {
+    // As on the main branch: what it held as finished is not done again unasked.
+    let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
+    if let Some(missing) = missing.filter(|_| !session.passes_missing) {
+        return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
+    }
     for damage in &head.damaged {
         session.engine.store.quarantine(lease, damage).await?;
         session.repaired.push(damage.clone());

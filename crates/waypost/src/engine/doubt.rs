@@ -3,7 +3,7 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Status, Try, Verdict};
+use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Try, Verdict};
 use crate::shape::Shape;
 
 use super::begin::decode_state;
@@ -206,7 +206,7 @@ pub(super) fn decide_as_told<P: Program>(
         };
         let begun = line.position.aside.iter().find(|entry| entry.step == *step).cloned();
         if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
-            let is_cut = begun.fan.is_none() && begun.status == Status::Started;
+            let is_cut = begun.fan.is_none() && begun.is_unsettled();
             if is_cut && line.shape.steps()[place].children.is_some() {
                 let why = "it had begun, and the branches that it was amid are not those of this graph, or of this run; it can only be begun anew";
                 return Err(not_settled(line, &doubtful, why));

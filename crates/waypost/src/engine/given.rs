@@ -123,7 +123,7 @@ async fn original(store: &dyn Store, copy: &Header) -> Result<Recalled<Record>, 
 
 /// Says whether a record that ends a step was written down again as its run began: no step can have ended before there
 /// was a first state.
-async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
+pub(super) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
     let scan = Scan {
         branch: Some(header.branch.clone()),
         seq_max: Some(header.seq.saturating_sub(1)),

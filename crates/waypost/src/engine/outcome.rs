@@ -185,6 +185,8 @@ pub enum RunError {
         to: u64,
         /// Why.
         failure: Box<Failure>,
+        /// Who stopped it, if somebody did.
+        stopped_by: Option<String>,
     },
     /// A checkpoint cannot be written under this label. Nothing changed.
     #[error("a checkpoint of run {run} cannot be labelled `{label}`: {why}")]

@@ -101,6 +101,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
     pub(super) is_again: bool,
+    /// Records that somebody took away are passed over, as a person says.
+    pub(super) passes_missing: bool,
     /// How the run stood before; none for a new one.
     pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
@@ -175,6 +177,7 @@ impl<'a, P: Program> Session<'a, P> {
             repaired: Vec::new(),
             lost: 0,
             is_again: false,
+            passes_missing: false,
             stood: None,
             is_pausing: false,
             unlooked: Unlooked::default(),

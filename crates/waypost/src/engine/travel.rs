@@ -201,7 +201,7 @@ impl Engine {
             let stands = |step: &StepId| {
                 let of = |position: &Position| {
                     let entry = position.frontier.iter().find(|entry| entry.step == *step);
-                    entry.map(|entry| (entry.status, entry.at.clone()))
+                    entry.map(|entry| (entry.is_unsettled(), entry.at.clone()))
                 };
                 of(&newest) == of(position)
             };

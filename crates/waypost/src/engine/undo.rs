@@ -17,20 +17,24 @@
 //! undone: what it did is not known.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
-use crate::record::{Failure, FailureKind, Header, Phase, Position, Reason, Record, Try};
+use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, Try};
 use crate::shape::Shape;
-use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _, Summary};
+use crate::store::{
+    Batch, BatchId, Lease, Renewal, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _, Summary,
+};
 
 use super::attempt::Attempt;
 use super::back::{check_left, is_left_behind, load_with_state};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft, body_as_it_stands};
+use super::given::is_copied;
 use super::snapshot::{Snapshot, position_of};
-use super::{Engine, Performed, Program, ResumeFrom, RunError, Spot, StopHandle};
+use super::{Engine, Performed, Program, RENEW_INTERVAL, ResumeFrom, RunError, Spot, StopHandle, StopLevel};
 
 /// The key of the progress records that tell of undoing.
 pub const UNDO: &str = "undo";
@@ -160,6 +164,8 @@ struct Undoer<'a, P: Program> {
     position: Position,
     summary: Summary,
     batches: u64,
+    /// It began from another run, with copies of what was done there.
+    is_of_another: bool,
     /// The newest records of other branches.
     branches: HashMap<BranchPath, Record>,
     /// States of branches, each within the one before it.
@@ -172,6 +178,9 @@ impl<'a, P: Program> Undoer<'a, P> {
         let snapshot = Snapshot::read(store, lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
             return Err(StoreError::of_damage(damage.clone(), None).into());
+        }
+        if snapshot.ended.as_ref().is_some_and(|ended| ended.header().end == Some(End::Cancelled)) {
+            return Err(RunError::Cancelled(lease.run().clone()));
         }
         let newest = store.newest(lease.run(), &BranchPath::main()).await?;
         let mut branches = HashMap::new();
@@ -189,6 +198,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             position,
             summary,
             batches: 0,
+            is_of_another: snapshot.entry.record.record().parent.is_some(),
             branches,
             around: Vec::new(),
         })
@@ -219,7 +229,8 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(effects)
     }
 
-    /// Adds those of a branch, and of the branches that it opened; of a child, only while it belongs to its fan-out.
+    /// Adds those of a branch from a record back, and of the branches that it opened; of a child, only while it belongs to
+    /// its fan-out.
     async fn effects_of(
         &self,
         newest: &Record,
@@ -227,24 +238,50 @@ impl<'a, P: Program> Undoer<'a, P> {
         effects: &mut Vec<Effect>,
     ) -> Result<(), RunError> {
         let (store, head) = (self.engine.store.as_ref(), newest.header());
-        for record in store.history(&head.run, &head.branch, head.seq).await? {
+        let history = store.history(&head.run, &head.branch, head.seq).await?;
+        for (place, record) in history.iter().enumerate() {
             let header = record.header();
-            if header.seq <= to || (header.end.is_some() && !self.is_of(&record, newest, origin).await?) {
+            if header.seq <= to || (header.end.is_some() && !self.is_of(record, newest, origin).await?) {
                 break;
             }
-            match (&header.phase, &header.step) {
-                (Phase::Completed(_), Some(step)) => {
-                    let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
-                    effects.push(Effect { branch, step, seq: header.seq, at });
+            let Some(step) = &header.step else { continue };
+            if let Phase::Completed(_) = &header.phase {
+                if let Some(after) = self.opened_after(&history[place..], step) {
+                    self.effects_of_opening(after, effects).await?;
                 }
-                (phase, Some(step)) if opens(header, phase) => {
-                    let since = store.carrier(header).await?;
-                    self.effects_of_fan((&header.branch, step, since), effects).await?;
+                if self.is_of_another && is_copied(store, header).await? {
+                    // It was done in the run that this one began from.
+                    continue;
                 }
-                _ => {}
+                let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
+                effects.push(Effect { branch, step, seq: header.seq, at });
+            } else if opens(header) && !self.is_after(header) {
+                self.effects_of_opening(header, effects).await?;
             }
         }
         Ok(())
+    }
+
+    /// Says whether what a record opens comes after the work of its step.
+    fn is_after(&self, header: &Header) -> bool {
+        let shape = self.shape().of_branch(&header.branch);
+        let step = shape.zip(header.step.as_ref()).and_then(|(shape, step)| shape.step(step.as_str()));
+        let children = step.and_then(|step| step.children.as_ref());
+        header.phase.opens_after() || children.is_some_and(|children| children.afterwards)
+    }
+
+    /// Finds what opened the branches that came after the work of a step whose end is the first of these, newest first.
+    fn opened_after<'r>(&self, history: &'r [Record], step: &StepId) -> Option<&'r Header> {
+        let ours =
+            history[1..].iter().map(Record::header).filter(|header| header.step.as_ref() == Some(step));
+        let mut before = ours.take_while(|header| !matches!(header.phase, Phase::Completed(_)));
+        before.find(|header| opens(header) && self.is_after(header))
+    }
+
+    async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
+        let Some(step) = &header.step else { return Ok(()) };
+        let since = self.engine.store.carrier(header).await?;
+        self.effects_of_fan((&header.branch, step, since), effects).await
     }
 
     /// Says whether an older end of a branch is one of the same fan-out: it went on behind it.
@@ -268,30 +305,57 @@ impl<'a, P: Program> Undoer<'a, P> {
             name.parent().as_ref() == Some(parent)
                 && name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) == place
         };
-        let mut ours: Vec<&Record> = Vec::new();
-        for (_, record) in self.branches.iter().filter(|(name, _)| is_ours(name)) {
-            if position_of(record)?.origin == Some(since) {
-                ours.push(record);
+        let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
+        names.sort_unstable_by(|one, other| other.cmp(one));
+        for name in names {
+            if let Some(record) = self.life_of(name, since).await? {
+                Box::pin(self.effects_of(&record, (0, Some(since)), effects)).await?;
             }
-        }
-        ours.sort_unstable_by_key(|record| std::cmp::Reverse(record.header().branch.clone()));
-        for record in ours {
-            Box::pin(self.effects_of(record, (0, Some(since)), effects)).await?;
         }
         Ok(())
     }
 
-    /// Reads what was told of undoing before.
-    async fn told_before(&self) -> Result<Vec<Told>, RunError> {
-        let head = self.newest.header();
-        let history = self.engine.store.history(&head.run, &head.branch, head.seq).await?;
-        let told = history.iter().filter_map(|record| match &record.header().phase {
-            Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
-                serde_json::from_value(value.clone()).ok()
+    /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one.
+    async fn life_of(&self, branch: &BranchPath, since: u64) -> Result<Option<Record>, RunError> {
+        let newest = &self.branches[branch];
+        if position_of(newest)?.origin == Some(since) {
+            return Ok(Some(newest.clone()));
+        }
+        let (run, order) = (self.lease.run(), ScanOrder::NewestFirst);
+        let mut scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
+        loop {
+            let page = self.engine.store.scan(&scan).await?;
+            for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
+                let record = self.engine.store.load(run, branch, ended.seq).await?;
+                if record.state_bytes().is_some() && position_of(&record)?.origin == Some(since) {
+                    return Ok(Some(record));
+                }
             }
-            _ => None,
-        });
-        Ok(told.collect())
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Reads what was told of undoing before, however often the run went back since.
+    async fn told_before(&self) -> Result<Vec<Told>, RunError> {
+        let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
+        let mut scan = Scan { branch, phase, ..Scan::of(self.lease.run()) };
+        let mut told = Vec::new();
+        loop {
+            let page = self.engine.store.scan(&scan).await?;
+            told.extend(page.records.iter().filter_map(|record| match &record.header().phase {
+                Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
+                    serde_json::from_value(value.clone()).ok()
+                }
+                _ => None,
+            }));
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(told),
+            }
+        }
     }
 
     async fn undo_all(
@@ -304,6 +368,9 @@ impl<'a, P: Program> Undoer<'a, P> {
             let (branch, step, seq) = effect.key();
             let begun = |told: &&Told| matches!(told, Told::Started { branch: b, step: s, seq: n } if (b, s, n) == (&branch, &step, &seq));
             let tries = before.iter().filter(begun).count();
+            if let Some(asked) = stop.asked() {
+                return Err(self.not_undone(&effect, stopped(), Some(asked.by)));
+            }
             let is_undone = self.undo(&effect, tries, stop).await?;
             let shape = self.shape().of_branch(&branch);
             let opens =
@@ -325,31 +392,53 @@ impl<'a, P: Program> Undoer<'a, P> {
         let job = match program.undo(spot, state) {
             Ok(Some(job)) => job,
             Ok(None) => return Ok(false),
-            Err(failure) => return Err(self.not_undone(effect, failure)),
+            Err(failure) => return Err(self.not_undone(effect, failure, None)),
         };
         let (branch, step, seq) = effect.key();
         self.tell(&Told::Started { branch: branch.clone(), step: step.clone(), seq }).await?;
         let attempt = u32::try_from(tries).unwrap_or(u32::MAX).saturating_add(1);
         let at = Try { attempt, ..effect.at.clone() };
         let attempt = Attempt::of_undo(self.engine, (self.lease, stop), spot, at);
-        let failure = match program.perform(job, attempt).await {
+        let performed = tokio::select! {
+            performed = program.perform(job, attempt) => performed,
+            never = self.listen(stop) => match never? {},
+        };
+        let failure = match performed {
             Performed::Completed { .. } => {
                 self.tell(&Told::Done { branch, step, seq }).await?;
                 return Ok(true);
             }
             Performed::Failed { failure, .. } => failure,
             Performed::Cut { why } => Failure::new(FailureKind::Error, vec![why]),
-            _ => Failure::new(FailureKind::Error, vec!["it was stopped".to_owned()]),
+            _ => stopped(),
         };
         self.tell(&Told::Failed { branch, step, seq, error: failure.error.clone() }).await?;
-        Err(self.not_undone(effect, failure))
+        Err(self.not_undone(effect, failure, stop.asked().map(|asked| asked.by)))
     }
 
-    fn not_undone(&self, effect: &Effect, failure: Failure) -> RunError {
+    /// Hears requests to stop the run, as a session does.
+    async fn listen(&self, stop: &StopHandle) -> Result<Infallible, RunError> {
+        loop {
+            tokio::time::sleep(RENEW_INTERVAL).await;
+            let answers = match self.engine.store.renew(&[self.lease]).await {
+                Err(error) if error.retry() => continue,
+                answers => answers?,
+            };
+            for answer in answers {
+                let Renewal::Held(signals) = answer else { continue };
+                if let Some(signal) = signals.iter().find(|signal| signal.kind == SignalKind::Stop) {
+                    let by = if signal.sender.is_empty() { "waypost stop" } else { &signal.sender };
+                    stop.stop(StopLevel::Graceful, by);
+                }
+            }
+        }
+    }
+
+    fn not_undone(&self, effect: &Effect, failure: Failure, stopped_by: Option<String>) -> RunError {
         let (branch, step, _) = effect.key();
         let run = self.lease.run().clone();
         let to = self.position.undoing.unwrap_or_default();
-        RunError::NotUndone { run, branch, step, to, failure: Box::new(failure) }
+        RunError::NotUndone { run, branch, step, to, failure: Box::new(failure), stopped_by }
     }
 
     /// Returns the newest state of a branch, with what it has from those around it.
@@ -403,9 +492,13 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 }
 
+fn stopped() -> Failure {
+    Failure::new(FailureKind::Error, vec!["it was stopped".to_owned()])
+}
+
 /// Says whether a record opens branches.
-fn opens(header: &Header, phase: &Phase) -> bool {
-    header.reason == Reason::Fork && (phase.opens_work() || phase.opens_after())
+fn opens(header: &Header) -> bool {
+    header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_after())
 }
 
 /// Refuses to go on with a run that is being undone, but for who goes back at least as far.
