@@ -109,7 +109,7 @@ impl Step {
 
     /// Says whether it has begun where it stands, so that it or its branches may have done something.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
-        entry.fan.is_some() || entry.status == Status::Started || self.is_later_pass(entry)
+        entry.fan.is_some() || entry.is_unsettled() || self.is_later_pass(entry)
     }
 
     /// Says whether it is repeated, and stands at a pass after its first.

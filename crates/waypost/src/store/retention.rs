@@ -65,6 +65,7 @@ impl Mark {
             mark.needs.extend(position.ahead.iter().flat_map(|ahead| [ahead.seq, ahead.since]));
             let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
             mark.needs.extend(fans.map(|fan| fan.since));
+            mark.needs.extend(position.undoing);
         }
         mark
     }
@@ -79,7 +80,8 @@ impl Mark {
 /// - of the others that are newer than the oldest of those, the newest `keep`;
 /// - those that a person has given a label;
 /// - the newest state whose evidence held when it was last looked at, however long ago that was;
-/// - what the newest checkpoint goes on from or refers to: its basis, what it may use again, the fan-out it is amid;
+/// - what the newest checkpoint goes on from or refers to: its basis, what it may use again, the fan-out it is amid, where
+///   it goes back to once its steps are undone;
 /// - of what stays, the newest check of its evidence, if that came out otherwise than when it was committed.
 pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
     let keep = keep.max(RETENTION_MIN) as usize;
