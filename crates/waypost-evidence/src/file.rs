@@ -27,8 +27,8 @@ const OUTSIDE: [&str; 1] = ["newer_than"];
 /// Of [a pattern](waypost::evidence::is_pattern) that names several it says that all of them are so, and there are as many
 /// as `count` expects, at least one if that is not said.
 ///
-/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as an older
-///   file or what would be JSON, the opposite does not hold either.
+/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as the file
+///   of which more than its type is expected, an older one, or what would be JSON, the opposite does not hold either.
 /// - `unknown`: it cannot be looked at or read, or has more than 64 MiB (16 MiB of JSON) where it is read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileProbe {
@@ -89,7 +89,9 @@ impl FileProbe {
         let paths = find_all(site, &claim.subject).await?;
         let found = json!({ "count": paths.len() });
         if !fits(&count, &json!(paths.len())).map_err(wrong)? {
-            return Ok(Finding::differs(found));
+            let finding = Finding::differs(found);
+            let is_of_none = paths.is_empty() && expect.keys().any(|name| name != "type");
+            return Ok(if is_of_none { finding.either_way() } else { finding });
         }
         if expect.is_empty() {
             return Ok(Finding::ok(found));
@@ -122,16 +124,21 @@ impl FileProbe {
                 _ => Finding::failed("`absent` is `true`, and stands alone"),
             };
         }
+        let kind = outer.get("type").cloned();
         let found = self.outer.check(&bare(outer), site).await;
-        if found.verdict() != Verdict::Ok || inner.is_empty() {
+        if inner.is_empty() || found.verdict() == Verdict::Failed && is_of_kind(found.found(), kind.as_ref())
+        {
             return found;
+        }
+        if found.verdict() != Verdict::Ok {
+            return found.either_way();
         }
         let mut told = found.found().clone();
         if let Some(than) = inner.get("newer_than") {
             match newer(claim, than, site, &mut told).await {
                 Ok(true) => {}
                 Ok(false) => return Finding::differs(told),
-                Err(finding) => return finding,
+                Err(finding) => return finding.either_way(),
             }
         }
         let inner: Map<String, Value> =
@@ -141,8 +148,16 @@ impl FileProbe {
         }
         match read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await {
             Ok(bytes) => looked_into(&inner, &bytes, told),
-            Err(finding) => finding,
+            Err(finding) => finding.either_way(),
         }
+    }
+}
+
+/// Says whether what was found is of the type that is expected, so that something else about it differs.
+fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
+    match wanted.and_then(Value::as_str).unwrap_or("any") {
+        "any" => matches!(found["type"].as_str(), Some("file" | "directory")),
+        wanted => found["type"] == wanted,
     }
 }
 

@@ -64,7 +64,12 @@ enum Pen {
 impl Recent {
     /// Stands for the file in the folder of a run; nothing is touched before there is something to tell.
     pub(crate) fn new(folder: &Path, run: &RunId) -> Self {
-        Self { run: run.clone(), path: path_in(folder), pen: Mutex::new(Pen::Closed), logged: AtomicU64::new(0) }
+        Self {
+            run: run.clone(),
+            path: path_in(folder),
+            pen: Mutex::new(Pen::Closed),
+            logged: AtomicU64::new(0),
+        }
     }
 
     /// Tells of what was committed, before it is acknowledged. Returns the entry up to which that is told; none if it

@@ -160,8 +160,8 @@ impl Teller {
         }
         backlog.jobs.push(job);
         backlog.bytes += bytes;
-        let full = recent.is_none()
-            || backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
+        let full =
+            recent.is_none() || backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
         let spent = std::mem::take(&mut backlog.spent);
         drop(backlog);
         drop(spent);

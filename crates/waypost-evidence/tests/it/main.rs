@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
-use waypost::evidence::{ARTIFACT_EXISTS, Site, Verifier};
+use waypost::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, Verifier};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
 
@@ -277,11 +277,48 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(DB_ROW, "gone.db", json!({ "table": "jobs", "where": { "id": 1 } })),
         not(DB_ROW, "a.db", json!({ "table": "jbos", "where": { "id": 1 } })),
         not(DB_ROW, "a.db", json!({ "table": "jobs", "where": { "di": 1 } })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "contains": "x" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "matches": "x" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "lines": 0 })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "size": 0 })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "mode": "0644" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "json": { "$.n": 3 } })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "newer_than": "a.txt" })),
+        not(ARTIFACT_EXISTS, "gone/*.txt", json!({ "contains": "x" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "type": "file", "contains": "x" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "size": 3 })),
+        not(FILE_SHA256, "gone.txt", json!("0".repeat(64))),
+        not(FILE_SHA256, "gone/*.txt", json!("0".repeat(64))),
     ]);
 
     let checked =
         runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
 
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed; 10], "{checked:?}");
+    assert_eq!(verdicts, [Verdict::Failed; 22], "{checked:?}");
+}
+
+#[test]
+fn the_opposite_of_being_there_holds_where_nothing_is() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let not = |kind: &str, subject: &str, expect: Value| {
+        let terms = Terms { not: true, ..Terms::default() };
+        Claim { expect, ..Claim::new(kind, subject) }.on_terms(terms)
+    };
+    let pack = Pack::all([
+        not(ARTIFACT_EXISTS, "gone.txt", json!(null)),
+        not(ARTIFACT_EXISTS, "gone/*.txt", json!(null)),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "type": "file" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "type": "file" })),
+        not(ARTIFACT_EXISTS, "a.txt", json!({ "size": 0, "contains": "one" })),
+        not(ARTIFACT_EXISTS, "a.txt", json!({ "mode": "7777", "lines": 3 })),
+        not(FILE_SHA256, "a.txt", json!("0".repeat(64))),
+    ]);
+
+    let checked =
+        runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
+
+    let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Ok; 7], "{checked:?}");
 }

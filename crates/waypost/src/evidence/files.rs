@@ -208,9 +208,12 @@ impl Wanted {
 
     fn check(&self, site: &Site, subject: &str) -> Finding {
         let last = if self.kind == "symlink" { LastLink::Keep } else { LastLink::Follow };
+        // What is expected of a file says nothing of one that is not there, or is none: its opposite does not either.
+        let is_only_there = self.size.is_null() && self.modes.is_empty();
+        let none = |finding: Finding| if is_only_there { finding } else { finding.either_way() };
         let stat = match Place::find(site, subject, last).and_then(|place| place.stat()) {
             Ok(stat) => stat,
-            Err(lost) => return finding_of(lost),
+            Err(lost) => return none(finding_of(lost)),
         };
         let (kind, bytes) = (kind_of(&stat), u64::try_from(stat.st_size).unwrap_or(0));
         let mut found = json!({ "type": kind });
@@ -222,7 +225,7 @@ impl Wanted {
             wanted => wanted == kind,
         };
         if !fits {
-            return Finding::differs(found);
+            return none(Finding::differs(found));
         }
         if !self.modes.is_empty() {
             let mode = stat.st_mode & MODE_BITS;
@@ -238,7 +241,7 @@ impl Wanted {
                 Ok(false) => Finding::differs(found),
                 Err(error) => Finding::failed(error.to_string()),
             },
-            _ => Finding::differs(found),
+            _ => none(Finding::differs(found)),
         }
     }
 }
@@ -310,7 +313,8 @@ impl Probe for Sha256Probe {
         match self.hash(claim, site).await {
             Ok(found) if found == expect => Finding::ok(found),
             Ok(found) => Finding::differs(found),
-            Err(finding) => finding,
+            // What is not there has no other digest.
+            Err(finding) => finding.either_way(),
         }
     }
 
