@@ -1,5 +1,7 @@
 //! The language of expectations: a scalar means equals, `"> 5"` compares, `"~ regex"` matches, a list means one of them.
 
+use std::borrow::Cow;
+
 use regex_lite::Regex;
 use serde_json::Value;
 use waypost::evidence::parse_size;
@@ -28,6 +30,17 @@ pub struct InvalidExpectation(String);
 /// [`InvalidExpectation`] says why nothing can.
 pub fn check(expect: &Value) -> Result<(), InvalidExpectation> {
     fits(expect, &Value::Null).map(drop)
+}
+
+/// Returns the sign with which an expectation begins that is no plain value: `~`, or that of a comparison.
+pub fn sign_of(text: &str) -> Option<&'static str> {
+    let matches = text.starts_with('~').then_some("~");
+    matches.or_else(|| COMPARISONS.iter().map(|(sign, _)| *sign).find(|sign| text.starts_with(sign)))
+}
+
+/// Writes a text as an expectation that means just that text, whatever it begins with.
+pub fn literal_text(text: &str) -> Cow<'_, str> {
+    if sign_of(text).is_some() { Cow::Owned(format!("= {text}")) } else { Cow::Borrowed(text) }
 }
 
 /// Says whether what was found is as expected. A number and its text are the same; null is only null.

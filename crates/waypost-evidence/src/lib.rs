@@ -111,7 +111,7 @@ pub use command::{COMMAND, CommandProbe};
 pub use container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};
 pub use environment::Environment;
 pub use exec::{EXEC, ExecProbe};
-pub use expect::{InvalidExpectation, check, fits};
+pub use expect::{InvalidExpectation, check, fits, literal_text, sign_of};
 pub use file::FileProbe;
 pub use git::{GIT, GitProbe};
 pub use http::{API_RESPONSE, HttpProbe, METHODS, check_header};

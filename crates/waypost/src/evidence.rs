@@ -52,6 +52,7 @@ mod exit;
 mod expect;
 mod files;
 mod pack;
+mod pattern;
 mod tree;
 mod verifier;
 
@@ -61,7 +62,7 @@ pub use files::{
     ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
-pub use tree::is_pattern;
+pub use pattern::{is_pattern, literal_path};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

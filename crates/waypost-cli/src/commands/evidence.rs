@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use waypost::engine::Snapshot;
+use waypost::evidence::literal_path;
 use waypost::record::{Phase, Record};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{RunId, StepId};
@@ -80,10 +81,9 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     }
     let mut text = String::from("evidence:\n");
     for file in &written {
-        let key = if file.bytes == 0 { "file" } else { "sha256" };
         // A text of JSON is one of YAML.
-        let path = json!(file.path);
-        text.push_str(&format!("  - {key}: {path}  # {}\n", size::shown(file.bytes)));
+        let path = json!(literal_path(&file.path));
+        text.push_str(&format!("  - {}: {path}  # {}\n", file.key(), size::shown(file.bytes)));
     }
     if more {
         text.push_str(&format!("  # and more than {SUGGESTED_MAX} in all\n"));
@@ -135,7 +135,11 @@ struct Written {
 
 impl Written {
     fn claim(&self) -> Value {
-        if self.bytes == 0 { json!({ "file": self.path }) } else { json!({ "sha256": self.path }) }
+        json!({ (self.key()): literal_path(&self.path) })
+    }
+
+    fn key(&self) -> &'static str {
+        if self.bytes == 0 { "file" } else { "sha256" }
     }
 }
 

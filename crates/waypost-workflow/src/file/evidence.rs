@@ -195,19 +195,34 @@ pub struct ClaimTemplate {
 pub enum Expected {
     /// As it stands.
     Plain(Value),
-    /// What the expressions in it come to.
-    Filled(Template),
+    /// What the expressions in it come to, which is data: no sign of the language that the text is written in.
+    Filled(Template, Language),
     /// All of these.
     List(Vec<Self>),
     /// All of these, by name.
     Map(Vec<(String, Self)>),
 }
 
+/// The language that an expectation is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    /// None: it is taken as it stands.
+    Text,
+    /// A value, a comparison or a regular expression.
+    Comparison,
+    /// A size, or a comparison with one.
+    Size,
+    /// A regular expression.
+    Pattern,
+    /// A path.
+    Path,
+}
+
 impl Expected {
     fn templates(&self) -> Vec<&Template> {
         match self {
             Self::Plain(_) => Vec::new(),
-            Self::Filled(template) => vec![template],
+            Self::Filled(template, _) => vec![template],
             Self::List(items) => items.iter().flat_map(Self::templates).collect(),
             Self::Map(entries) => entries.iter().flat_map(|(_, value)| value.templates()).collect(),
         }
@@ -430,9 +445,7 @@ fn claim<'n>(
 
 /// How many files there are is a question only where several can be meant.
 fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
-    let Some(subject) = subject.filter(|subject| subject.is_plain() && !is_pattern(subject.as_str())) else {
-        return;
-    };
+    let Some(subject) = subject.filter(|subject| !subject.written().any(is_pattern)) else { return };
     if let Some(place) = fields.get("count") {
         let message = format!("`{}` names one file, of which there is no `count`", subject.as_str());
         checker.wrong(place, message, "write a pattern, as `out/*.csv`, or remove `count`");

@@ -9,7 +9,7 @@ use waypost_evidence::{check_header, check_path, check_query};
 use super::about::About;
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::evidence::{Expected, KindOfEvidence};
+use super::evidence::{Expected, KindOfEvidence, Language};
 use super::fields::Fields;
 use super::node::{Kind, Node};
 use super::remote::incomplete;
@@ -65,6 +65,32 @@ pub(super) enum Wanted {
     Paths,
 }
 
+impl Wanted {
+    /// Returns what of it is more than data.
+    fn language(self) -> Language {
+        match self {
+            Self::Size => Language::Size,
+            Self::Fit | Self::Compared | Self::Code | Self::Columns | Self::Headers | Self::Paths => {
+                Language::Comparison
+            }
+            Self::Pattern => Language::Pattern,
+            Self::File | Self::Older => Language::Path,
+            Self::Word(_)
+            | Self::Digest
+            | Self::Text
+            | Self::Texts
+            | Self::Path
+            | Self::Truth
+            | Self::True
+            | Self::Query
+            | Self::User
+            | Self::Mode
+            | Self::Variables
+            | Self::Map => Language::Text,
+        }
+    }
+}
+
 /// The exit codes that are expected of the step.
 pub(super) fn codes<'n>(
     checker: &mut Checker<'_>,
@@ -81,7 +107,7 @@ pub(super) fn codes<'n>(
         if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
             let template = checker.template(item, "exit")?;
             texts.push((template.clone(), item));
-            codes.push(Expected::Filled(template));
+            codes.push(Expected::Filled(template, Language::Text));
             has_zero = true;
             continue;
         }
@@ -112,7 +138,7 @@ pub(super) fn expectations<'n>(
             (Kind::Null, Wanted::Fit) => Some(Expected::Plain(Value::Null)),
             // Which variables a program needs is known before it runs.
             (_, Wanted::Variables) => Some(Expected::Plain(node.to_json())),
-            _ => value(checker, name, node, texts),
+            _ => value(checker, (name, wanted.language()), node, texts),
         };
         let Some(value) = value else { continue };
         if let Expected::Plain(plain) = &value {
@@ -134,7 +160,7 @@ pub(super) fn expectations<'n>(
 /// A value with the expressions in it.
 fn value<'n>(
     checker: &mut Checker<'_>,
-    what: &str,
+    (what, language): (&str, Language),
     node: &'n Node,
     texts: &mut Vec<(Template, &'n Node)>,
 ) -> Option<Expected> {
@@ -150,19 +176,19 @@ fn value<'n>(
         Kind::Text(text) if text.contains("${{") => {
             let template = checker.template(node, what)?;
             texts.push((template.clone(), node));
-            Some(Expected::Filled(template))
+            Some(Expected::Filled(template, language))
         }
         Kind::List(items) if items.is_empty() => {
             checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
             None
         }
         Kind::List(items) if holds_expression(&node.to_json()) => {
-            let items = items.iter().map(|item| value(checker, what, item, texts));
+            let items = items.iter().map(|item| value(checker, (what, language), item, texts));
             Some(Expected::List(items.collect::<Option<_>>()?))
         }
         Kind::Map(entries) if holds_expression(&node.to_json()) => {
             let entry = |(key, node): &'n (Node, Node)| {
-                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
+                Some((key.key_text().to_owned(), value(checker, (what, language), node, texts)?))
             };
             Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
         }

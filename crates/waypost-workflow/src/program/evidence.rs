@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
-use waypost::evidence::COMMAND_EXIT;
+use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
-use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, verifier};
+use waypost_evidence::{
+    COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, literal_text, sign_of, verifier,
+};
 
-use crate::expr::{ExprError, Scope};
-use crate::file::{About, ClaimTemplate, Evidence, Expected, Step, Work, variables_in};
+use crate::expr::{ExprError, Scope, Template};
+use crate::file::{About, ClaimTemplate, Evidence, Expected, Language, Step, Work, variables_in};
 use crate::mask::Mask;
 
 use super::command::Command;
@@ -139,12 +141,19 @@ impl Vouching {
         if claim.kind.about == About::Program {
             return subject.render_word(scope);
         }
-        let subject = claim.kind.about.recorded(&subject.render(scope)?);
-        let is_beneath = claim.kind.about == About::Path && Path::new(&subject).is_relative();
-        if !is_beneath || self.folder.as_os_str().is_empty() {
-            return Ok(subject);
+        if claim.kind.about == About::Path {
+            return Ok(self.placed(&subject.render_literal(scope, literal_path)?));
         }
-        Ok(self.folder.join(subject).to_string_lossy().into_owned())
+        Ok(claim.kind.about.recorded(&subject.render(scope)?))
+    }
+
+    /// Makes a path begin at the base folder of the run.
+    fn placed(&self, path: &str) -> String {
+        if self.folder.as_os_str().is_empty() {
+            return path.to_owned();
+        }
+        let folder = self.folder.to_string_lossy();
+        Path::new(&*literal_path(&folder)).join(path).to_string_lossy().into_owned()
     }
 
     /// Makes the claims of a step that came to `output`. What must not be recorded is in none of them.
@@ -195,7 +204,7 @@ impl Vouching {
                 if let Value::String(path) = path
                     && path.parse::<jiff::Timestamp>().is_err()
                 {
-                    *path = self.folder.join(&*path).to_string_lossy().into_owned();
+                    *path = self.placed(path);
                 }
             }
         }
@@ -303,9 +312,9 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
     Ok(match expected {
         Expected::Plain(value) => value.clone(),
         // It is handed over rather than compared: what it is matters, and not only how it is spelled.
-        Expected::Filled(template) if kind == EXEC => template.evaluate(scope)?,
-        Expected::Filled(template) => {
-            let text = template.render(scope)?;
+        Expected::Filled(template, _) if kind == EXEC => template.evaluate(scope)?,
+        Expected::Filled(template, language) => {
+            let text = filled(template, *language, scope)?;
             match text.trim().parse::<i64>() {
                 Ok(code) if kind == COMMAND_EXIT => code.into(),
                 _ => text.into(),
@@ -320,6 +329,20 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
             Value::Object(entries.iter().map(entry).collect::<Result<_, ExprError>>()?)
         }
     })
+}
+
+/// Fills in a text, so that no sign of its language comes from an expression.
+fn filled(template: &Template, language: Language, scope: &Scope) -> Result<String, ExprError> {
+    let as_pattern = || template.render_literal(scope, |text| regex_lite::escape(text).into());
+    let is_compared = matches!(language, Language::Comparison | Language::Size);
+    let sign = sign_of(template.before_expressions().trim_start()).filter(|_| is_compared);
+    match (language, sign) {
+        (Language::Path, _) => template.render_literal(scope, literal_path),
+        (Language::Pattern, _) | (_, Some("~")) => as_pattern(),
+        (Language::Text, _) | (_, Some(_)) => template.render(scope),
+        (Language::Comparison, None) => Ok(literal_text(&template.render(scope)?).into_owned()),
+        (Language::Size, None) => Ok(literal_text(template.render(scope)?.trim()).into_owned()),
+    }
 }
 
 /// Hides secrets in what was found.

@@ -467,7 +467,7 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     looked.await.map_err(finding_of)
 }
 
-/// Returns the paths that [a pattern](super::is_pattern) names, sorted, for probes of other crates; none if nothing is called
+/// Returns the paths that [a pattern](super::is_pattern) names, sorted, [as subjects](super::literal_path), for probes of other crates; none if nothing is called
 /// so. Links are named, and none is followed to find more.
 ///
 /// # Errors
