@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use regex_lite::Regex;
 use serde_json::{Map, Value, json};
 use waypost::evidence::{
-    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, is_pattern, modified, read_file,
+    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, find_names, is_pattern, modified,
+    read_file,
 };
 use waypost::record::{Claim, Verdict};
 
@@ -86,7 +87,10 @@ impl FileProbe {
         }
         let wrong = |error| Finding::failed(format!("`count`: {error}"));
         crate::check(&count).map_err(wrong)?;
-        let paths = find_all(site, &claim.subject).await?;
+        let paths = match expect.get("type").and_then(Value::as_str) {
+            Some("symlink") => find_names(site, &claim.subject).await?,
+            _ => find_all(site, &claim.subject).await?,
+        };
         let found = json!({ "count": paths.len() });
         if !fits(&count, &json!(paths.len())).map_err(wrong)? {
             let finding = Finding::differs(found);

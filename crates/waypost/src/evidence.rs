@@ -59,7 +59,7 @@ mod verifier;
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
 pub use files::{
-    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, modified, read_file,
+    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, find_names, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub use pattern::{is_pattern, literal_path};

@@ -467,12 +467,22 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     looked.await.map_err(finding_of)
 }
 
-/// Returns the paths that [a pattern](super::is_pattern) names, sorted, [as subjects](super::literal_path), for probes of other crates; none if nothing is called
-/// so. Links are named, and none is followed to find more.
+/// Returns the files and folders that [a pattern](super::is_pattern) names, sorted, [as subjects](super::literal_path), for
+/// probes of other crates; none if nothing is called so. A link is what it leads to, and none is followed to find more.
 ///
 /// # Errors
-/// As [`read_file`], where a folder cannot be looked at, and where a name is no text.
+/// As [`read_file`], where something cannot be looked at, and where a name is no text.
 pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
+    let (site, pattern) = (site.clone(), pattern.to_owned());
+    let found = blocking(move |dropped| super::tree::all_there(&site, &pattern, dropped));
+    found.await.map_err(finding_of)
+}
+
+/// Returns all that is called as a pattern says, whatever it is: links themselves, pipes and devices, too.
+///
+/// # Errors
+/// As [`find_all`].
+pub async fn find_names(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
     let (site, pattern) = (site.clone(), pattern.to_owned());
     let found = blocking(move |dropped| super::tree::all(&site, &pattern, dropped));
     found.await.map_err(finding_of)

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::Site;
 use super::beneath::{LastLink, Lost, Place, lost};
@@ -304,6 +304,23 @@ pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Ve
         path.to_str().map(|path| literal_path(path).into_owned()).ok_or_else(unclear)
     };
     paths.into_iter().map(text).collect()
+}
+
+/// Returns those of them that are files or folders, as a path alone would be: through links that stay beneath the folder.
+pub(super) fn all_there(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
+    let mut there = Vec::new();
+    for path in all(site, pattern, dropped)? {
+        match Place::find(site, &path, LastLink::Follow).and_then(|place| place.stat()) {
+            Ok(stat) if is_file_or_folder(&stat) => there.push(path),
+            Ok(_) | Err(Lost::Missing | Lost::Refused(_)) => {}
+            Err(lost) => return Err(lost),
+        }
+    }
+    Ok(there)
+}
+
+fn is_file_or_folder(stat: &Stat) -> bool {
+    matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory)
 }
 
 struct Search<'s> {
