@@ -322,3 +322,21 @@ fn the_opposite_of_being_there_holds_where_nothing_is() {
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
     assert_eq!(verdicts, [Verdict::Ok; 7], "{checked:?}");
 }
+
+#[test]
+fn whoever_listens_at_any_address_of_this_machine_is_seen() {
+    // Not every machine has IPv6; all of this network is here.
+    for address in ["127.0.0.1:0", "127.8.0.9:0", "[::1]:0"] {
+        let Ok(listener) = std::net::TcpListener::bind(address) else { continue };
+        let port = listener.local_addr().unwrap().port();
+        let claim = |expect: Value| Claim { expect, ..Claim::new(NETWORK_REACHABLE, port.to_string()) };
+        let verifier = verifier(Environment::inherited());
+        let verdict = |expect: Value| checked(&verifier, claim(expect)).verdict;
+
+        assert_eq!(verdict(json!(null)), Verdict::Ok, "{address}");
+        assert_eq!(verdict(json!({ "listening": false })), Verdict::Failed, "{address}");
+        drop(listener);
+        assert_eq!(verdict(json!(null)), Verdict::Failed, "{address}");
+        assert_eq!(verdict(json!({ "listening": false })), Verdict::Ok, "{address}");
+    }
+}
