@@ -88,6 +88,7 @@ mod address;
 pub mod claims;
 mod command;
 mod container;
+mod database_file;
 mod environment;
 mod exchange;
 mod exec;
