@@ -211,12 +211,12 @@ fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
         if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
     let bound: Vec<Cell> = rows.keys.values().map(cell_of).collect();
     let table = quoted(&rows.table);
-    if rows.values.is_empty() {
+    let columns: Vec<String> = rows.read().map(|name| quoted(name)).collect();
+    if columns.is_empty() {
         let text = format!("SELECT count(*) FROM {table}{condition}");
         let count: i64 = connection.query_row(&text, params_from_iter(bound), |row| row.get(0))?;
         return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
     }
-    let columns: Vec<String> = rows.values.keys().map(|name| quoted(name)).collect();
     let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut statement = connection.prepare(&text)?;
     let mut found = statement.query(params_from_iter(bound))?;

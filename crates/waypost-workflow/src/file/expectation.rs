@@ -405,10 +405,7 @@ fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
         return;
     };
     for (column, value) in map {
-        let wrong = match name {
-            "where" => value.is_array().then(|| "it is compared with one value".to_owned()),
-            _ => waypost_evidence::check(value).err().map(|error| error.to_string()),
-        };
+        let wrong = waypost_evidence::check(value).err();
         if let Some(why) = wrong {
             checker.wrong(node, format!("`{name}`: column `{column}`: {why}"), &help);
         }
