@@ -11,7 +11,7 @@ use waypost::evidence::{
 use waypost::record::{Claim, Verdict};
 
 use crate::fits;
-use crate::json::{JSON_BYTES_MAX, value_at};
+use crate::json::{JSON_BYTES_MAX, read_json, value_at};
 
 /// Largest file that is looked into: it is read whole, beside seven others.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
@@ -264,8 +264,7 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
         let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");
         return Err(Finding::unknown(why));
     }
-    let value: Value =
-        serde_json::from_slice(bytes).map_err(|error| Finding::failed(format!("it is no JSON: {error}")))?;
+    let value = read_json(bytes).map_err(|why| Finding::failed(format!("it {why}")))?;
     let (mut holds, mut found) = (true, Map::new());
     for (path, wanted) in expect {
         let at = value_at(&value, path).map_err(Finding::failed)?;

@@ -9,7 +9,7 @@ use waypost::record::Claim;
 
 use crate::exchange::{self, Answer, Question};
 use crate::found::kept;
-use crate::json::at;
+use crate::json::{at, read_json};
 use crate::url::Url;
 use crate::{check, check_path, fits, tls};
 
@@ -190,8 +190,7 @@ impl Wanted {
         if self.json.is_empty() {
             return Ok(if holds { Finding::ok(found) } else { Finding::differs(found) });
         }
-        let body: Value = serde_json::from_slice(&answer.body)
-            .map_err(|error| Finding::failed(format!("the answer is no JSON: {error}")))?;
+        let body = read_json(&answer.body).map_err(|why| Finding::failed(format!("the answer {why}")))?;
         let (mut values, mut missing) = (Map::new(), Vec::new());
         for (path, wanted) in &self.json {
             match at(&body, path).map_err(Finding::failed)? {

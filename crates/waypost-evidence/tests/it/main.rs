@@ -140,6 +140,9 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         json_at("$.", json!(3), FAILED),
         json_at("$[x]", json!(3), FAILED),
         json_at("$.n", json!([]), FAILED),
+        (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 4 }), FAILED),
+        (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
+        (ARTIFACT_EXISTS, "twice.json".to_owned(), json!({ "json": { "$.n": 4 } }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n" }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "value": 3 }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!(null), FAILED),
@@ -196,6 +199,7 @@ fn world(folder: &Path) {
     fs::write(folder.join("a.txt"), "one\ntwo\nthree\n").unwrap();
     fs::write(folder.join("a.json"), r#"{"n": 3, "none": null, "list": [{"name": "a"}, {"name": "b"}]}"#)
         .unwrap();
+    fs::write(folder.join("twice.json"), r#"{"n": 3, "in": [{"a": 1, "a": 2}], "n": 4}"#).unwrap();
     fs::create_dir(folder.join("folder")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", folder.join("out")).unwrap();
     let connection = Connection::open(folder.join("a.db")).unwrap();
@@ -287,6 +291,7 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(ARTIFACT_EXISTS, "gone/*.txt", json!({ "contains": "x" })),
         not(ARTIFACT_EXISTS, "folder", json!({ "type": "file", "contains": "x" })),
         not(ARTIFACT_EXISTS, "folder", json!({ "size": 3 })),
+        not(JSON_VALUE, "twice.json", json!({ "path": "$.n", "value": 5 })),
         not(FILE_SHA256, "gone.txt", json!("0".repeat(64))),
         not(FILE_SHA256, "gone/*.txt", json!("0".repeat(64))),
     ]);
@@ -295,7 +300,7 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
 
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed; 22], "{checked:?}");
+    assert_eq!(verdicts, [Verdict::Failed; 23], "{checked:?}");
 }
 
 #[test]
@@ -339,4 +344,17 @@ fn whoever_listens_at_any_address_of_this_machine_is_seen() {
         assert_eq!(verdict(json!(null)), Verdict::Failed, "{address}");
         assert_eq!(verdict(json!({ "listening": false })), Verdict::Ok, "{address}");
     }
+}
+
+#[test]
+fn a_key_that_stands_twice_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let claim = Claim::new(JSON_VALUE, "twice.json").expecting(json!({ "path": "$.n", "value": 4 }));
+
+    let checked = verifier(Environment::inherited());
+    let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
+
+    let why = checked.claims[0].error.clone().unwrap();
+    assert!(why.contains("has the key `a` twice, and it is not plain which of them counts"), "{why}");
 }
