@@ -237,3 +237,11 @@ fn what_an_expression_gives_is_no_comparison() {
         assert_eq!(evidence(claim, given), Some(0), "{claim} with `{given}`");
     }
 }
+
+#[test]
+fn a_claim_that_cannot_be_made_is_evidence_that_does_not_hold() {
+    for text in ["${{ steps.a.outputs.none }}", "${{ steps.a.outputs.v | int + 1 }}"] {
+        let (rig, code) = run_with(&format!("[{{file: '{text}'}}]"), "echo v=x >> $WAYPOST_OUTPUT");
+        assert_eq!(code, Some(4), "{text}: {}", rig.told(&rig.call(&["why", "r", "a"])));
+    }
+}

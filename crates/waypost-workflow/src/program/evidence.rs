@@ -158,7 +158,9 @@ impl Vouching {
 
     /// Makes the claims of a step that came to `output`. What must not be recorded is in none of them.
     fn pack(&self, output: &StepOutput, ending: &Ending, mask: &Mask) -> Result<Pack, Failure> {
-        let pack = self.filled(output, ending).map_err(expression)?;
+        // Without a claim nothing can be checked, whatever the step came to.
+        let wrong = |error| Failure { kind: FailureKind::Evidence, ..expression(error) };
+        let pack = self.filled(output, ending).map_err(wrong)?;
         for (template, claim) in self.evidence.claims.iter().zip(&pack.claims) {
             if let Some(why) = refused(template, claim, mask) {
                 let key = template.kind.key;
