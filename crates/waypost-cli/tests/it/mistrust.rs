@@ -239,6 +239,17 @@ fn what_an_expression_gives_is_no_comparison() {
 }
 
 #[test]
+fn one_file_counts_once_however_it_is_spelled() {
+    let step = "echo \"v=./x\" >> $WAYPOST_OUTPUT; touch x; ln -s x y";
+    for other in ["'${{ steps.a.outputs.v }}'", "'.//${{ steps.a.outputs.v }}'", "y"] {
+        let evidence = format!("{{at_least: 2, of: [{{file: x}}, {{file: {other}}}, {{file: none}}]}}");
+        assert_eq!(run_with(&evidence, step).1, Some(4), "{other}");
+    }
+    let (_, code) = run_with("{at_least: 2, of: [{file: x}, {file: x, type: file}, {file: none}]}", step);
+    assert_eq!(code, Some(0), "what says more is another claim");
+}
+
+#[test]
 fn a_claim_that_cannot_be_made_is_evidence_that_does_not_hold() {
     for text in ["${{ steps.a.outputs.none }}", "${{ steps.a.outputs.v | int + 1 }}"] {
         let (rig, code) = run_with(&format!("[{{file: '{text}'}}]"), "echo v=x >> $WAYPOST_OUTPUT");

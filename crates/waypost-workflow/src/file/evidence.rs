@@ -4,6 +4,7 @@
 //! to be wrong before anything runs is wrong here: a claim that nothing could satisfy, and a list that asks for nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, is_pattern};
@@ -339,6 +340,13 @@ fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
         if let Value::Object(map) = &mut says {
             for aside in ["name", "metadata", "timeout", "within"] {
                 map.shift_remove(aside);
+            }
+            // A path has many spellings.
+            if let Some((key, Value::String(path))) = map.iter_mut().next()
+                && kind_of(key).is_some_and(|kind| kind.about == About::Path)
+            {
+                let parts = Path::new(&*path).components().filter(|part| *part != Component::CurDir);
+                *path = parts.collect::<PathBuf>().to_string_lossy().into_owned();
             }
         }
         if seen.contains(&says) {
