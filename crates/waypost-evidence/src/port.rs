@@ -82,6 +82,9 @@ fn address(subject: &str) -> Result<(Option<&str>, u16), String> {
         Some((host, port)) => (Some(host.trim_start_matches('[').trim_end_matches(']')), port),
         None => (None, subject),
     };
+    if host.is_some_and(|host| host.contains(['/', '@', ' '])) {
+        return Err(format!("`{subject}` is no port: write `8089` or `host:8089`, or `http:` for a URL"));
+    }
     match port.parse() {
         Ok(port) if port > 0 && host != Some("") => Ok((host, port)),
         _ => Err(format!("`{subject}` is no port: write `8089` or `host:8089`")),

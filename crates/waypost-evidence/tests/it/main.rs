@@ -187,6 +187,7 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         net(closed.to_string(), json!({ "listening": false }), OK),
         net("0".to_owned(), json!(null), FAILED),
         net("http".to_owned(), json!(null), FAILED),
+        net(format!("http://127.0.0.1:{port}"), json!(null), FAILED),
         net(":80".to_owned(), json!(null), FAILED),
         net("70000".to_owned(), json!({ "listening": false }), FAILED),
         net(port.to_string(), json!({ "listening": "yes" }), FAILED),
@@ -357,4 +358,29 @@ fn a_key_that_stands_twice_is_named() {
 
     let why = checked.claims[0].error.clone().unwrap();
     assert!(why.contains("has the key `a` twice, and it is not plain which of them counts"), "{why}");
+}
+
+#[test]
+fn what_no_number_and_no_status_can_be_is_no_expectation_of_one() {
+    for good in [json!(0), json!("3"), json!("> 0"), json!(">= 1K"), json!("~ ^1"), json!([1, "> 5"])] {
+        assert!(waypost_evidence::check_count(&good).is_ok(), "{good}");
+    }
+    for bad in [
+        json!("lots"),
+        json!(""),
+        json!(-1),
+        json!(1.5),
+        json!("!= lots"),
+        json!("> "),
+        json!([1, "x"]),
+        json!(null),
+    ] {
+        assert!(waypost_evidence::check_count(&bad).is_err(), "{bad}");
+    }
+    for good in [json!(200), json!("200"), json!("< 400"), json!([200, 404]), json!("~ ^2")] {
+        assert!(waypost_evidence::check_status(&good).is_ok(), "{good}");
+    }
+    for bad in [json!("ok"), json!("2xx"), json!(2000), json!("> 599"), json!([200, 99]), json!(null)] {
+        assert!(waypost_evidence::check_status(&bad).is_err(), "{bad}");
+    }
 }
