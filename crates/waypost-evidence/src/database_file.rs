@@ -70,12 +70,13 @@ impl DatabaseFile {
     }
 }
 
-/// Says that who wrote to a database was cut off, and what of it is left.
+/// Says that who wrote to a database was cut off (or has it open in a way that nobody else may read), and what is left.
 pub(crate) fn left_behind(path: &Path, what: &str, does: &str) -> Finding {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, rest) = (name(path), name(&beside(path, what)));
     Finding::unknown(format!(
-        "who wrote to it was cut off, and left `{rest}`: open it once for writing, which {does}, as by `sqlite3 {name} .tables`"
+        "who wrote to it was cut off, or has it open alone, and left `{rest}`: open it once for writing, which {does}, as by \
+         `sqlite3 {name} .tables`"
     ))
 }
 

@@ -66,6 +66,7 @@ impl Probe for JsonProbe {
         };
         match fits(wanted, found) {
             Ok(true) => Finding::ok(kept(found)),
+            Ok(false) if found.is_null() => Finding::differs(Value::Null).because("it is null"),
             Ok(false) => Finding::differs(kept(found)),
             Err(error) => Finding::failed(error.to_string()),
         }
@@ -76,7 +77,6 @@ impl Probe for JsonProbe {
     }
 }
 
-/// Goes from a value along a path; nothing if nothing is there.
 /// Reads JSON in which no key stands twice in a map: readers differ in which of them they take. Else says why, after what it is
 /// about.
 pub(crate) fn read_json(bytes: &[u8]) -> Result<Value, String> {
@@ -149,6 +149,7 @@ impl<'de> Visitor<'de> for Reader {
     }
 }
 
+/// Goes from a value along a path; nothing if nothing is there.
 pub(crate) fn at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
     Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }

@@ -361,6 +361,18 @@ fn a_key_that_stands_twice_is_named() {
 }
 
 #[test]
+fn a_null_that_is_found_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let claim = Claim::new(JSON_VALUE, "a.json").expecting(json!({ "path": "$.none", "value": 3 }));
+
+    let checked = verifier(Environment::inherited());
+    let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
+
+    assert_eq!(checked.claims[0].error.as_deref(), Some("it is null"));
+}
+
+#[test]
 fn what_no_number_and_no_status_can_be_is_no_expectation_of_one() {
     for good in [json!(0), json!("3"), json!("> 0"), json!(">= 1K"), json!("~ ^1"), json!([1, "> 5"])] {
         assert!(waypost_evidence::check_count(&good).is_ok(), "{good}");
