@@ -64,7 +64,7 @@ impl Probe for RowProbe {
 /// What is expected of a database.
 #[derive(Debug)]
 pub(crate) enum Wanted {
-    Rows(Rows),
+    Rows(Box<Rows>),
     Query { text: String, equals: Value },
 }
 
@@ -144,7 +144,7 @@ impl Wanted {
                     values: map("values")?,
                     count: count.cloned(),
                 };
-                rows.checked().map(Self::Rows)
+                Ok(Self::Rows(Box::new(rows.checked()?)))
             }
             (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
                 Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
