@@ -6,7 +6,7 @@ use regex_lite::Regex;
 use serde_json::{Map, Value, json};
 use waypost::evidence::{
     ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, find_names, is_pattern, modified,
-    read_file,
+    named_by, read_file,
 };
 use waypost::record::{Claim, Verdict};
 
@@ -107,7 +107,8 @@ impl FileProbe {
             let expect = Value::Object(expect.clone());
             let one = self.check_one(&Claim { subject: path.clone(), expect, ..claim.clone() }, site).await;
             if one.verdict() != Verdict::Ok {
-                let why = one.why().map_or_else(|| path.clone(), |why| format!("{path}: {why}"));
+                let path = named_by(&path);
+                let why = one.why().map_or_else(|| path.to_string(), |why| format!("{path}: {why}"));
                 return Err(one.because(why));
             }
         }

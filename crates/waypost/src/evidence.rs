@@ -62,7 +62,7 @@ pub use files::{
     ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, find_names, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
-pub use pattern::{is_pattern, literal_path};
+pub use pattern::{is_pattern, literal_path, named_by};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

@@ -220,7 +220,8 @@ pub enum Language {
 }
 
 impl Expected {
-    fn templates(&self) -> Vec<&Template> {
+    /// Returns the texts in it that hold expressions.
+    pub(crate) fn templates(&self) -> Vec<&Template> {
         match self {
             Self::Plain(_) => Vec::new(),
             Self::Filled(template, _) => vec![template],

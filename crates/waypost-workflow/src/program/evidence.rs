@@ -160,9 +160,10 @@ impl Vouching {
     fn pack(&self, output: &StepOutput, ending: &Ending, mask: &Mask) -> Result<Pack, Failure> {
         // Without a claim nothing can be checked, whatever the step came to.
         let wrong = |error| Failure { kind: FailureKind::Evidence, ..expression(error) };
-        let pack = self.filled(output, ending).map_err(wrong)?;
+        let scope = self.scope_after(output, ending);
+        let pack = self.filled(&scope).map_err(wrong)?;
         for (template, claim) in self.evidence.claims.iter().zip(&pack.claims) {
-            if let Some(why) = refused(template, claim, mask) {
+            if let Some(why) = refused(template, claim, (mask, &scope)) {
                 let key = template.kind.key;
                 let error = format!("`{key}` evidence of step `{}` cannot be checked: {why}", self.step);
                 return Err(Failure::new(FailureKind::Evidence, vec![error]));
@@ -171,16 +172,21 @@ impl Vouching {
         Ok(pack)
     }
 
-    fn filled(&self, output: &StepOutput, ending: &Ending) -> Result<Pack, ExprError> {
+    /// Returns what expressions read once the step has ended.
+    fn scope_after(&self, output: &StepOutput, ending: &Ending) -> Scope {
         let mut scope = self.scope.clone();
         let own = StepState::completed(output.clone(), ending.exit_code);
         scope.insert_step(&self.step, &own.view(self.folder_of_run.as_deref()));
+        scope
+    }
+
+    fn filled(&self, scope: &Scope) -> Result<Pack, ExprError> {
         let claim = |template: &ClaimTemplate| {
-            let mut claim = Claim::new(template.kind.recorded, self.subject(template, &scope)?);
+            let mut claim = Claim::new(template.kind.recorded, self.subject(template, scope)?);
             claim.name.clone_from(&template.name);
             let claim = claim.on_terms(template.terms.clone());
             let Some(expect) = &template.expect else { return Ok(claim.pinning()) };
-            let mut expect = value_of(expect, template.kind.recorded, &scope)?;
+            let mut expect = value_of(expect, template.kind.recorded, scope)?;
             if template.kind.about == About::Program {
                 self.equip(template, &claim.subject, &mut expect);
             }
@@ -280,12 +286,16 @@ impl Vouching {
 }
 
 /// Says why a claim may not be made as expressions have filled it in, if it may not. It is not quoted.
-fn refused(template: &ClaimTemplate, claim: &Claim, mask: &Mask) -> Option<String> {
+fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scope)) -> Option<String> {
     let about = template.kind.about;
-    if about != About::Step && mask.contains(claim.subject.as_bytes()) {
+    // As a literal of its language a secret is spelled otherwise.
+    let tells = |text: &Template| text.render(scope).is_ok_and(|text| mask.contains(text.as_bytes()));
+    let is_told = template.subject.as_ref().is_some_and(tells);
+    if about != About::Step && (is_told || mask.contains(claim.subject.as_bytes())) {
         return Some("what it is about contains a secret, which must not be recorded".to_owned());
     }
-    if !claim.terms.sensitive && mask.is_within(&claim.expect) {
+    let is_told = || template.expect.iter().flat_map(Expected::templates).any(tells);
+    if !claim.terms.sensitive && (mask.is_within(&claim.expect) || is_told()) {
         let why = "what it expects contains a secret, which must not be recorded: add `sensitive: true`";
         return Some(why.to_owned());
     }

@@ -65,7 +65,7 @@ pub fn literal_path(path: &str) -> Cow<'_, str> {
 }
 
 /// Returns the path that a subject means which is no pattern.
-pub(super) fn named_by(subject: &str) -> Cow<'_, str> {
+pub fn named_by(subject: &str) -> Cow<'_, str> {
     if !WRITTEN.iter().any(|(written, _)| subject.contains(written)) {
         return Cow::Borrowed(subject);
     }
