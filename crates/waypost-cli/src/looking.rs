@@ -9,6 +9,7 @@ use waypost::engine::{Engine, Look, Snapshot};
 use waypost::plan::{Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
+use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
 use crate::definition::Chosen;
@@ -57,6 +58,11 @@ pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
         })
         .collect();
     (!named.is_empty()).then_some(named)
+}
+
+/// Returns what hides the secrets of a run, as far as their variables are set.
+pub(crate) fn mask(store: &Arc<dyn Store>, snapshot: &Snapshot, chosen: &Chosen) -> Result<Mask, Error> {
+    Ok(to_look(store, snapshot, chosen)?.1.mask().clone())
 }
 
 /// Makes what looks at a run: nothing of it is run.

@@ -506,6 +506,8 @@ pub(crate) struct SuggestedView {
     pub(crate) evidence: Vec<Value>,
     /// There was more than is listed.
     pub(crate) more: bool,
+    /// How many files are left out, as their paths hold a secret.
+    pub(crate) secret: usize,
 }
 
 /// The answer of `logs`.

@@ -29,7 +29,8 @@ const NAME_CHARS_MAX: usize = 255;
 /// with, or by its digest if a `sha256:` is expected.
 ///
 /// - `ok`: an engine knows it so.
-/// - `failed`: an engine knows it otherwise, or every engine that is there knows no such container.
+/// - `failed`: an engine knows it otherwise, or every engine that is there knows no such container. One whose id only begins
+///   so is another one.
 /// - `unknown`: there is no engine, it may not be asked, or gives no answer.
 ///
 /// Engines are asked over their Unix sockets, and only for what they know of the container: nothing is started.
@@ -127,11 +128,22 @@ async fn ask(socket: &Path, name: &str) -> Result<Said, Finding> {
     let answer = exchange::ask(stream, question).await?;
     match answer.status {
         StatusCode::OK => {
-            let found = serde_json::from_slice(&answer.body);
-            found.map(Said::Known).map_err(|error| strange(&format!("it says no JSON: {error}")))
+            let found: Value = serde_json::from_slice(&answer.body)
+                .map_err(|error| strange(&format!("it says no JSON: {error}")))?;
+            Ok(if is_called(&found, name)? { Said::Known(found) } else { Said::None })
         }
         StatusCode::NOT_FOUND => Ok(Said::None),
         status => Err(Finding::unknown_yet(format!("the engine gives no answer: {status}"))),
+    }
+}
+
+/// Says whether a container is the one that was asked for: to an engine the beginning of an id is enough, and another container
+/// may have that.
+fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
+    let text = |key: &str| found[key].as_str().map(|text| text.strip_prefix('/').unwrap_or(text));
+    match (text("Name"), text("Id")) {
+        (None, None) => Err(strange("it does not say which container it is about")),
+        (own, id) => Ok(own == Some(name) || id == Some(name)),
     }
 }
 

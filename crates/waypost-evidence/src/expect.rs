@@ -1,5 +1,7 @@
 //! The language of expectations: a scalar means equals, `"> 5"` compares, `"~ regex"` matches, a list means one of them.
 
+use std::borrow::Cow;
+
 use regex_lite::Regex;
 use serde_json::Value;
 use waypost::evidence::parse_size;
@@ -22,12 +24,49 @@ type Comparison = fn(std::cmp::Ordering) -> bool;
 #[error("{0}")]
 pub struct InvalidExpectation(String);
 
+impl InvalidExpectation {
+    pub(crate) fn new(why: String) -> Self {
+        Self(why)
+    }
+}
+
 /// Sees that something can be compared with an expectation.
 ///
 /// # Errors
 /// [`InvalidExpectation`] says why nothing can.
 pub fn check(expect: &Value) -> Result<(), InvalidExpectation> {
     fits(expect, &Value::Null).map(drop)
+}
+
+/// Returns the sign with which an expectation begins that is no plain value: `~`, or that of a comparison.
+pub fn sign_of(text: &str) -> Option<&'static str> {
+    let matches = text.starts_with('~').then_some("~");
+    matches.or_else(|| COMPARISONS.iter().map(|(sign, _)| *sign).find(|sign| text.starts_with(sign)))
+}
+
+/// Writes a text as an expectation that means just that text, whatever it begins with.
+pub fn literal_text(text: &str) -> Cow<'_, str> {
+    if sign_of(text).is_some() { Cow::Owned(format!("= {text}")) } else { Cow::Borrowed(text) }
+}
+
+/// Sees that something is expected of how many there are: a number, a comparison with one, or a list of them.
+///
+/// # Errors
+/// [`InvalidExpectation`]: no number is so.
+pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
+    let is_number = |text: &str| Number::read(text).is_some() || parse_size(text).is_ok();
+    let is_one = match expect {
+        Value::Array(list) if !list.is_empty() => return list.iter().try_for_each(check_count),
+        Value::Number(number) => number.is_u64(),
+        Value::String(text) => match sign_of(text) {
+            Some("~") => return check(expect),
+            Some(sign) => is_number(text[sign.len()..].trim()),
+            None => text.parse::<u64>().is_ok(),
+        },
+        Value::Array(_) | Value::Object(_) | Value::Bool(_) | Value::Null => false,
+    };
+    let wrong = || InvalidExpectation(format!("`{expect}` is no number, such as 3 or \"> 0\""));
+    if is_one { Ok(()) } else { Err(wrong()) }
 }
 
 /// Says whether what was found is as expected. A number and its text are the same; null is only null.

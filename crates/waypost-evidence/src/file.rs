@@ -5,12 +5,13 @@ use jiff::Timestamp;
 use regex_lite::Regex;
 use serde_json::{Map, Value, json};
 use waypost::evidence::{
-    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, is_pattern, modified, read_file,
+    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, find_names, is_pattern, modified,
+    named_by, read_file,
 };
 use waypost::record::{Claim, Verdict};
 
 use crate::fits;
-use crate::json::{JSON_BYTES_MAX, value_at};
+use crate::json::{JSON_BYTES_MAX, read_json, value_at};
 
 /// Largest file that is looked into: it is read whole, beside seven others.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
@@ -27,8 +28,8 @@ const OUTSIDE: [&str; 1] = ["newer_than"];
 /// Of [a pattern](waypost::evidence::is_pattern) that names several it says that all of them are so, and there are as many
 /// as `count` expects, at least one if that is not said.
 ///
-/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as an older
-///   file or what would be JSON, the opposite does not hold either.
+/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as the file
+///   of which more than its type is expected, an older one, or what would be JSON, the opposite does not hold either.
 /// - `unknown`: it cannot be looked at or read, or has more than 64 MiB (16 MiB of JSON) where it is read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileProbe {
@@ -86,10 +87,15 @@ impl FileProbe {
         }
         let wrong = |error| Finding::failed(format!("`count`: {error}"));
         crate::check(&count).map_err(wrong)?;
-        let paths = find_all(site, &claim.subject).await?;
+        let paths = match expect.get("type").and_then(Value::as_str) {
+            Some("symlink") => find_names(site, &claim.subject).await?,
+            _ => find_all(site, &claim.subject).await?,
+        };
         let found = json!({ "count": paths.len() });
         if !fits(&count, &json!(paths.len())).map_err(wrong)? {
-            return Ok(Finding::differs(found));
+            let finding = Finding::differs(found);
+            let is_of_none = paths.is_empty() && expect.keys().any(|name| name != "type");
+            return Ok(if is_of_none { finding.either_way() } else { finding });
         }
         if expect.is_empty() {
             return Ok(Finding::ok(found));
@@ -101,7 +107,8 @@ impl FileProbe {
             let expect = Value::Object(expect.clone());
             let one = self.check_one(&Claim { subject: path.clone(), expect, ..claim.clone() }, site).await;
             if one.verdict() != Verdict::Ok {
-                let why = one.why().map_or_else(|| path.clone(), |why| format!("{path}: {why}"));
+                let path = named_by(&path);
+                let why = one.why().map_or_else(|| path.to_string(), |why| format!("{path}: {why}"));
                 return Err(one.because(why));
             }
         }
@@ -122,16 +129,21 @@ impl FileProbe {
                 _ => Finding::failed("`absent` is `true`, and stands alone"),
             };
         }
+        let kind = outer.get("type").cloned();
         let found = self.outer.check(&bare(outer), site).await;
-        if found.verdict() != Verdict::Ok || inner.is_empty() {
+        if inner.is_empty() || found.verdict() == Verdict::Failed && is_of_kind(found.found(), kind.as_ref())
+        {
             return found;
+        }
+        if found.verdict() != Verdict::Ok {
+            return found.either_way();
         }
         let mut told = found.found().clone();
         if let Some(than) = inner.get("newer_than") {
             match newer(claim, than, site, &mut told).await {
                 Ok(true) => {}
                 Ok(false) => return Finding::differs(told),
-                Err(finding) => return finding,
+                Err(finding) => return finding.either_way(),
             }
         }
         let inner: Map<String, Value> =
@@ -141,8 +153,16 @@ impl FileProbe {
         }
         match read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await {
             Ok(bytes) => looked_into(&inner, &bytes, told),
-            Err(finding) => finding,
+            Err(finding) => finding.either_way(),
         }
+    }
+}
+
+/// Says whether what was found is of the type that is expected, so that something else about it differs.
+fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
+    match wanted.and_then(Value::as_str).unwrap_or("any") {
+        "any" => matches!(found["type"].as_str(), Some("file" | "directory")),
+        wanted => found["type"] == wanted,
     }
 }
 
@@ -245,8 +265,7 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
         let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");
         return Err(Finding::unknown(why));
     }
-    let value: Value =
-        serde_json::from_slice(bytes).map_err(|error| Finding::failed(format!("it is no JSON: {error}")))?;
+    let value = read_json(bytes).map_err(|why| Finding::failed(format!("it {why}")))?;
     let (mut holds, mut found) = (true, Map::new());
     for (path, wanted) in expect {
         let at = value_at(&value, path).map_err(Finding::failed)?;

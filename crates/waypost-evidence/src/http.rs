@@ -9,9 +9,9 @@ use waypost::record::Claim;
 
 use crate::exchange::{self, Answer, Question};
 use crate::found::kept;
-use crate::json::at;
+use crate::json::{at, read_json};
 use crate::url::Url;
-use crate::{check, check_path, fits, tls};
+use crate::{InvalidExpectation, check, check_path, fits, tls};
 
 /// Recorded kind of claims about answers of an API.
 pub const API_RESPONSE: &str = "api_response";
@@ -29,6 +29,9 @@ const NO_ANSWER: [StatusCode; 7] = [
     StatusCode::SERVICE_UNAVAILABLE,
     StatusCode::GATEWAY_TIMEOUT,
 ];
+
+/// What an answer may have as its status (RFC 9110, section 15).
+const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 
 /// Checks `api_response`: what a URL answers has a `status` (2xx if none is said), `headers`, a `body`, values in it as
 /// `json`, and `contains` texts.
@@ -190,8 +193,7 @@ impl Wanted {
         if self.json.is_empty() {
             return Ok(if holds { Finding::ok(found) } else { Finding::differs(found) });
         }
-        let body: Value = serde_json::from_slice(&answer.body)
-            .map_err(|error| Finding::failed(format!("the answer is no JSON: {error}")))?;
+        let body = read_json(&answer.body).map_err(|why| Finding::failed(format!("the answer {why}")))?;
         let (mut values, mut missing) = (Map::new(), Vec::new());
         for (path, wanted) in &self.json {
             match at(&body, path).map_err(Finding::failed)? {
@@ -211,6 +213,19 @@ impl Wanted {
             }
         })
     }
+}
+
+/// Sees that an answer can have a status that is so, or one of a list.
+///
+/// # Errors
+/// [`InvalidExpectation`]: none has.
+pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
+    check(expect)?;
+    if let Value::Array(list) = expect {
+        return list.iter().try_for_each(check_status);
+    }
+    let is_one = STATUSES.into_iter().any(|status| fits(expect, &status.into()) == Ok(true));
+    if is_one { Ok(()) } else { Err(InvalidExpectation::new(format!("no answer has the status `{expect}`"))) }
 }
 
 /// Sees that something can be the name of a header.

@@ -1,7 +1,10 @@
 //! `json_value`: a place in a JSON file has a value.
 
+use std::fmt;
+
 use async_trait::async_trait;
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
 use waypost::record::Claim;
 
@@ -52,9 +55,9 @@ impl Probe for JsonProbe {
             Ok(bytes) => bytes,
             Err(finding) => return finding.either_way(),
         };
-        let value: Value = match serde_json::from_slice(&bytes) {
+        let value = match read_json(&bytes) {
             Ok(value) => value,
-            Err(error) => return Finding::failed(format!("it is no JSON: {error}")),
+            Err(why) => return Finding::failed(format!("it {why}")),
         };
         let found = match at(&value, path) {
             Ok(Some(found)) => found,
@@ -63,6 +66,7 @@ impl Probe for JsonProbe {
         };
         match fits(wanted, found) {
             Ok(true) => Finding::ok(kept(found)),
+            Ok(false) if found.is_null() => Finding::differs(Value::Null).because("it is null"),
             Ok(false) => Finding::differs(kept(found)),
             Err(error) => Finding::failed(error.to_string()),
         }
@@ -70,6 +74,78 @@ impl Probe for JsonProbe {
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
         Finding::failed("a value is expected, not pinned")
+    }
+}
+
+/// Reads JSON in which no key stands twice in a map: readers differ in which of them they take. Else says why, after what it is
+/// about.
+pub(crate) fn read_json(bytes: &[u8]) -> Result<Value, String> {
+    serde_json::from_slice(bytes).map(|Once(value)| value).map_err(|error| match error.is_data() {
+        true => error.to_string(),
+        false => format!("is no JSON: {error}"),
+    })
+}
+
+/// A value in which no key stands twice.
+struct Once(Value);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Reader).map(Self)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value of JSON")
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<Value, E> {
+        Ok(truth.into())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(Once(item)) = list.next_element()? {
+            items.push(item);
+        }
+        Ok(items.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Map::new();
+        while let Some((key, Once(value))) = map.next_entry::<String, Once>()? {
+            if entries.contains_key(&key) {
+                let why = format!("has the key `{key}` twice, and it is not plain which of them counts");
+                return Err(A::Error::custom(why));
+            }
+            entries.insert(key, value);
+        }
+        Ok(entries.into())
     }
 }
 

@@ -1,6 +1,6 @@
 //! `network_reachable`: something listens at a port.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -8,11 +8,16 @@ use tokio::net::TcpStream;
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
+/// What the system calls the state of a socket at which somebody listens.
+const LISTENING: &str = "0A";
 /// Recorded kind of claims about ports.
 pub const NETWORK_REACHABLE: &str = "network_reachable";
 
-/// Checks `network_reachable`: a TCP connection to `8089`, on this machine, or `host:8089` is taken; with
-/// `listening: false`, it is refused. Nothing is sent.
+/// Checks `network_reachable`: something listens at `8089` of this machine, whatever address of it that is, or a TCP connection
+/// to `host:8089` is taken; with `listening: false`, nothing does, or it is refused. Nothing is sent.
+///
+/// Of this machine, Linux has a list of what listens. Elsewhere, who listens at neither of the addresses `127.0.0.1` and `::1`
+/// is not seen.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PortProbe;
 
@@ -44,13 +49,13 @@ impl Probe for PortProbe {
             },
             other => return Finding::failed(format!("`{other}` is no expectation of a port")),
         };
-        let (host, port) = match address(&claim.subject) {
-            Ok(address) => address,
+        let listens = match address(&claim.subject) {
+            Ok((Some(host), port)) => takes(host, port).await,
+            Ok((None, port)) => listens_here(port).await,
             Err(why) => return Finding::failed(why),
         };
-        let listens = match TcpStream::connect((host, port)).await {
-            Ok(_) => true,
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => false,
+        let listens = match listens {
+            Ok(listens) => listens,
             // The name, the way there, or this machine: it says nothing of who listens.
             Err(error) => return Finding::unknown(format!("cannot ask for it: {error}")),
         };
@@ -72,11 +77,52 @@ pub fn check_port(subject: &str) -> Result<(), String> {
 }
 
 /// Reads a port, or a host and a port.
-fn address(subject: &str) -> Result<(&str, u16), String> {
-    let (host, port) = subject.rsplit_once(':').unwrap_or(("127.0.0.1", subject));
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+fn address(subject: &str) -> Result<(Option<&str>, u16), String> {
+    let (host, port) = match subject.rsplit_once(':') {
+        Some((host, port)) => (Some(host.trim_start_matches('[').trim_end_matches(']')), port),
+        None => (None, subject),
+    };
+    if host.is_some_and(|host| host.contains(['/', '@', ' '])) {
+        return Err(format!("`{subject}` is no port: write `8089` or `host:8089`, or `http:` for a URL"));
+    }
     match port.parse() {
-        Ok(port) if port > 0 && !host.is_empty() => Ok((host, port)),
+        Ok(port) if port > 0 && host != Some("") => Ok((host, port)),
         _ => Err(format!("`{subject}` is no port: write `8089` or `host:8089`")),
     }
+}
+
+/// Says whether a connection is taken.
+async fn takes(host: &str, port: u16) -> io::Result<bool> {
+    match TcpStream::connect((host, port)).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Says whether something listens at a port of this machine.
+///
+/// The list of the system knows all addresses, but not who is reached by a rule of its firewall; so it is called, too.
+async fn listens_here(port: u16) -> io::Result<bool> {
+    let listed = tokio::task::spawn_blocking(move || is_listed(port)).await;
+    if listed.is_ok_and(|listed| listed) {
+        return Ok(true);
+    }
+    // A machine may be without IPv6.
+    Ok(takes("127.0.0.1", port).await? || takes("::1", port).await.unwrap_or_default())
+}
+
+/// Says whether the system has somebody who listens at a port on its list; nobody if it has none (`proc_net(5)`).
+fn is_listed(port: u16) -> bool {
+    ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().any(|list| {
+        std::fs::read_to_string(list).is_ok_and(|list| list.lines().any(|line| is_listener(line, port)))
+    })
+}
+
+/// Says whether a line of the list is about somebody who listens at a port: `0: 0100007F:1F90 00000000:0000 0A ...`.
+fn is_listener(line: &str, port: u16) -> bool {
+    let mut columns = line.split_ascii_whitespace().skip(1);
+    let own = columns.next().and_then(|address| address.rsplit_once(':'));
+    let is_at = own.is_some_and(|(_, own)| u16::from_str_radix(own, 16) == Ok(port));
+    is_at && columns.nth(1) == Some(LISTENING)
 }

@@ -301,13 +301,13 @@ async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, E
         if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
     let table = &types.table;
     let bound: Vec<&(dyn ToSql + Sync)> = bound.iter().map(|text| text as &(dyn ToSql + Sync)).collect();
-    if rows.values.is_empty() {
+    let columns: Vec<String> =
+        rows.read().map(|name| format!("pg_catalog.to_json({})::text", quoted(name))).collect();
+    if columns.is_empty() {
         let text = format!("SELECT count(*) FROM {table}{condition}");
         let count: i64 = client.query_one(&text, &bound).await?.try_get(0)?;
         return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
     }
-    let columns: Vec<String> =
-        rows.values.keys().map(|name| format!("pg_catalog.to_json({})::text", quoted(name))).collect();
     let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut found = std::pin::pin!(client.query_raw(&text, bound).await?);
     let mut gathered = Gathered::default();

@@ -9,7 +9,7 @@ use crate::found::kept;
 use crate::login::is_postgres;
 use crate::postgres::PostgresProbe;
 use crate::sqlite::SqliteProbe;
-use crate::{check, fits};
+use crate::{check, fits, sign_of};
 
 /// Recorded kind of claims about rows.
 pub const DB_ROW: &str = "db_row";
@@ -64,7 +64,7 @@ impl Probe for RowProbe {
 /// What is expected of a database.
 #[derive(Debug)]
 pub(crate) enum Wanted {
-    Rows(Rows),
+    Rows(Box<Rows>),
     Query { text: String, equals: Value },
 }
 
@@ -72,8 +72,10 @@ pub(crate) enum Wanted {
 #[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) table: String,
-    /// The columns by which rows are meant.
+    /// The columns by which rows are meant, with what stands there.
     pub(crate) keys: Map<String, Value>,
+    /// Those with what that is compared with, row by row.
+    pub(crate) conditions: Map<String, Value>,
     pub(crate) values: Map<String, Value>,
     pub(crate) count: Option<Value>,
 }
@@ -83,7 +85,7 @@ pub(crate) struct Rows {
 pub(crate) enum Found {
     /// How many there are; nothing is expected of what stands in them.
     Count(u64),
-    /// What stands in the columns of which something is expected.
+    /// What stands in the [columns that are read](Rows::read).
     Rows(Gathered),
 }
 
@@ -133,13 +135,16 @@ impl Wanted {
         }
         match (expect.get("table"), expect.get("query")) {
             (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
+                let (conditions, keys) =
+                    map("where")?.into_iter().partition(|(_, value)| is_condition(value));
                 let rows = Rows {
                     table: table.clone(),
-                    keys: map("where")?,
+                    keys,
+                    conditions,
                     values: map("values")?,
                     count: count.cloned(),
                 };
-                rows.checked().map(Self::Rows)
+                Ok(Self::Rows(Box::new(rows.checked()?)))
             }
             (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
                 Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
@@ -152,30 +157,38 @@ impl Wanted {
 
 impl Rows {
     fn checked(self) -> Result<Self, Finding> {
-        for (name, value) in &self.values {
-            check(value).map_err(|error| Finding::failed(format!("`values`: column `{name}`: {error}")))?;
-        }
-        match self.keys.iter().find(|(_, value)| value.is_array() || value.is_object()) {
-            Some((name, _)) => {
-                Err(Finding::failed(format!("`where`: column `{name}` is compared with one value")))
+        for (key, map) in [("where", &self.conditions), ("values", &self.values)] {
+            for (name, value) in map {
+                let wrong = |error| Finding::failed(format!("`{key}`: column `{name}`: {error}"));
+                check(value).map_err(wrong)?;
             }
-            None => Ok(self),
         }
+        Ok(self)
+    }
+
+    /// The columns that are read: of which something is expected row by row.
+    pub(crate) fn read(&self) -> impl Iterator<Item = &String> {
+        self.conditions.keys().chain(self.values.keys())
     }
 
     /// The columns that are named.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &String> {
-        self.keys.keys().chain(self.values.keys())
+        self.keys.keys().chain(self.read())
     }
 
     /// Says what the rows that are meant come to.
     pub(crate) fn judged(&self, found: &Found) -> Result<Finding, Finding> {
+        let mut meant = Vec::new();
         let number = match found {
             Found::Count(count) => *count,
             Found::Rows(gathered) => {
                 let mut number = 0;
                 for row in &gathered.rows {
-                    number += u64::from(self.takes(row)?);
+                    let (keys, values) = row.split_at(self.conditions.len());
+                    if fit(&self.conditions, keys)? {
+                        number += u64::from(fit(&self.values, values)?);
+                        meant.push(values);
+                    }
                 }
                 number
             }
@@ -184,29 +197,15 @@ impl Rows {
             Some(count) => compared(count, &json!(number))?,
             None => number > 0,
         };
-        let first = match found {
-            Found::Rows(Gathered { rows, .. }) if self.count.is_none() => {
-                rows.first().map(|row| (rows.len(), row))
-            }
-            Found::Rows(_) | Found::Count(_) => None,
-        };
+        let first = meant.first().filter(|_| self.count.is_none() && !self.values.is_empty());
         let found = match first {
-            Some((rows, first)) => {
+            Some(first) => {
                 let columns = self.values.keys().cloned().zip(first.iter().map(kept));
-                json!({ "rows": rows, "values": columns.collect::<Map<_, _>>() })
+                json!({ "rows": meant.len(), "values": columns.collect::<Map<_, _>>() })
             }
             None => json!({ "rows": number }),
         };
         Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
-    }
-
-    fn takes(&self, row: &[Value]) -> Result<bool, Finding> {
-        for (wanted, found) in self.values.values().zip(row) {
-            if !compared(wanted, found)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// Says that there is no such table, but which there are.
@@ -223,6 +222,26 @@ impl Rows {
             None => Ok(()),
         }
     }
+}
+
+/// Says whether a value of `where` is more than what stands in the column. That is looked at row by row; it is no part of a
+/// statement.
+fn is_condition(value: &Value) -> bool {
+    match value {
+        Value::String(text) => sign_of(text).is_some(),
+        Value::Array(_) | Value::Object(_) => true,
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Says whether the values of a row are as expected, one by one.
+fn fit(expect: &Map<String, Value>, found: &[Value]) -> Result<bool, Finding> {
+    for (wanted, found) in expect.values().zip(found) {
+        if !compared(wanted, found)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Names what there is.

@@ -1,18 +1,20 @@
 //! `db_row` in SQLite files.
 //!
-//! The database is opened for reading only. Names are checked against its catalog and quoted, values are bound: nothing of
+//! The database is opened for reading only, and nothing is written beside it. Names are checked against its catalog and quoted, values are bound: nothing of
 //! a claim is ever part of the text of a statement, but for a `query`, which must be one that only reads.
 
 use async_trait::async_trait;
+use rusqlite::ffi::SQLITE_READONLY_ROLLBACK;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::types::{Value as Cell, ValueRef};
-use rusqlite::{Connection, ErrorCode, InterruptHandle, OpenFlags, params_from_iter};
+use rusqlite::{Connection, ErrorCode, InterruptHandle, params_from_iter};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use waypost::evidence::{Cost, Finding, Probe, Site, find_file};
 use waypost::record::Claim;
 
+use crate::database_file::{DatabaseFile, left_behind};
 use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
 
 /// How long a writer is waited for, within the time of the check.
@@ -42,7 +44,7 @@ const PRAGMAS: [(&str, bool); 16] = [
 ///
 /// - `ok`: it has, or does.
 /// - `failed`: it has not; there is no such file, table or column; the query does not only read.
-/// - `unknown`: it cannot be opened or is no database, the query is not understood, more than 100,000 rows or 16 MiB
+/// - `unknown`: it cannot be opened or is no database, who wrote to it was cut off, the query is not understood, more than 100,000 rows or 16 MiB
 ///   would have to be looked at.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SqliteProbe;
@@ -77,12 +79,16 @@ impl Probe for SqliteProbe {
         };
         let (told, handle) = tokio::sync::oneshot::channel();
         let work = tokio::task::spawn_blocking(move || {
-            let connection = match open(&path) {
-                Ok(connection) => connection,
-                Err(error) => return told_of(&error),
+            let database = match open(path.clone()) {
+                Ok(database) => database,
+                Err(ended) => return ended.finding,
             };
-            let _ = told.send(connection.get_interrupt_handle());
-            looked(&connection, &wanted).unwrap_or_else(|ended| ended.0)
+            let _ = told.send(database.connection.get_interrupt_handle());
+            let found = looked(&database.connection, &wanted);
+            if database.has_changed() {
+                return Finding::unknown_yet("it was written to while it was read");
+            }
+            found.unwrap_or_else(|ended| if ended.is_hot { hot(&path) } else { ended.finding })
         });
         // Who is not waited for any more ends its statement.
         let _guard = Interrupted(handle.await.ok());
@@ -104,13 +110,18 @@ impl Drop for Interrupted {
     }
 }
 
-fn open(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
+fn open(path: PathBuf) -> Result<DatabaseFile, Ended> {
+    let mut database = DatabaseFile::open(path)?;
+    let connection = &mut database.connection;
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "query_only", true)?;
     connection.authorizer(Some(allowed))?;
-    Ok(connection)
+    Ok(database)
+}
+
+/// Says that a transaction was cut off amid its writes: what it wrote must be undone before anybody can read.
+fn hot(path: &Path) -> Finding {
+    left_behind(path, "-journal", "undoes what was not finished")
 }
 
 /// Says what a statement may do: look. Attaching another file, a transaction and most pragmas are not that, though SQLite
@@ -139,17 +150,22 @@ fn told_of(error: &rusqlite::Error) -> Finding {
 }
 
 /// A finding in the place of an answer.
-struct Ended(Finding);
+struct Ended {
+    finding: Finding,
+    /// A transaction was cut off, and has to be undone.
+    is_hot: bool,
+}
 
 impl From<rusqlite::Error> for Ended {
     fn from(error: rusqlite::Error) -> Self {
-        Self(told_of(&error))
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        Self { finding: told_of(&error), is_hot: code == Some(SQLITE_READONLY_ROLLBACK) }
     }
 }
 
 impl From<Finding> for Ended {
     fn from(finding: Finding) -> Self {
-        Self(finding)
+        Self { finding, is_hot: false }
     }
 }
 
@@ -195,12 +211,12 @@ fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
         if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
     let bound: Vec<Cell> = rows.keys.values().map(cell_of).collect();
     let table = quoted(&rows.table);
-    if rows.values.is_empty() {
+    let columns: Vec<String> = rows.read().map(|name| quoted(name)).collect();
+    if columns.is_empty() {
         let text = format!("SELECT count(*) FROM {table}{condition}");
         let count: i64 = connection.query_row(&text, params_from_iter(bound), |row| row.get(0))?;
         return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
     }
-    let columns: Vec<String> = rows.values.keys().map(|name| quoted(name)).collect();
     let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut statement = connection.prepare(&text)?;
     let mut found = statement.query(params_from_iter(bound))?;

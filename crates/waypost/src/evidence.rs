@@ -52,17 +52,18 @@ mod exit;
 mod expect;
 mod files;
 mod pack;
+mod pattern;
 mod tree;
 mod verifier;
 
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
 pub use files::{
-    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, modified, read_file,
+    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, find_names, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
-pub use tree::is_pattern;
-pub(crate) use tree::reaches;
+pub(crate) use pattern::reaches;
+pub use pattern::{is_pattern, literal_path, named_by};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, Fan, FrontierEntry, Position, Status, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
 
 mod children;
 mod loops;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use waypost::engine::Snapshot;
+use waypost::evidence::literal_path;
 use waypost::record::{Phase, Record};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{RunId, StepId};
@@ -63,39 +64,47 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let (begun, ended) = times(store.as_ref(), &run, &step).await?;
     let frozen = snapshot.entry.record.record();
     let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
-    let mut written = written_between(&base, begun, ended);
+    let mask = looking::mask(&store, &snapshot, &chosen)?;
+    let written = written_between(&base, begun, ended).into_iter();
+    // A claim about one would not be made: its path would be recorded.
+    let (secret, mut written): (Vec<_>, Vec<_>) =
+        written.partition(|file| mask.contains(file.path.as_bytes()));
+    let secret = secret.len();
     let more = written.len() > SUGGESTED_MAX;
     written.truncate(SUGGESTED_MAX);
     if context.output.json {
         let evidence = written.iter().map(Written::claim).collect();
         let (run, step) = (run.to_string(), step.to_string());
-        context.output.document(&SuggestedView { v: VERSION, run, step, evidence, more })?;
+        context.output.document(&SuggestedView { v: VERSION, run, step, evidence, more, secret })?;
         return Ok(Exit::Done);
     }
-    if written.is_empty() {
-        let folder = base.display();
-        let text = format!("Step {step} wrote no file below {folder} that is there as it left it.");
-        context.output.answer(&text)?;
-        return Ok(Exit::Done);
-    }
-    let mut text = String::from("evidence:\n");
-    for file in &written {
-        let key = if file.bytes == 0 { "file" } else { "sha256" };
+    context.output.answer(&suggestion(&written, more, secret).unwrap_or_else(|| {
+        format!("Step {step} wrote no file below {} that is there as it left it.", base.display())
+    }))?;
+    Ok(Exit::Done)
+}
+
+/// Writes claims about files as they would stand in the workflow file; none if nothing was written.
+fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> {
+    let mut lines = Vec::new();
+    for file in written {
         // A text of JSON is one of YAML.
-        let path = json!(file.path);
-        text.push_str(&format!("  - {key}: {path}  # {}\n", size::shown(file.bytes)));
+        let path = json!(literal_path(&file.path));
+        lines.push(format!("  - {}: {path}  # {}", file.key(), size::shown(file.bytes)));
     }
     if more {
-        text.push_str(&format!("  # and more than {SUGGESTED_MAX} in all\n"));
+        lines.push(format!("  # and more than {SUGGESTED_MAX} in all"));
     }
-    context.output.answer(text.trim_end())?;
-    Ok(Exit::Done)
+    if secret > 0 {
+        lines.push(format!("  # left out, as their paths hold a secret: {secret}"));
+    }
+    (!lines.is_empty()).then(|| format!("evidence:\n{}", lines.join("\n")))
 }
 
 fn step_of(run: &RunId, name: &str, is_there: bool) -> Result<StepId, Error> {
     let step = StepId::new(name).ok().filter(|_| is_there);
     step.ok_or_else(|| Error::NotFound {
-        what: format!("there is no step `{name}` in run {run}"),
+        what: format!("step `{name}` in run {run}"),
         hint: Some(format!("`waypost show {run}` lists its steps")),
     })
 }
@@ -135,7 +144,11 @@ struct Written {
 
 impl Written {
     fn claim(&self) -> Value {
-        if self.bytes == 0 { json!({ "file": self.path }) } else { json!({ "sha256": self.path }) }
+        json!({ (self.key()): literal_path(&self.path) })
+    }
+
+    fn key(&self) -> &'static str {
+        if self.bytes == 0 { "file" } else { "sha256" }
     }
 }
 

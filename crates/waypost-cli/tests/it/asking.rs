@@ -146,6 +146,33 @@ steps:
     }
 }
 
+#[test]
+fn a_secret_is_known_however_an_expression_has_to_spell_it() {
+    let step = |id: &str, claim: &str| {
+        format!("  - {{id: {id}, run: 'echo x > x', continue_on_error: true, evidence: [{claim}]}}\n")
+    };
+    let given = "${{ params.one }}${{ params.two }}";
+    let rig = Rig::with(&format!(
+        "secrets: [TOKEN]\nparams: {{one: {{default: 'se*sa'}}, two: {{default: 'me.open'}}}}\nsteps:\n{}{}{}",
+        step("a", &format!("{{file: '{given}'}}")),
+        step("b", &format!("{{file: x, matches: '{given}'}}")),
+        step("c", &format!("{{file: x, newer_than: '{given}'}}")),
+    ));
+
+    let told = rig.told(
+        &rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", "se*same.open").output().unwrap(),
+    );
+
+    assert_eq!(told.matches("contains a secret, which must not be recorded").count(), 3, "{told}");
+    for entry in walk(&rig.path(".waypost")) {
+        let bytes = fs::read(&entry).unwrap();
+        for spelled in ["se[*]same.open", "se\\*same\\.open", "se\\\\*same\\\\.open"] {
+            let is_it = |window: &[u8]| window == spelled.as_bytes();
+            assert!(!bytes.windows(spelled.len()).any(is_it), "{spelled} in {}", entry.display());
+        }
+    }
+}
+
 fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
@@ -187,6 +214,7 @@ steps:
         let says = move |head: &str| match fs::read_to_string(folder.join("web")) {
             Ok(health) if head.starts_with("GET /containers/web/json ") => {
                 let known = serde_json::json!({
+                    "Name": "/web",
                     "State": { "Running": true, "Health": { "Status": health.trim() } },
                     "Config": { "Image": "nginx:1.27" },
                 });

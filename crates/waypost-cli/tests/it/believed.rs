@@ -155,7 +155,13 @@ fn evidence_is_accepted_as_it_is_found() {
         let refused = rig.call(&["evidence", "accept", "r", "a"]);
         assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
         assert!(rig.told(&refused).contains("said"), "{}", rig.told(&refused));
-        assert_eq!(rig.call(&["evidence", "accept", "r", "nobody"]).status.code(), Some(5));
+        let nobody = rig.call(&["evidence", "accept", "r", "nobody"]);
+        assert_eq!(nobody.status.code(), Some(5));
+        let nobody = rig.told(&nobody);
+        assert!(
+            nobody.contains("there is no step `nobody` in run r") && !nobody.contains("no there is"),
+            "{nobody}"
+        );
     }
 }
 
@@ -179,6 +185,27 @@ fn evidence_is_suggested_by_what_a_step_wrote() {
         &format!("steps:\n  - id: a\n    run: echo\n    {}", text.replace('\n', "\n    ")),
     );
     assert_eq!(rig.call(&["check", "other.yaml"]).status.code(), Some(0));
+}
+
+// A path that holds a secret is not shown, and no claim would be made about it; one with signs of a pattern means itself.
+#[test]
+fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
+    let rig = Rig::with(
+        "secrets: [TOK]\nsteps:\n  - {id: a, run: 'sleep 0.1; mkdir \"$TOK\"; echo x > \"$TOK/f\"; echo x > \"a*\"; sleep 0.1'}\n",
+    );
+    let call = |args: &[&str]| rig.command(args).env("TOK", "supersecretvalue").output().unwrap();
+    assert_eq!(call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+    let told = call(&["evidence", "suggest", "r", "a"]);
+    let json = call(&["evidence", "suggest", "r", "a", "--json"]);
+
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    let lines =
+        ["evidence:", "  - sha256: \"a[*]\"  # 2 B", "  # left out, as their paths hold a secret: 1\n"];
+    assert_eq!(text, lines.join("\n"));
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["evidence"], serde_json::json!([{"sha256": "a[*]"}]));
+    assert_eq!(json["secret"], 1);
 }
 
 // What happened: a retry of dead letters asked a person about a step that may simply run again, and "done" ran it. What stops

@@ -183,3 +183,76 @@ fn many_verifiers_of_one_run_agree_and_disturb_nobody() {
     assert!(fails.iter().all(|found| *found == fails[0] && found.0 == Some(4)), "{fails:?}");
     assert_eq!(rig.json(&["checkpoints", "r", "--json"]), before, "whoever looks changes nothing");
 }
+
+#[test]
+fn what_an_expression_gives_is_no_pattern() {
+    let each = |evidence: &str| {
+        format!(
+            "steps: [{{id: each, foreach: {{items: [a1, 'a?', 'a*'], as: x, max_parallel: 1, steps: [{{id: mk, run: 'test $X != a1 || echo 1 > f-$X.csv', env: {{X: '${{{{ x }}}}'}}, evidence: [{evidence}]}}]}}}}]\n"
+        )
+    };
+    for evidence in ["{file: 'f-${{ x }}.csv', size: '> 0'}", "{sha256: 'f-${{ x }}.csv'}"] {
+        let rig = Rig::with(&each(evidence));
+        assert_eq!(code_of(&rig, &RUN), Some(3), "{evidence}: the file of one item is not that of another");
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+        assert_eq!(letters["items"].as_array().map(Vec::len), Some(2), "{letters}");
+    }
+    let rig = Rig::with(
+        &each("{file: '*-${{ x }}.c?v', count: 1}")
+            .replace("test $X != a1 || ", "")
+            .replace("f-$X.csv", "\"f-$X.csv\""),
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(0), "what is written is a pattern");
+}
+
+#[test]
+fn what_an_expression_gives_is_no_comparison() {
+    let evidence = |claim: &str, given: &str| {
+        let flow = format!(
+            "steps: [{{id: a, run: 'echo \"v={given}\" >> $WAYPOST_OUTPUT; echo 77 > out; echo \"{{\\\"id\\\": 77}}\" > j', evidence: [{claim}]}}]\n"
+        );
+        code_of(&Rig::with(&flow), &RUN)
+    };
+    for given in ["!= x", "~ .", "> 5", "=~ .", "[1, 77]"] {
+        for claim in [
+            "{json: j, path: $.id, value: '${{ steps.a.outputs.v }}'}",
+            "{json: j, path: $.id, value: [1, '${{ steps.a.outputs.v }}']}",
+            "{file: j, json: {$.id: '${{ steps.a.outputs.v }}'}}",
+            "{file: out, size: ' ${{ steps.a.outputs.v }}'}",
+            "{file: out, lines: '${{ steps.a.outputs.v }}'}",
+            "{file: out, matches: '^${{ steps.a.outputs.v }}'}",
+            "{command: cat out, stdout: '~ ^${{ steps.a.outputs.v }}'}",
+        ] {
+            assert_eq!(evidence(claim, given), Some(4), "{claim} with `{given}`");
+        }
+    }
+    for (claim, given) in [
+        ("{json: j, path: $.id, value: '> ${{ steps.a.outputs.v }}'}", "76"),
+        ("{json: j, path: $.id, value: '!= ${{ steps.a.outputs.v }}'}", "~ ."),
+        ("{json: j, path: $.id, value: '~ ^${{ steps.a.outputs.v }}.$'}", "7"),
+        ("{json: j, path: $.id, value: '${{ steps.a.outputs.v }}'}", "77"),
+        ("{file: out, size: '< ${{ steps.a.outputs.v }}'}", "1 KiB"),
+        ("{command: 'echo \"> 5\"', stdout: '${{ steps.a.outputs.v }}'}", "> 5"),
+    ] {
+        assert_eq!(evidence(claim, given), Some(0), "{claim} with `{given}`");
+    }
+}
+
+#[test]
+fn one_file_counts_once_however_it_is_spelled() {
+    let step = "echo \"v=./x\" >> $WAYPOST_OUTPUT; touch x; ln -s x y";
+    for other in ["'${{ steps.a.outputs.v }}'", "'.//${{ steps.a.outputs.v }}'", "y"] {
+        let evidence = format!("{{at_least: 2, of: [{{file: x}}, {{file: {other}}}, {{file: none}}]}}");
+        assert_eq!(run_with(&evidence, step).1, Some(4), "{other}");
+    }
+    let (_, code) = run_with("{at_least: 2, of: [{file: x}, {file: x, type: file}, {file: none}]}", step);
+    assert_eq!(code, Some(0), "what says more is another claim");
+}
+
+#[test]
+fn a_claim_that_cannot_be_made_is_evidence_that_does_not_hold() {
+    for text in ["${{ steps.a.outputs.none }}", "${{ steps.a.outputs.v | int + 1 }}"] {
+        let (rig, code) = run_with(&format!("[{{file: '{text}'}}]"), "echo v=x >> $WAYPOST_OUTPUT");
+        assert_eq!(code, Some(4), "{text}: {}", rig.told(&rig.call(&["why", "r", "a"])));
+    }
+}

@@ -13,20 +13,25 @@ use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked};
 
 const DIGEST: &str = "sha256:aaaa";
 
-fn container(state: Value) -> Value {
-    json!({ "Id": "c0ffee", "State": state, "Image": DIGEST, "Config": { "Image": "nginx:1.27" } })
+fn container(name: &str, state: Value) -> Value {
+    json!({ "Id": "c0ffee", "Name": format!("/{name}"), "State": state, "Image": DIGEST, "Config": { "Image": "nginx:1.27" } })
 }
 
 /// Says what an engine says of the containers that it has.
 fn says(head: &str) -> Reply {
+    let first = head.lines().next().unwrap_or_default();
+    let asked = first.split('/').nth(2).unwrap_or_default();
+    // The beginning of an id is enough to engines.
+    let name = if asked.starts_with("c0") { "other" } else { asked };
     let running = |more: Value| {
         let mut state = json!({ "Status": "running", "Running": true, "Paused": false, "Restarting": false });
         state.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        container(state)
+        container(name, state)
     };
-    let known = match head.lines().next().unwrap_or_default() {
+    let known = match first {
         "GET /containers/web/json HTTP/1.1" => running(json!({ "Health": { "Status": "healthy" } })),
-        "GET /containers/c0ffee/json HTTP/1.1" => running(json!({})),
+        "GET /containers/c0ffee/json HTTP/1.1" | "GET /containers/c0/json HTTP/1.1" => running(json!({})),
+        "GET /containers/nameless/json HTTP/1.1" => json!({ "State": { "Running": true } }),
         "GET /containers/sick/json HTTP/1.1" => running(json!({ "Health": { "Status": "unhealthy" } })),
         "GET /containers/new/json HTTP/1.1" => running(json!({ "Health": { "Status": "starting" } })),
         "GET /containers/unasked/json HTTP/1.1" => running(json!({ "Health": { "Status": "none" } })),
@@ -36,7 +41,7 @@ fn says(head: &str) -> Reply {
             running(json!({ "Status": "restarting", "Restarting": true }))
         }
         "GET /containers/ended/json HTTP/1.1" => {
-            container(json!({ "Status": "exited", "Running": false, "ExitCode": 137 }))
+            container(name, json!({ "Status": "exited", "Running": false, "ExitCode": 137 }))
         }
         "GET /containers/odd/json HTTP/1.1" => json!({ "State": { "Up": 1 } }),
         "GET /containers/list/json HTTP/1.1" => json!([]),
@@ -53,6 +58,9 @@ fn cases() -> Vec<Case> {
     vec![
         at("web", json!(null), OK),
         at("c0ffee", json!(null), OK),
+        at("c0", json!(null), FAILED),
+        at("c0", json!({ "running": false }), FAILED),
+        at("nameless", json!(null), UNKNOWN),
         at("web", json!({ "running": true }), OK),
         at("web", json!({ "running": false }), FAILED),
         at("ended", json!(null), FAILED),

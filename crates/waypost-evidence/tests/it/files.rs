@@ -1,8 +1,9 @@
 //! Files: modes, JSON in them, times, and patterns.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -67,6 +68,15 @@ pub(crate) fn cases() -> Vec<Case> {
         file("../*", json!(null), FAILED),
         file("/etc/*", json!({ "absent": true }), FAILED),
         file("a.json", json!({ "count": 1 }), UNKNOWN),
+        file("odd/*", json!({ "count": 3 }), OK),
+        file("odd/*", json!({ "count": "> 3" }), FAILED),
+        file("odd/lost", json!(null), FAILED),
+        file("odd/l*", json!(null), FAILED),
+        file("odd/l*", json!({ "type": "symlink" }), OK),
+        file("odd/l*", json!({ "absent": true }), OK),
+        file("odd/p*", json!(null), FAILED),
+        file("odd/[*]", json!({ "contains": "star" }), OK),
+        file("odd/[?]", json!(null), FAILED),
         sha("folder", json!(null), FAILED),
         sha("folder", json!("0".repeat(64)), FAILED),
         sha("folder", json!(format!("tree:{}", "0".repeat(64))), FAILED),
@@ -82,6 +92,15 @@ pub(crate) fn world(folder: &Path) {
     for (name, text) in [("a", "id,1"), ("b", "id,two"), ("c", "id,three")] {
         fs::write(folder.join("many").join(name).with_extension("csv"), text).unwrap();
     }
+    // A folder, a file, and a link to one; what is neither.
+    let odd = |name: &str| folder.join("odd").join(name);
+    fs::create_dir_all(odd("folder")).unwrap();
+    fs::write(odd("*"), "star").unwrap();
+    symlink("*", odd("within")).unwrap();
+    symlink("nowhere", odd("lost")).unwrap();
+    symlink("around", odd("around")).unwrap();
+    symlink("/etc/passwd", odd("out")).unwrap();
+    assert!(Command::new("mkfifo").arg(odd("pipe")).status().unwrap().success());
     fs::write(folder.join("new.txt"), "").unwrap();
     let old = fs::File::create(folder.join("old.txt")).unwrap();
     old.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();

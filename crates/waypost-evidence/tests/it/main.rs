@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
-use waypost::evidence::{ARTIFACT_EXISTS, Site, Verifier};
+use waypost::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, Verifier};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost_evidence::{DB_ROW, Environment, JSON_VALUE, NETWORK_REACHABLE, fits, verifier};
 
@@ -140,6 +140,9 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         json_at("$.", json!(3), FAILED),
         json_at("$[x]", json!(3), FAILED),
         json_at("$.n", json!([]), FAILED),
+        (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 4 }), FAILED),
+        (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
+        (ARTIFACT_EXISTS, "twice.json".to_owned(), json!({ "json": { "$.n": 4 } }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n" }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "value": 3 }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!(null), FAILED),
@@ -184,6 +187,7 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         net(closed.to_string(), json!({ "listening": false }), OK),
         net("0".to_owned(), json!(null), FAILED),
         net("http".to_owned(), json!(null), FAILED),
+        net(format!("http://127.0.0.1:{port}"), json!(null), FAILED),
         net(":80".to_owned(), json!(null), FAILED),
         net("70000".to_owned(), json!({ "listening": false }), FAILED),
         net(port.to_string(), json!({ "listening": "yes" }), FAILED),
@@ -196,6 +200,7 @@ fn world(folder: &Path) {
     fs::write(folder.join("a.txt"), "one\ntwo\nthree\n").unwrap();
     fs::write(folder.join("a.json"), r#"{"n": 3, "none": null, "list": [{"name": "a"}, {"name": "b"}]}"#)
         .unwrap();
+    fs::write(folder.join("twice.json"), r#"{"n": 3, "in": [{"a": 1, "a": 2}], "n": 4}"#).unwrap();
     fs::create_dir(folder.join("folder")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", folder.join("out")).unwrap();
     let connection = Connection::open(folder.join("a.db")).unwrap();
@@ -277,11 +282,117 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(DB_ROW, "gone.db", json!({ "table": "jobs", "where": { "id": 1 } })),
         not(DB_ROW, "a.db", json!({ "table": "jbos", "where": { "id": 1 } })),
         not(DB_ROW, "a.db", json!({ "table": "jobs", "where": { "di": 1 } })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "contains": "x" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "matches": "x" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "lines": 0 })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "size": 0 })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "mode": "0644" })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "json": { "$.n": 3 } })),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "newer_than": "a.txt" })),
+        not(ARTIFACT_EXISTS, "gone/*.txt", json!({ "contains": "x" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "type": "file", "contains": "x" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "size": 3 })),
+        not(JSON_VALUE, "twice.json", json!({ "path": "$.n", "value": 5 })),
+        not(FILE_SHA256, "gone.txt", json!("0".repeat(64))),
+        not(FILE_SHA256, "gone/*.txt", json!("0".repeat(64))),
     ]);
 
     let checked =
         runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
 
     let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed; 10], "{checked:?}");
+    assert_eq!(verdicts, [Verdict::Failed; 23], "{checked:?}");
+}
+
+#[test]
+fn the_opposite_of_being_there_holds_where_nothing_is() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let not = |kind: &str, subject: &str, expect: Value| {
+        let terms = Terms { not: true, ..Terms::default() };
+        Claim { expect, ..Claim::new(kind, subject) }.on_terms(terms)
+    };
+    let pack = Pack::all([
+        not(ARTIFACT_EXISTS, "gone.txt", json!(null)),
+        not(ARTIFACT_EXISTS, "gone/*.txt", json!(null)),
+        not(ARTIFACT_EXISTS, "gone.txt", json!({ "type": "file" })),
+        not(ARTIFACT_EXISTS, "folder", json!({ "type": "file" })),
+        not(ARTIFACT_EXISTS, "a.txt", json!({ "size": 0, "contains": "one" })),
+        not(ARTIFACT_EXISTS, "a.txt", json!({ "mode": "7777", "lines": 3 })),
+        not(FILE_SHA256, "a.txt", json!("0".repeat(64))),
+    ]);
+
+    let checked =
+        runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
+
+    let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Ok; 7], "{checked:?}");
+}
+
+#[test]
+fn whoever_listens_at_any_address_of_this_machine_is_seen() {
+    // Not every machine has IPv6; all of this network is here.
+    for address in ["127.0.0.1:0", "127.8.0.9:0", "[::1]:0"] {
+        let Ok(listener) = std::net::TcpListener::bind(address) else { continue };
+        let port = listener.local_addr().unwrap().port();
+        let claim = |expect: Value| Claim { expect, ..Claim::new(NETWORK_REACHABLE, port.to_string()) };
+        let verifier = verifier(Environment::inherited());
+        let verdict = |expect: Value| checked(&verifier, claim(expect)).verdict;
+
+        assert_eq!(verdict(json!(null)), Verdict::Ok, "{address}");
+        assert_eq!(verdict(json!({ "listening": false })), Verdict::Failed, "{address}");
+        drop(listener);
+        assert_eq!(verdict(json!(null)), Verdict::Failed, "{address}");
+        assert_eq!(verdict(json!({ "listening": false })), Verdict::Ok, "{address}");
+    }
+}
+
+#[test]
+fn a_key_that_stands_twice_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let claim = Claim::new(JSON_VALUE, "twice.json").expecting(json!({ "path": "$.n", "value": 4 }));
+
+    let checked = verifier(Environment::inherited());
+    let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
+
+    let why = checked.claims[0].error.clone().unwrap();
+    assert!(why.contains("has the key `a` twice, and it is not plain which of them counts"), "{why}");
+}
+
+#[test]
+fn a_null_that_is_found_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let claim = Claim::new(JSON_VALUE, "a.json").expecting(json!({ "path": "$.none", "value": 3 }));
+
+    let checked = verifier(Environment::inherited());
+    let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
+
+    assert_eq!(checked.claims[0].error.as_deref(), Some("it is null"));
+}
+
+#[test]
+fn what_no_number_and_no_status_can_be_is_no_expectation_of_one() {
+    for good in [json!(0), json!("3"), json!("> 0"), json!(">= 1K"), json!("~ ^1"), json!([1, "> 5"])] {
+        assert!(waypost_evidence::check_count(&good).is_ok(), "{good}");
+    }
+    for bad in [
+        json!("lots"),
+        json!(""),
+        json!(-1),
+        json!(1.5),
+        json!("!= lots"),
+        json!("> "),
+        json!([1, "x"]),
+        json!(null),
+    ] {
+        assert!(waypost_evidence::check_count(&bad).is_err(), "{bad}");
+    }
+    for good in [json!(200), json!("200"), json!("< 400"), json!([200, 404]), json!("~ ^2")] {
+        assert!(waypost_evidence::check_status(&good).is_ok(), "{good}");
+    }
+    for bad in [json!("ok"), json!("2xx"), json!(2000), json!("> 599"), json!([200, 99]), json!(null)] {
+        assert!(waypost_evidence::check_status(&bad).is_err(), "{bad}");
+    }
 }

@@ -1,7 +1,8 @@
 //! Traps for claims about SQLite databases.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -58,7 +59,21 @@ fn cases() -> Vec<Case> {
         row(json!({ "table": "jobs", "where": { "state": "x'); DROP TABLE jobs; --" } }), FAILED),
         row(json!({ "table": "jobs", "where": { "id": "1 OR 1=1" } }), FAILED),
         row(json!({ "table": "jobs", "where": { "rowid": 1 } }), FAILED),
-        row(json!({ "table": "jobs", "where": { "id": [1, 2] } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": [1, 2] }, "count": 2 }), OK),
+        row(json!({ "table": "jobs", "where": { "id": [] } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": { "a": 1 } } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": "> many" } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": "> 1" }, "count": 0 }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": "> 1" }, "count": 1 }), OK),
+        row(json!({ "table": "jobs", "where": { "id": "> 1" } }), OK),
+        row(json!({ "table": "jobs", "where": { "id": "> 2" } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": "> 1", "state": "~ ^o" }, "values": { "id": 2 } }), OK),
+        row(json!({ "table": "jobs", "where": { "id": "> 1" }, "values": { "state": "done" } }), FAILED),
+        row(json!({ "table": "jobs", "where": { "id": 1, "state": "!= done" }, "count": 0 }), OK),
+        row(json!({ "table": "jobs", "where": { "state": "= done" }, "count": 1 }), OK),
+        row(json!({ "table": "jobs", "where": { "state": "!= x' OR 1=1 --" }, "count": 2 }), OK),
+        row(json!({ "table": "many", "where": { "n": "> 5" } }), UNKNOWN),
+        row(json!({ "table": "many", "where": { "n": 5 }, "count": "> 0" }), OK),
         row(json!({ "table": "jobs", "values": { "id": "> many" }, "where": { "id": 9 } }), FAILED),
         row(json!({ "table": "many", "count": 100_001 }), OK),
         row(json!({ "table": "many", "values": { "n": 1 } }), UNKNOWN),
@@ -134,4 +149,74 @@ fn what_is_not_there_is_told_with_what_is() {
         why(json!({ "table": "t00", "where": { "c": 1 } })),
         "table `t00` has no column `c`: it has `a`, `b`"
     );
+}
+
+/// What is in a folder, with when it was last written. Of an index only that it is there: within one process all share it, and
+/// this test has the database open itself.
+fn listed(folder: &Path) -> Vec<(String, Vec<u8>, SystemTime)> {
+    let look = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let entry = |path: PathBuf| {
+        let name = path.to_string_lossy().into_owned();
+        match name.ends_with("-shm") {
+            true => (name, Vec::new(), SystemTime::UNIX_EPOCH),
+            false => (name, fs::read(&path).unwrap_or_default(), look(&path)),
+        }
+    };
+    let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|found| entry(found.unwrap().path())).collect();
+    all.push((String::new(), Vec::new(), look(folder)));
+    all.sort();
+    all
+}
+
+/// A database with a log, still open, of which one row is in the log alone.
+fn logged(path: &Path) -> Connection {
+    let connection = Connection::open(path).unwrap();
+    let text = "PRAGMA journal_mode = wal; CREATE TABLE t (a); INSERT INTO t VALUES (1);
+        PRAGMA wal_checkpoint(TRUNCATE); INSERT INTO t VALUES (2);";
+    connection.execute_batch(text).unwrap();
+    connection
+}
+
+#[test]
+fn a_check_writes_nothing_beside_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["closed", "open", "cut", "torn", "hot"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    drop(logged(&at("closed/a?#%.db")));
+    let open = logged(&at("open/a.db"));
+    for (source, target) in
+        [("a.db", "cut"), ("a.db-wal", "cut"), ("a.db-shm", "cut"), ("a.db", "torn"), ("a.db-wal", "torn")]
+    {
+        fs::copy(at("open").join(source), at(target).join(source)).unwrap();
+    }
+    let within = Connection::open(at("hot.db")).unwrap();
+    let text = "CREATE TABLE t (a); INSERT INTO t VALUES (1); PRAGMA cache_size = 1; BEGIN;
+        INSERT INTO t SELECT hex(zeroblob(9000)) FROM (VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9));";
+    within.execute_batch(text).unwrap();
+    fs::copy(at("hot.db"), at("hot/a.db")).unwrap();
+    fs::copy(at("hot.db-journal"), at("hot/a.db-journal")).unwrap();
+
+    let cases: [(&str, &str, Verdict, Option<&str>); 5] = [
+        ("closed", "a[?]#%.db", Verdict::Ok, None),
+        ("open", "a.db", Verdict::Ok, None),
+        ("cut", "a.db", Verdict::Ok, None),
+        ("torn", "a.db", Verdict::Unknown, Some("left `a.db-wal`")),
+        ("hot", "a.db", Verdict::Unknown, Some("left `a.db-journal`")),
+    ];
+    for (name, file, verdict, why) in cases {
+        let before = listed(&at(name));
+        let claim = Claim::new(DB_ROW, format!("{name}/{file}"));
+        let pack = Pack::all([claim.expecting(json!({ "table": "t", "where": { "a": 2 } }))]);
+
+        let verified = verifier(Environment::inherited());
+        let found = runtime().block_on(verified.verify(&pack, &Site::beneath(folder.path())));
+
+        assert_eq!(found.verdict(), verdict, "{name}: {found:?}");
+        let error = found.claims[0].error.clone().unwrap_or_default();
+        assert!(why.is_none_or(|why| error.contains(why)), "{name}: {error}");
+        assert!(listed(&at(name)) == before, "{name}: a check writes nothing");
+    }
+    drop((open, within));
 }

@@ -14,6 +14,7 @@ mod names;
 mod rewrite;
 mod scope;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -229,12 +230,33 @@ impl Template {
         }
     }
 
+    /// Returns the texts around its expressions.
+    pub(crate) fn written(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Text(range) => Some(&self.text[range.clone()]),
+            Part::Hole(..) => None,
+        })
+    }
+
     /// Fills the holes: text as it is, numbers and truth values plainly, lists and maps as JSON.
     ///
     /// # Errors
     /// A name that is missing, a value that does not fit, or null, which has no text.
     pub fn render(&self, scope: &Scope) -> Result<String, ExprError> {
-        self.filled(scope, true)
+        self.filled(scope, true, |text| text.into())
+    }
+
+    /// As [`Template::render`], with what the holes come to written as `literal` writes it: so that it means only itself in
+    /// a text that has signs.
+    ///
+    /// # Errors
+    /// As [`Template::render`].
+    pub(crate) fn render_literal(
+        &self,
+        scope: &Scope,
+        literal: impl Fn(&str) -> Cow<'_, str>,
+    ) -> Result<String, ExprError> {
+        self.filled(scope, true, literal)
     }
 
     /// As [`Template::render`], for what a process is given as a variable or a word: those end at a NUL.
@@ -242,10 +264,15 @@ impl Template {
     /// # Errors
     /// As [`Template::render`]; a value that holds a NUL.
     pub(crate) fn render_word(&self, scope: &Scope) -> Result<String, ExprError> {
-        self.filled(scope, false)
+        self.filled(scope, false, |text| text.into())
     }
 
-    fn filled(&self, scope: &Scope, takes_nul: bool) -> Result<String, ExprError> {
+    fn filled(
+        &self,
+        scope: &Scope,
+        takes_nul: bool,
+        written: impl Fn(&str) -> Cow<'_, str>,
+    ) -> Result<String, ExprError> {
         let mut out = String::with_capacity(self.text.len());
         for part in self.parts.iter() {
             match part {
@@ -263,8 +290,8 @@ impl Template {
                             "have the step that gives it encode it, or write it to a file and give the path";
                         return Err(expression.error(scope, why, Some(help.to_owned())));
                     }
-                    Value::String(text) => out.push_str(&text),
-                    value => out.push_str(&value.to_string()),
+                    Value::String(text) => out.push_str(&written(&text)),
+                    value => out.push_str(&written(&value.to_string())),
                 },
             }
         }

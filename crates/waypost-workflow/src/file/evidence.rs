@@ -4,6 +4,7 @@
 //! to be wrong before anything runs is wrong here: a claim that nothing could satisfy, and a list that asks for nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 use waypost::evidence::{ARTIFACT_EXISTS, CLAIMS_MAX, COMMAND_EXIT, FILE_SHA256, is_pattern};
@@ -84,9 +85,9 @@ static KINDS: [KindOfEvidence; 10] = [
             ("contains", Wanted::Texts),
             ("matches", Wanted::Pattern),
             ("json", Wanted::Paths),
-            ("lines", Wanted::Compared),
+            ("lines", Wanted::Count),
             ("newer_than", Wanted::Older),
-            ("count", Wanted::Compared),
+            ("count", Wanted::Count),
             ("absent", Wanted::True),
         ],
     },
@@ -121,7 +122,7 @@ static KINDS: [KindOfEvidence; 10] = [
             ("table", Wanted::Text),
             ("where", Wanted::Columns),
             ("values", Wanted::Columns),
-            ("count", Wanted::Fit),
+            ("count", Wanted::Count),
             ("query", Wanted::Text),
             ("equals", Wanted::Fit),
         ],
@@ -154,7 +155,7 @@ static KINDS: [KindOfEvidence; 10] = [
             ("pid_file", Wanted::File),
             ("args", Wanted::Compared),
             ("user", Wanted::User),
-            ("count", Wanted::Compared),
+            ("count", Wanted::Count),
         ],
     },
     KindOfEvidence {
@@ -195,19 +196,35 @@ pub struct ClaimTemplate {
 pub enum Expected {
     /// As it stands.
     Plain(Value),
-    /// What the expressions in it come to.
-    Filled(Template),
+    /// What the expressions in it come to, which is data: no sign of the language that the text is written in.
+    Filled(Template, Language),
     /// All of these.
     List(Vec<Self>),
     /// All of these, by name.
     Map(Vec<(String, Self)>),
 }
 
+/// The language that an expectation is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    /// None: it is taken as it stands.
+    Text,
+    /// A value, a comparison or a regular expression.
+    Comparison,
+    /// A size, or a comparison with one.
+    Size,
+    /// A regular expression.
+    Pattern,
+    /// A path.
+    Path,
+}
+
 impl Expected {
-    fn templates(&self) -> Vec<&Template> {
+    /// Returns the texts in it that hold expressions.
+    pub(crate) fn templates(&self) -> Vec<&Template> {
         match self {
             Self::Plain(_) => Vec::new(),
-            Self::Filled(template) => vec![template],
+            Self::Filled(template, _) => vec![template],
             Self::List(items) => items.iter().flat_map(Self::templates).collect(),
             Self::Map(entries) => entries.iter().flat_map(|(_, value)| value.templates()).collect(),
         }
@@ -325,6 +342,13 @@ fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
             for aside in ["name", "metadata", "timeout", "within"] {
                 map.shift_remove(aside);
             }
+            // A path has many spellings.
+            if let Some((key, Value::String(path))) = map.iter_mut().next()
+                && kind_of(key).is_some_and(|kind| kind.about == About::Path)
+            {
+                let parts = Path::new(&*path).components().filter(|part| *part != Component::CurDir);
+                *path = parts.collect::<PathBuf>().to_string_lossy().into_owned();
+            }
         }
         if seen.contains(&says) {
             checker.wrong(item, "this claim stands twice, and would count twice", "remove one of them");
@@ -430,9 +454,7 @@ fn claim<'n>(
 
 /// How many files there are is a question only where several can be meant.
 fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
-    let Some(subject) = subject.filter(|subject| subject.is_plain() && !is_pattern(subject.as_str())) else {
-        return;
-    };
+    let Some(subject) = subject.filter(|subject| !subject.written().any(is_pattern)) else { return };
     if let Some(place) = fields.get("count") {
         let message = format!("`{}` names one file, of which there is no `count`", subject.as_str());
         checker.wrong(place, message, "write a pattern, as `out/*.csv`, or remove `count`");

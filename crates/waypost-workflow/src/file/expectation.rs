@@ -1,15 +1,16 @@
 //! What may be expected in a claim of evidence, as far as that is known before anything runs.
 
+use std::fmt::Display;
 use std::path::{Component, Path};
 
 use serde_json::Value;
 use waypost::evidence::{check_mode, check_size};
-use waypost_evidence::{check_header, check_path, check_query};
+use waypost_evidence::{check_count, check_header, check_path, check_query, check_status, sign_of};
 
 use super::about::About;
 use super::body::holds_expression;
 use super::checker::Checker;
-use super::evidence::{Expected, KindOfEvidence};
+use super::evidence::{Expected, KindOfEvidence, Language};
 use super::fields::Fields;
 use super::node::{Kind, Node};
 use super::remote::incomplete;
@@ -45,6 +46,10 @@ pub(super) enum Wanted {
     Columns,
     /// An exit code, or a comparison with one.
     Code,
+    /// How many there are, or a comparison with that.
+    Count,
+    /// The status of an answer, or a comparison with one.
+    Status,
     /// What something that is never null can be compared with.
     Compared,
     /// A user, by name or number.
@@ -65,6 +70,37 @@ pub(super) enum Wanted {
     Paths,
 }
 
+impl Wanted {
+    /// Returns what of it is more than data.
+    fn language(self) -> Language {
+        match self {
+            Self::Size => Language::Size,
+            Self::Fit
+            | Self::Compared
+            | Self::Count
+            | Self::Status
+            | Self::Code
+            | Self::Columns
+            | Self::Headers
+            | Self::Paths => Language::Comparison,
+            Self::Pattern => Language::Pattern,
+            Self::File | Self::Older => Language::Path,
+            Self::Word(_)
+            | Self::Digest
+            | Self::Text
+            | Self::Texts
+            | Self::Path
+            | Self::Truth
+            | Self::True
+            | Self::Query
+            | Self::User
+            | Self::Mode
+            | Self::Variables
+            | Self::Map => Language::Text,
+        }
+    }
+}
+
 /// The exit codes that are expected of the step.
 pub(super) fn codes<'n>(
     checker: &mut Checker<'_>,
@@ -81,7 +117,7 @@ pub(super) fn codes<'n>(
         if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
             let template = checker.template(item, "exit")?;
             texts.push((template.clone(), item));
-            codes.push(Expected::Filled(template));
+            codes.push(Expected::Filled(template, Language::Text));
             has_zero = true;
             continue;
         }
@@ -112,11 +148,14 @@ pub(super) fn expectations<'n>(
             (Kind::Null, Wanted::Fit) => Some(Expected::Plain(Value::Null)),
             // Which variables a program needs is known before it runs.
             (_, Wanted::Variables) => Some(Expected::Plain(node.to_json())),
-            _ => value(checker, name, node, texts),
+            _ => value(checker, (name, wanted.language()), node, texts),
         };
         let Some(value) = value else { continue };
         if let Expected::Plain(plain) = &value {
             check(checker, (name, *wanted), node, plain);
+            if matches!(wanted.language(), Language::Comparison | Language::Size) {
+                unclear_signs(checker, name, node, plain);
+            }
         }
         found.push(((*name).to_owned(), value));
     }
@@ -134,7 +173,7 @@ pub(super) fn expectations<'n>(
 /// A value with the expressions in it.
 fn value<'n>(
     checker: &mut Checker<'_>,
-    what: &str,
+    (what, language): (&str, Language),
     node: &'n Node,
     texts: &mut Vec<(Template, &'n Node)>,
 ) -> Option<Expected> {
@@ -149,20 +188,23 @@ fn value<'n>(
         }
         Kind::Text(text) if text.contains("${{") => {
             let template = checker.template(node, what)?;
+            if matches!(language, Language::Comparison | Language::Size) {
+                unclear_sign(checker, what, node, template.as_str());
+            }
             texts.push((template.clone(), node));
-            Some(Expected::Filled(template))
+            Some(Expected::Filled(template, language))
         }
         Kind::List(items) if items.is_empty() => {
             checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
             None
         }
         Kind::List(items) if holds_expression(&node.to_json()) => {
-            let items = items.iter().map(|item| value(checker, what, item, texts));
+            let items = items.iter().map(|item| value(checker, (what, language), item, texts));
             Some(Expected::List(items.collect::<Option<_>>()?))
         }
         Kind::Map(entries) if holds_expression(&node.to_json()) => {
             let entry = |(key, node): &'n (Node, Node)| {
-                Some((key.key_text().to_owned(), value(checker, what, node, texts)?))
+                Some((key.key_text().to_owned(), value(checker, (what, language), node, texts)?))
             };
             Some(Expected::Map(entries.iter().map(entry).collect::<Option<_>>()?))
         }
@@ -247,6 +289,27 @@ fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found
     }
 }
 
+/// Sees in all texts of a value that they are plain, or comparisons beyond doubt.
+fn unclear_signs(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
+    match plain {
+        Value::String(text) => unclear_sign(checker, name, node, text),
+        Value::Array(items) => items.iter().for_each(|item| unclear_signs(checker, name, node, item)),
+        Value::Object(map) => map.values().for_each(|value| unclear_signs(checker, name, node, value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Sees that a blank follows a sign: a text may begin with one, too.
+fn unclear_sign(checker: &mut Checker<'_>, name: &str, node: &Node, text: &str) {
+    let Some(sign) = sign_of(text) else { return };
+    let rest = &text[sign.len()..];
+    if !rest.starts_with(char::is_whitespace) {
+        let message = format!("`{name}`: after `{sign}` there is no blank in `{text}`");
+        let help = format!("write `\"{sign} {rest}\"`; if that text itself is meant, `\"= {text}\"`");
+        checker.wrong(node, message, &help);
+    }
+}
+
 /// Says whether something can be an exit code that is so.
 fn is_code(expect: &Value) -> bool {
     match expect {
@@ -266,27 +329,29 @@ fn holds_null(expect: &Value) -> bool {
 
 /// Sees whether a plain value can be what is expected.
 fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
-    let text = |checker: &mut Checker<'_>| {
-        if plain.as_str().is_none_or(|text| text.is_empty()) {
-            checker.mismatch(node, name, "text", "write a text, in quotes");
-        }
+    let text = |checker: &mut Checker<'_>| match plain.as_str() {
+        Some("") => checker.wrong(node, format!("`{name}` is empty"), "write a text, in quotes"),
+        Some(_) => {}
+        None => checker.mismatch(node, name, "text", "write a text, in quotes"),
     };
     match wanted {
         Wanted::Code if !is_code(plain) => {
             let help = "write `exit: 0`, `exit: [0, 1]` or `exit: \"> 0\"`";
             checker.wrong(node, format!("`{name}` must be an exit code, 0 to 255"), help);
         }
+        Wanted::Count => {
+            let help = "write `3`, `\"> 0\"`, or a list of which one fits";
+            refuse(checker, (name, node), check_count(plain), help);
+        }
+        Wanted::Status => {
+            let help = "write one from 100 to 599, `\"< 400\"`, or a list of which one fits";
+            refuse(checker, (name, node), check_status(plain), help);
+        }
         Wanted::Compared if holds_null(plain) => {
             checker.wrong(node, format!("`{name}` is never null"), "write `''` for no text");
         }
         Wanted::Mode => {
-            if let Err(error) = check_mode(plain) {
-                checker.wrong(
-                    node,
-                    format!("`{name}`: {error}"),
-                    "write the octal digits in quotes: `\"0644\"`",
-                );
-            }
+            refuse(checker, (name, node), check_mode(plain), "write the octal digits in quotes: `\"0644\"`");
         }
         Wanted::File => match plain.as_str() {
             Some(path) if !path.is_empty() => inside(checker, node, path),
@@ -305,10 +370,8 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             }
         }
         Wanted::Fit | Wanted::Code | Wanted::Compared => {
-            if let Err(error) = waypost_evidence::check(plain) {
-                let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
-                checker.wrong(node, format!("`{name}`: {error}"), help);
-            }
+            let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
+            refuse(checker, (name, node), waypost_evidence::check(plain), help);
         }
         Wanted::Text => text(checker),
         Wanted::Query => {
@@ -352,9 +415,8 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
         Wanted::Headers | Wanted::Paths => fits_by_name(checker, (name, wanted), node, plain),
         Wanted::Word(words) => drop(checker.word(node, name, words)),
         Wanted::Size => {
-            if let Err(error) = check_size(plain) {
-                checker.wrong(node, format!("`{name}`: {error}"), "write `12`, `\"> 0\"` or `\">= 2 KiB\"`");
-            }
+            let help = "write `12`, `\"> 0\"` or `\">= 2 KiB\"`";
+            refuse(checker, (name, node), check_size(plain), help);
         }
         Wanted::Digest => {
             let is_digest = |text: &str| {
@@ -370,19 +432,31 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
     }
 }
 
+/// Says why nothing can be as is expected, if so.
+fn refuse<E: Display>(
+    checker: &mut Checker<'_>,
+    (name, node): (&str, &Node),
+    checked: Result<(), E>,
+    help: &str,
+) {
+    if let Err(error) = checked {
+        checker.wrong(node, format!("`{name}`: {error}"), help);
+    }
+}
+
 /// Sees that rows can be found by columns, or compared with what is expected in them.
 fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
     let help = format!("write `{name}: {{ id: 7 }}`");
-    let Some(map) = plain.as_object().filter(|map| !map.is_empty() && !map.values().any(Value::is_object))
-    else {
+    if plain.as_object().is_some_and(|map| map.is_empty()) {
+        checker.wrong(node, format!("`{name}` names no column"), &help);
+        return;
+    }
+    let Some(map) = plain.as_object().filter(|map| !map.values().any(Value::is_object)) else {
         checker.mismatch(node, name, "a map of columns and values", &help);
         return;
     };
     for (column, value) in map {
-        let wrong = match name {
-            "where" => value.is_array().then(|| "it is compared with one value".to_owned()),
-            _ => waypost_evidence::check(value).err().map(|error| error.to_string()),
-        };
+        let wrong = waypost_evidence::check(value).err();
         if let Some(why) = wrong {
             checker.wrong(node, format!("`{name}`: column `{column}`: {why}"), &help);
         }

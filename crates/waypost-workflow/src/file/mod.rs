@@ -54,7 +54,7 @@ pub use self::child::{Child, separated};
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
 pub(crate) use self::evidence::variables_in;
-pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence};
+pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence, Language};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub(crate) use self::foreach::{ITEM_INDEX, own_key};
 pub(crate) use self::hooks::FAILED_STEP;

@@ -28,7 +28,7 @@ const POSTGRES_KIND: KindOfEvidence = KindOfEvidence {
         ("table", Wanted::Text),
         ("where", Wanted::Columns),
         ("values", Wanted::Columns),
-        ("count", Wanted::Fit),
+        ("count", Wanted::Count),
         ("query", Wanted::Query),
         ("equals", Wanted::Fit),
     ],
@@ -53,7 +53,7 @@ const HTTP_KIND: KindOfEvidence = KindOfEvidence {
     about: About::Url,
     set: &HTTP,
     expectations: &[
-        ("status", Wanted::Fit),
+        ("status", Wanted::Status),
         ("method", Wanted::Word(&METHODS)),
         ("headers", Wanted::Headers),
         ("body", Wanted::Fit),
@@ -70,12 +70,19 @@ pub(super) fn incomplete(
 ) -> Option<(&'static str, &'static str)> {
     let value = |name: &str| found.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let is = |name: &str, text: &str| matches!(value(name), Some(Expected::Plain(Value::String(found))) if found == text);
+    let truth = |name: &str| match value(name) {
+        Some(Expected::Plain(Value::Bool(truth))) => Some(*truth),
+        _ => None,
+    };
     let of_body = ["body", "json", "contains"].into_iter().any(|name| value(name).is_some());
     match kind.key {
         "http" if is("method", "HEAD") && of_body => Some((
             "an answer to `HEAD` has no body",
             "remove `method: HEAD`, or what is expected of the body",
         )),
+        "container" if truth("running") == Some(false) && truth("healthy") == Some(true) => {
+            Some(("a container that does not run is not healthy", "remove `running: false`, or `healthy`"))
+        }
         _ => None,
     }
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
-use waypost::evidence::COMMAND_EXIT;
+use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
-use waypost_evidence::{COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, verifier};
+use waypost_evidence::{
+    COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, literal_text, sign_of, verifier,
+};
 
-use crate::expr::{ExprError, Scope};
-use crate::file::{About, ClaimTemplate, Evidence, Expected, Step, Work, variables_in};
+use crate::expr::{ExprError, Scope, Template};
+use crate::file::{About, ClaimTemplate, Evidence, Expected, Language, Step, Work, variables_in};
 use crate::mask::Mask;
 
 use super::command::Command;
@@ -139,19 +141,29 @@ impl Vouching {
         if claim.kind.about == About::Program {
             return subject.render_word(scope);
         }
-        let subject = claim.kind.about.recorded(&subject.render(scope)?);
-        let is_beneath = claim.kind.about == About::Path && Path::new(&subject).is_relative();
-        if !is_beneath || self.folder.as_os_str().is_empty() {
-            return Ok(subject);
+        if claim.kind.about == About::Path {
+            return Ok(self.placed(&subject.render_literal(scope, literal_path)?));
         }
-        Ok(self.folder.join(subject).to_string_lossy().into_owned())
+        Ok(claim.kind.about.recorded(&subject.render(scope)?))
+    }
+
+    /// Makes a path begin at the base folder of the run.
+    fn placed(&self, path: &str) -> String {
+        if self.folder.as_os_str().is_empty() {
+            return path.to_owned();
+        }
+        let folder = self.folder.to_string_lossy();
+        Path::new(&*literal_path(&folder)).join(path).to_string_lossy().into_owned()
     }
 
     /// Makes the claims of a step that came to `output`. What must not be recorded is in none of them.
     fn pack(&self, output: &StepOutput, ending: &Ending, mask: &Mask) -> Result<Pack, Failure> {
-        let pack = self.filled(output, ending).map_err(expression)?;
+        // Without a claim nothing can be checked, whatever the step came to.
+        let wrong = |error| Failure { kind: FailureKind::Evidence, ..expression(error) };
+        let scope = self.scope_after(output, ending);
+        let pack = self.filled(&scope).map_err(wrong)?;
         for (template, claim) in self.evidence.claims.iter().zip(&pack.claims) {
-            if let Some(why) = refused(template, claim, mask) {
+            if let Some(why) = refused(template, claim, (mask, &scope)) {
                 let key = template.kind.key;
                 let error = format!("`{key}` evidence of step `{}` cannot be checked: {why}", self.step);
                 return Err(Failure::new(FailureKind::Evidence, vec![error]));
@@ -160,16 +172,21 @@ impl Vouching {
         Ok(pack)
     }
 
-    fn filled(&self, output: &StepOutput, ending: &Ending) -> Result<Pack, ExprError> {
+    /// Returns what expressions read once the step has ended.
+    fn scope_after(&self, output: &StepOutput, ending: &Ending) -> Scope {
         let mut scope = self.scope.clone();
         let own = StepState::completed(output.clone(), ending.exit_code);
         scope.insert_step(&self.step, &own.view(self.folder_of_run.as_deref()));
+        scope
+    }
+
+    fn filled(&self, scope: &Scope) -> Result<Pack, ExprError> {
         let claim = |template: &ClaimTemplate| {
-            let mut claim = Claim::new(template.kind.recorded, self.subject(template, &scope)?);
+            let mut claim = Claim::new(template.kind.recorded, self.subject(template, scope)?);
             claim.name.clone_from(&template.name);
             let claim = claim.on_terms(template.terms.clone());
             let Some(expect) = &template.expect else { return Ok(claim.pinning()) };
-            let mut expect = value_of(expect, template.kind.recorded, &scope)?;
+            let mut expect = value_of(expect, template.kind.recorded, scope)?;
             if template.kind.about == About::Program {
                 self.equip(template, &claim.subject, &mut expect);
             }
@@ -195,7 +212,7 @@ impl Vouching {
                 if let Value::String(path) = path
                     && path.parse::<jiff::Timestamp>().is_err()
                 {
-                    *path = self.folder.join(&*path).to_string_lossy().into_owned();
+                    *path = self.placed(path);
                 }
             }
         }
@@ -286,12 +303,16 @@ impl Vouching {
 }
 
 /// Says why a claim may not be made as expressions have filled it in, if it may not. It is not quoted.
-fn refused(template: &ClaimTemplate, claim: &Claim, mask: &Mask) -> Option<String> {
+fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scope)) -> Option<String> {
     let about = template.kind.about;
-    if about != About::Step && mask.contains(claim.subject.as_bytes()) {
+    // As a literal of its language a secret is spelled otherwise.
+    let tells = |text: &Template| text.render(scope).is_ok_and(|text| mask.contains(text.as_bytes()));
+    let is_told = template.subject.as_ref().is_some_and(tells);
+    if about != About::Step && (is_told || mask.contains(claim.subject.as_bytes())) {
         return Some("what it is about contains a secret, which must not be recorded".to_owned());
     }
-    if !claim.terms.sensitive && mask.is_within(&claim.expect) {
+    let is_told = || template.expect.iter().flat_map(Expected::templates).any(tells);
+    if !claim.terms.sensitive && (mask.is_within(&claim.expect) || is_told()) {
         let why = "what it expects contains a secret, which must not be recorded: add `sensitive: true`";
         return Some(why.to_owned());
     }
@@ -320,9 +341,9 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
     Ok(match expected {
         Expected::Plain(value) => value.clone(),
         // It is handed over rather than compared: what it is matters, and not only how it is spelled.
-        Expected::Filled(template) if kind == EXEC => template.evaluate(scope)?,
-        Expected::Filled(template) => {
-            let text = template.render(scope)?;
+        Expected::Filled(template, _) if kind == EXEC => template.evaluate(scope)?,
+        Expected::Filled(template, language) => {
+            let text = filled(template, *language, scope)?;
             match text.trim().parse::<i64>() {
                 Ok(code) if kind == COMMAND_EXIT => code.into(),
                 _ => text.into(),
@@ -337,6 +358,20 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
             Value::Object(entries.iter().map(entry).collect::<Result<_, ExprError>>()?)
         }
     })
+}
+
+/// Fills in a text, so that no sign of its language comes from an expression.
+fn filled(template: &Template, language: Language, scope: &Scope) -> Result<String, ExprError> {
+    let as_pattern = || template.render_literal(scope, |text| regex_lite::escape(text).into());
+    let is_compared = matches!(language, Language::Comparison | Language::Size);
+    let sign = sign_of(template.before_expressions().trim_start()).filter(|_| is_compared);
+    match (language, sign) {
+        (Language::Path, _) => template.render_literal(scope, literal_path),
+        (Language::Pattern, _) | (_, Some("~")) => as_pattern(),
+        (Language::Text, _) | (_, Some(_)) => template.render(scope),
+        (Language::Comparison, None) => Ok(literal_text(&template.render(scope)?).into_owned()),
+        (Language::Size, None) => Ok(literal_text(template.render(scope)?.trim()).into_owned()),
+    }
 }
 
 /// Hides secrets in what was found.

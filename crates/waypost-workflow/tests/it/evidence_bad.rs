@@ -59,13 +59,22 @@ fn evidence_that_can_never_hold_is_refused() {
         "[ { file: x, json: {} }, { file: x, json: { status: ok } }, { file: x, json: { $.a: [] } } ]",
         "[ { file: x, count: 3 }, { file: 'x*', count: '> many' }, { file: 'x*', count: } ]",
         "[ { file: x, lines: [1, null] } ]",
+        "[ { file: 'x*', count: lots }, { file: 'x*', count: '' }, { file: 'x*', count: -1 }, { file: x, lines: '!= x' } ]",
+        "[ { file: '${{ env.HOME }}', count: 2 } ]",
+        "[ { json: x, path: $.a, value: '>5' }, { json: x, path: $.a, value: [1, '~^a'] }, { file: x, size: '>= 1', lines: '<3' } ]",
+        "[ { file: x, json: { $.a: '=b' } }, { json: x, path: $.a, value: '>${{ env.HOME }}' } ]",
+        "[ { file: x, contains: '' }, { sqlite: x, table: t, where: {} } ]",
+        "[ { sqlite: x, table: t, where: { id: '> x' } }, { sqlite: x, table: t, where: { id: [] } } ]",
         "[ { sha256: x, fast: yes } ]",
         "[ { sha256: x, fast: true, is: tree:abc } ]",
         "[ { exit: [0, null] } ]",
         "[ { exit: [null] } ]",
-        "[ { port: 0 }, { port: 70000 }, { port: 'host:' } ]",
+        "[ { port: 0 }, { port: 70000 }, { port: 'host:' }, { port: 'http://localhost:8089' } ]",
+        "[ { http: 'http://localhost/', status: ok }, { http: 'http://localhost/', status: [200, 2000] } ]",
+        "[ { container: web, running: false, healthy: true } ]",
         "{ at_least: 2, of: [ { file: a }, { file: a, name: again, within: 5s } ] }",
         "{ any: true, of: [ { file: a }, { file: a, not: true }, { file: a, size: 1 } ] }",
+        "{ at_least: 2, of: [ { file: a/b }, { file: ./a//b/. } ] }",
     ];
     let mut files: Vec<String> = files.into_iter().map(step).collect();
     files.push("allow_paths: [tmp, /a/../b, '']\nsteps: [{ run: x }]\n".to_owned());

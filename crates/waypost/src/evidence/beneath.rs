@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::Site;
+use super::pattern::named_by;
 use crate::plan::resolved;
 
 /// Most links on one way, as in the kernel (`path_resolution(7)`).
@@ -58,8 +59,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Walks to `subject` beneath the base of `site`, or beneath a folder that it allows.
+    /// Walks to what `subject` names beneath the base of `site`, or beneath a folder that it allows.
     pub(super) fn find(site: &Site, subject: &str, last: LastLink) -> Result<Self, Lost> {
+        let subject = &*named_by(subject);
         let (base, rest) = begin(site, subject)?;
         let path = if Path::new(subject).is_absolute() { base.to_owned() } else { PathBuf::new() };
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())

@@ -208,9 +208,12 @@ impl Wanted {
 
     fn check(&self, site: &Site, subject: &str) -> Finding {
         let last = if self.kind == "symlink" { LastLink::Keep } else { LastLink::Follow };
+        // What is expected of a file says nothing of one that is not there, or is none: its opposite does not either.
+        let is_only_there = self.size.is_null() && self.modes.is_empty();
+        let none = |finding: Finding| if is_only_there { finding } else { finding.either_way() };
         let stat = match Place::find(site, subject, last).and_then(|place| place.stat()) {
             Ok(stat) => stat,
-            Err(lost) => return finding_of(lost),
+            Err(lost) => return none(finding_of(lost)),
         };
         let (kind, bytes) = (kind_of(&stat), u64::try_from(stat.st_size).unwrap_or(0));
         let mut found = json!({ "type": kind });
@@ -222,7 +225,7 @@ impl Wanted {
             wanted => wanted == kind,
         };
         if !fits {
-            return Finding::differs(found);
+            return none(Finding::differs(found));
         }
         if !self.modes.is_empty() {
             let mode = stat.st_mode & MODE_BITS;
@@ -238,7 +241,7 @@ impl Wanted {
                 Ok(false) => Finding::differs(found),
                 Err(error) => Finding::failed(error.to_string()),
             },
-            _ => Finding::differs(found),
+            _ => none(Finding::differs(found)),
         }
     }
 }
@@ -310,7 +313,8 @@ impl Probe for Sha256Probe {
         match self.hash(claim, site).await {
             Ok(found) if found == expect => Finding::ok(found),
             Ok(found) => Finding::differs(found),
-            Err(finding) => finding,
+            // What is not there has no other digest.
+            Err(finding) => finding.either_way(),
         }
     }
 
@@ -463,12 +467,22 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     looked.await.map_err(finding_of)
 }
 
-/// Returns the paths that [a pattern](super::is_pattern) names, sorted, for probes of other crates; none if nothing is called
-/// so. Links are named, and none is followed to find more.
+/// Returns the files and folders that [a pattern](super::is_pattern) names, sorted, [as subjects](super::literal_path), for
+/// probes of other crates; none if nothing is called so. A link is what it leads to, and none is followed to find more.
 ///
 /// # Errors
-/// As [`read_file`], where a folder cannot be looked at, and where a name is no text.
+/// As [`read_file`], where something cannot be looked at, and where a name is no text.
 pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
+    let (site, pattern) = (site.clone(), pattern.to_owned());
+    let found = blocking(move |dropped| super::tree::all_there(&site, &pattern, dropped));
+    found.await.map_err(finding_of)
+}
+
+/// Returns all that is called as a pattern says, whatever it is: links themselves, pipes and devices, too.
+///
+/// # Errors
+/// As [`find_all`].
+pub async fn find_names(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
     let (site, pattern) = (site.clone(), pattern.to_owned());
     let found = blocking(move |dropped| super::tree::all(&site, &pattern, dropped));
     found.await.map_err(finding_of)

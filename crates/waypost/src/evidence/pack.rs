@@ -1,9 +1,12 @@
 //! Packs: how claims are made, and what their verdicts come to together.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::id::Digest;
+use crate::plan::Bound;
 use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
 use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
@@ -113,8 +116,9 @@ impl Pack {
         if claims.is_empty() || self.check().is_err() {
             return Verdict::Failed;
         }
-        let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
         let needed = self.at_least.map_or(claims.len(), |least| claims.len().min(least as usize));
+        let claims = if self.at_least.is_some() { distinct(claims) } else { claims };
+        let count = |verdict: Verdict| claims.iter().filter(|claim| claim.verdict == verdict).count();
         let (ok, unknown, skipped) = (count(Verdict::Ok), count(Verdict::Unknown), count(Verdict::Skipped));
         if ok >= needed {
             Verdict::Ok
@@ -275,11 +279,42 @@ impl Claim {
     }
 }
 
+/// Returns the claims of which no two say the same of the same file: one that stands twice counts once, however it is spelled.
+fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
+    let mut seen = BTreeSet::new();
+    let mut is_new = |claim: &Claim| {
+        let is_path = claim.host.is_some() || matches!(&*claim.kind, ARTIFACT_EXISTS | FILE_SHA256);
+        let subject = if is_path { Bound::of(claim).name().to_owned() } else { claim.subject.clone() };
+        seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not))
+    };
+    claims.into_iter().filter(|claim| is_new(claim)).collect()
+}
+
 /// Shows a value as JSON, and no more of it than a person reads.
 fn clipped(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(VALUE_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_counts_once_however_it_is_spelled() {
+        let ok = |claim: Claim| Claim { verdict: Verdict::Ok, ..claim };
+        let failed = || Claim { verdict: Verdict::Failed, ..Claim::exists("y") };
+        let x = || ok(Claim::exists("x"));
+        let link = Claim { file: Some("x".to_owned()), ..ok(Claim::exists("link")) };
+        for other in [ok(Claim::exists(".//x")), link, x().named("other")] {
+            let pack = Pack { at_least: Some(2), claims: vec![x(), other, failed()] };
+            assert_eq!(pack.verdict(), Verdict::Failed, "{pack:?}");
+        }
+        let pack = Pack { at_least: Some(2), claims: vec![x(), ok(Claim::file("x")), failed()] };
+        assert_eq!(pack.verdict(), Verdict::Ok, "what says more is another claim");
+        assert_eq!(Pack::all([x(), x()]).verdict(), Verdict::Ok);
     }
 }

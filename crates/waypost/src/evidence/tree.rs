@@ -17,11 +17,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::Site;
 use super::beneath::{LastLink, Lost, Place, lost};
 use super::files::{Stamp, hash_file};
+use super::pattern::{fits, is_pattern, literal_path, named_by, split};
 use crate::id::Digest;
 use crate::plan::resolved;
 
@@ -39,11 +40,6 @@ const TICK: Duration = Duration::from_millis(50);
 const SECONDS: Duration = Duration::from_secs(3);
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// Says whether a subject is a pattern: `*` and `?` stand for what is in a name, and `**` for any folders.
-pub fn is_pattern(subject: &str) -> bool {
-    subject.contains(['*', '?'])
-}
 
 /// What is beneath a folder, or is named by a pattern, as it was at one moment.
 #[derive(Debug)]
@@ -293,38 +289,7 @@ fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd
     Ok((top, found))
 }
 
-/// Splits a pattern before the first part that has a sign.
-fn split(pattern: &str) -> (&str, Vec<&str>) {
-    let sign = pattern.find(['*', '?']).unwrap_or(pattern.len());
-    let start = pattern[..sign].rfind('/').map_or(0, |slash| slash + 1);
-    let literal = match &pattern[..start] {
-        "" => ".",
-        literal => literal,
-    };
-    (literal, pattern[start..].split('/').filter(|part| !part.is_empty() && *part != ".").collect())
-}
-
-/// Says whether a pattern names a path, or a folder that it lies in.
-pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
-    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-    let names: Vec<&str> = path.split('/').collect();
-    reaches_from(&parts, &names)
-}
-
-fn reaches_from(parts: &[&str], names: &[&str]) -> bool {
-    match (parts.split_first(), names.split_first()) {
-        (None, _) => true,
-        (Some(_), None) => false,
-        (Some((&"**", rest)), Some((_, below))) => {
-            rest.is_empty() || reaches_from(rest, names) || reaches_from(parts, below)
-        }
-        (Some((part, rest)), Some((name, below))) => {
-            fits(part.as_bytes(), name.as_bytes()) && reaches_from(rest, below)
-        }
-    }
-}
-
-/// Returns the paths that a pattern names; none if there is not even its folder.
+/// Returns the paths that a pattern names, as subjects; none if there is not even its folder.
 pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
     let paths = match matching(site, pattern, dropped) {
         Ok((_, paths)) => paths,
@@ -332,12 +297,30 @@ pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Ve
         Err(lost) => return Err(lost),
     };
     let (literal, _) = split(pattern);
-    let literal = PathBuf::from(resolved(literal));
+    let literal = PathBuf::from(resolved(&named_by(literal)));
     let text = |path: PathBuf| {
         let unclear = || Lost::Unclear(format!("the name of `{}` is no text", path.display()));
-        literal.join(&path).into_os_string().into_string().map_err(|_| unclear())
+        let path = literal.join(&path);
+        path.to_str().map(|path| literal_path(path).into_owned()).ok_or_else(unclear)
     };
     paths.into_iter().map(text).collect()
+}
+
+/// Returns those of them that are files or folders, as a path alone would be: through links that stay beneath the folder.
+pub(super) fn all_there(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
+    let mut there = Vec::new();
+    for path in all(site, pattern, dropped)? {
+        match Place::find(site, &path, LastLink::Follow).and_then(|place| place.stat()) {
+            Ok(stat) if is_file_or_folder(&stat) => there.push(path),
+            Ok(_) | Err(Lost::Missing | Lost::Refused(_)) => {}
+            Err(lost) => return Err(lost),
+        }
+    }
+    Ok(there)
+}
+
+fn is_file_or_folder(stat: &Stat) -> bool {
+    matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory)
 }
 
 struct Search<'s> {
@@ -375,7 +358,7 @@ impl Search<'_> {
                 return Err(Lost::Unclear(format!("more than {ENTRIES_MAX} names were looked at")));
             }
             let pattern = if is_deep { "*" } else { first };
-            if !fits(pattern.as_bytes(), name.as_bytes()) {
+            if !fits(pattern, name.as_bytes()) {
                 continue;
             }
             let path = prefix.join(&name);
@@ -391,38 +374,6 @@ impl Search<'_> {
         }
         Ok(())
     }
-}
-
-/// Says whether a name is as a part of a pattern: `?` is one byte of it that begins a letter with those after it, `*` any.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
-    if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
-        return false;
-    }
-    let (mut at, mut next) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    let letter = |at: usize| 1 + name[at + 1..].iter().take_while(|byte| (**byte & 0xC0) == 0x80).count();
-    while at < name.len() {
-        match pattern.get(next) {
-            Some(b'*') => {
-                star = Some((next, at));
-                next += 1;
-            }
-            Some(b'?') => {
-                at += letter(at);
-                next += 1;
-            }
-            Some(byte) if *byte == name[at] => {
-                at += 1;
-                next += 1;
-            }
-            _ => {
-                let Some((before, from)) = star else { return false };
-                star = Some((before, from + 1));
-                (at, next) = (from + 1, before + 1);
-            }
-        }
-    }
-    pattern[next..].iter().all(|byte| *byte == b'*')
 }
 
 impl Stamp {

@@ -75,7 +75,7 @@ impl Bound {
     /// about one file or thing.
     pub(crate) fn beneath(&self) -> Option<(&str, impl Fn(&str) -> bool)> {
         let from = match &self.name {
-            pattern if is_pattern(pattern) => &pattern[..pattern.find(['*', '?']).unwrap_or_default()],
+            pattern if is_pattern(pattern) => &pattern[..pattern.find(['*', '?', '[']).unwrap_or_default()],
             folder => folder,
         };
         (self.by == By::Bytes).then_some((from, |path: &str| path != self.name && covers(&self.name, path)))

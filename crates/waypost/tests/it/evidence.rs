@@ -43,8 +43,9 @@ async fn verdict(claim: Claim, site: &Site) -> Verdict {
 }
 
 fn with_verdicts(at_least: Option<u32>, verdicts: &[Verdict]) -> Pack {
-    let claim = |verdict: &Verdict| Claim { verdict: *verdict, ..Claim::exists("x") };
-    Pack { at_least, claims: verdicts.iter().map(claim).collect() }
+    let claim =
+        |(name, verdict): (usize, &Verdict)| Claim { verdict: *verdict, ..Claim::exists(name.to_string()) };
+    Pack { at_least, claims: verdicts.iter().enumerate().map(claim).collect() }
 }
 
 #[tokio::test]

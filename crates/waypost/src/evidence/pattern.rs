@@ -1,0 +1,170 @@
+//! The language of paths: which of them are patterns, and what those name.
+//!
+//! `*` stands for any part of a name, `?` for one letter, and `**` for any folders; `[*]`, `[?]` and `[[]` for the sign in
+//! them, so that every name can be written.
+
+use std::borrow::Cow;
+
+/// Signs that a name may have, as they are written.
+const WRITTEN: [(&str, u8); 3] = [("[*]", b'*'), ("[?]", b'?'), ("[[]", b'[')];
+
+/// A piece of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    /// Any part of a name.
+    Any,
+    /// One letter.
+    Letter,
+    /// This byte.
+    Byte(u8),
+}
+
+fn pieces(text: &str) -> impl Iterator<Item = (usize, Piece)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = &text.as_bytes()[at..];
+        let written = WRITTEN.iter().find(|(written, _)| rest.starts_with(written.as_bytes()));
+        let (length, piece) = match (written, rest.first()?) {
+            (Some((written, sign)), _) => (written.len(), Piece::Byte(*sign)),
+            (None, b'*') => (1, Piece::Any),
+            (None, b'?') => (1, Piece::Letter),
+            (None, byte) => (1, Piece::Byte(*byte)),
+        };
+        at += length;
+        Some((at - length, piece))
+    })
+}
+
+/// Returns where the first sign of a pattern stands.
+fn first_sign(text: &str) -> Option<usize> {
+    pieces(text).find(|(_, piece)| !matches!(piece, Piece::Byte(_))).map(|(at, _)| at)
+}
+
+/// Says whether a subject is a pattern: `*` and `?` stand for what is in a name, and `**` for any folders; `[*]` is the sign.
+pub fn is_pattern(subject: &str) -> bool {
+    first_sign(subject).is_some()
+}
+
+/// Writes a path as a subject that means just that path, whatever signs it has.
+pub fn literal_path(path: &str) -> Cow<'_, str> {
+    if !path.contains(['*', '?', '[']) {
+        return Cow::Borrowed(path);
+    }
+    let mut written = String::with_capacity(path.len());
+    for (at, letter) in path.char_indices() {
+        let rest = &path[at + letter.len_utf8()..];
+        match letter {
+            '*' => written.push_str("[*]"),
+            '?' => written.push_str("[?]"),
+            // Most are no sign: `a[1]` stays as it is.
+            '[' if rest.is_empty() || rest.starts_with('[') => written.push_str("[[]"),
+            other => written.push(other),
+        }
+    }
+    Cow::Owned(written)
+}
+
+/// Returns the path that a subject means which is no pattern.
+pub fn named_by(subject: &str) -> Cow<'_, str> {
+    if !WRITTEN.iter().any(|(written, _)| subject.contains(written)) {
+        return Cow::Borrowed(subject);
+    }
+    let bytes = pieces(subject).map(|(_, piece)| match piece {
+        Piece::Any => b'*',
+        Piece::Letter => b'?',
+        Piece::Byte(byte) => byte,
+    });
+    Cow::Owned(String::from_utf8(bytes.collect()).expect("only what is ASCII was replaced"))
+}
+
+/// Splits a pattern before the first part that has a sign.
+pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
+    let sign = first_sign(pattern).unwrap_or(pattern.len());
+    let start = pattern[..sign].rfind('/').map_or(0, |slash| slash + 1);
+    let literal = match &pattern[..start] {
+        "" => ".",
+        literal => literal,
+    };
+    (literal, pattern[start..].split('/').filter(|part| !part.is_empty() && *part != ".").collect())
+}
+
+/// Says whether a pattern names a path, written as a subject, or a folder that it lies in.
+pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
+    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let names: Vec<&str> = path.split('/').collect();
+    reaches_from(&parts, &names)
+}
+
+fn reaches_from(parts: &[&str], names: &[&str]) -> bool {
+    match (parts.split_first(), names.split_first()) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some((&"**", rest)), Some((_, below))) => {
+            rest.is_empty() || reaches_from(rest, names) || reaches_from(parts, below)
+        }
+        (Some((part, rest)), Some((name, below))) => {
+            fits(part, named_by(name).as_bytes()) && reaches_from(rest, below)
+        }
+    }
+}
+
+/// Says whether a name is as a part of a pattern: `?` is one byte of it that begins a letter with those after it, `*` any.
+pub(super) fn fits(pattern: &str, name: &[u8]) -> bool {
+    let pattern: Vec<Piece> = pieces(pattern).map(|(_, piece)| piece).collect();
+    if name.first() == Some(&b'.') && pattern.first() != Some(&Piece::Byte(b'.')) {
+        return false;
+    }
+    let (mut at, mut next) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    let letter = |at: usize| 1 + name[at + 1..].iter().take_while(|byte| (**byte & 0xC0) == 0x80).count();
+    while at < name.len() {
+        match pattern.get(next) {
+            Some(Piece::Any) => {
+                star = Some((next, at));
+                next += 1;
+            }
+            Some(Piece::Letter) => {
+                at += letter(at);
+                next += 1;
+            }
+            Some(Piece::Byte(byte)) if *byte == name[at] => {
+                at += 1;
+                next += 1;
+            }
+            _ => {
+                let Some((before, from)) = star else { return false };
+                star = Some((before, from + 1));
+                (at, next) = (from + 1, before + 1);
+            }
+        }
+    }
+    pattern[next..].iter().all(|piece| *piece == Piece::Any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_can_be_written_and_means_only_itself() {
+        let names = ["a", "*", "a?b", "[", "[*]", "[[]", "a[1]", "[[", "**", "[?", "?]", "ä*[", "x]"];
+        for name in names {
+            let written = literal_path(name);
+            assert!(!is_pattern(&written), "{name} as {written}");
+            assert_eq!(named_by(&written), name, "as {written}");
+            for other in names {
+                assert_eq!(fits(&written, other.as_bytes()), name == other, "{other} by {written}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_around_a_name_stays_a_pattern() {
+        let pattern = format!("out/*-{}.csv", literal_path("a?["));
+        assert!(is_pattern(&pattern));
+        let (folder, parts) = split(&pattern);
+        assert_eq!((folder, parts.len()), ("out/", 1));
+        assert!(fits(parts[0], b"1-a?[.csv"));
+        assert!(!fits(parts[0], b"1-ab[.csv"));
+    }
+}
