@@ -232,7 +232,7 @@ pub(crate) struct ResumeArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = key_value, conflicts_with = "all")]
     pub(crate) set: Vec<(String, String)>,
     /// Try items again that failed for good, all of them
-    #[arg(long, conflicts_with_all = ["all", "restart", "from", "only", "treat_as"])]
+    #[arg(long, conflicts_with_all = ["all", "restart", "from", "only"])]
     pub(crate) retry_failed: bool,
     /// Those that are tried again, with another item where one is given
     #[arg(skip)]

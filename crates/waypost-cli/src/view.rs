@@ -405,9 +405,9 @@ pub(crate) struct RolledBackView {
     /// The checkpoint that says so.
     pub(crate) at: String,
     pub(crate) status: RunStatus,
-    /// What was undone, newest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) undone: Vec<UndoneView>,
+    /// What was undone, newest first, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) undone: Option<Vec<UndoneView>>,
     /// What a resume does from there; nothing where the run stood there already.
     pub(crate) decisions: Vec<DecisionView>,
 }

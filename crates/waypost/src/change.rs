@@ -164,7 +164,8 @@ pub fn carry_over(
         let open = after.needs(place).iter().find(|need| !finished[**need]);
         // The passes of a step that changes itself count: it goes on with the next.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
-        if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes {
+        let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
+        if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes && !is_unsettled {
             continue;
         }
         let reason = match (old.get(&step.id) == Some(&step.fingerprint), open) {

@@ -31,10 +31,10 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     if summary.holder.is_none() {
         match summary.status {
             RunStatus::Cancelled => {
-                return told(context, &run, (Cancel::AlreadyCancelled, false), Vec::new());
+                return told(context, &run, (Cancel::AlreadyCancelled, false), None);
             }
             status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
-                return told(context, &run, (Cancel::AlreadyFinished(status), false), Vec::new());
+                return told(context, &run, (Cancel::AlreadyFinished(status), false), None);
             }
             _ => {}
         }
@@ -46,10 +46,10 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
         store.release(lease, None).await?;
         return Err(RunError::Begin(BeginError(error.into())).into());
     }
-    let mut undone = Vec::new();
+    let mut undone = None;
     if args.undo_steps {
         store.release(lease, None).await?;
-        undone = super::undo::undo_behind(context, &store, &run, 0).await?;
+        undone = Some(super::undo::undo_behind(context, &store, &run, 0).await?);
         lease = stopped_lease(context, &store, &run, args.wait).await?.0;
     }
     let engine = Engine::new(Arc::clone(&store));
@@ -95,7 +95,7 @@ fn told(
     context: &Context,
     run: &RunId,
     (cancelled, stopped): (Cancel, bool),
-    undone: Vec<UndoneView>,
+    undone: Option<Vec<UndoneView>>,
 ) -> Result<Exit, Error> {
     let branches = match cancelled {
         Cancel::Done { branches, .. } => Some(branches),
@@ -129,7 +129,7 @@ fn told(
         count => format!(", and {count} open branches with it"),
     };
     let words = context.store_words();
-    let what = match undone.iter().any(|step| step.undone) {
+    let what = match undone.iter().flatten().any(|step| step.undone) {
         true => "what its steps did is undone",
         false => "what it did is not undone",
     };

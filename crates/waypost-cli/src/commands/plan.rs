@@ -223,12 +223,7 @@ pub(crate) async fn stops(
         snapshot.entry.summary.holder.as_ref().map(|holder| {
             format!("the run is under way, held by {holder}; this is what follows if it ends now")
         });
-    let position = snapshot.newest().position().ok().filter(|_| !is_cancelled);
-    let undoing = position.and_then(|position| position.undoing);
-    let undone = undoing.map(|to| {
-        let line = undo::line(&snapshot.entry.summary.run, to);
-        format!("what its steps did is being undone; a resume stops until that is finished: `{line}`")
-    });
+    let undone = undo::amid(snapshot);
     Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 

@@ -290,7 +290,8 @@ impl Prepared {
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
-                if let Some(treat_as) = args.treat_as {
+                // What is in doubt on items that are tried again is found on the way.
+                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
                     decides_first = decide(context, store, &snapshot, &chosen, treat_as).await?;
                 }
                 if !args.retry.is_empty() {

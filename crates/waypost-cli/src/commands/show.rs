@@ -12,7 +12,7 @@ use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
-use super::{Context, SCRIPT, checkpoints};
+use super::{Context, SCRIPT, checkpoints, undo};
 use crate::among::FailedItem;
 use crate::cli::ShowArgs;
 use crate::definition::path_in_force;
@@ -61,6 +61,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.answer(&steps_in_full(context, &view))?;
     } else {
         context.output.answer(&summary(context, &view, &shown))?;
+    }
+    if let Some(text) = undo::amid(&shown.snapshot).filter(|_| shown.at.is_none()) {
+        context.output.warn(&context.with_store(&text));
     }
     for damage in shown.snapshot.damaged() {
         let at = checkpoints::reference_of(&run, damage);

@@ -51,8 +51,8 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let target = store.load(&run, &branch, seq).await?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
-        true => super::undo::undo_behind(context, &store, &run, seq).await?,
-        false => Vec::new(),
+        true => Some(super::undo::undo_behind(context, &store, &run, seq).await?),
+        false => None,
     };
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let prepared = Prepared::of(context, &store, &run, &resume).await?;
@@ -84,7 +84,7 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
     let (at, status) = (newest.header().reference().to_string(), store.run(run).await?.summary.status);
     if context.output.json {
         let (v, run, to, decisions) = (VERSION, run.to_string(), at.clone(), Vec::new());
-        context.output.document(&RolledBackView { v, run, to, at, status, undone: Vec::new(), decisions })?;
+        context.output.document(&RolledBackView { v, run, to, at, status, undone: None, decisions })?;
         return Ok(Exit::Done);
     }
     context.output.answer(&format!("Nothing to do for run {run}, because the evidence at {at} holds."))?;
@@ -183,7 +183,7 @@ async fn stands_there(
             to,
             at: at.to_string(),
             status,
-            undone: Vec::new(),
+            undone: None,
             decisions,
         })?;
         return Ok(Exit::Done);

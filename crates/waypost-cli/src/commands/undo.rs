@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use waypost::RunId;
-use waypost::engine::{Engine, RunError, Undone};
+use waypost::engine::{Engine, RunError, Snapshot, Undone};
+use waypost::record::End;
 use waypost::store::Store;
 
 use super::Context;
@@ -20,6 +21,15 @@ pub(crate) fn line(run: &RunId, to: u64) -> String {
         0 => format!("waypost cancel {run} --undo-steps"),
         to => format!("waypost rollback {run}@{to} --undo-steps"),
     }
+}
+
+/// Says that what the steps of a run did is being undone, and how that is finished; none if it is not.
+pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
+    let newest = snapshot.newest();
+    let is_cancelled = newest.header().end == Some(End::Cancelled);
+    let to = newest.position().ok().filter(|_| !is_cancelled)?.undoing?;
+    let line = line(&snapshot.entry.summary.run, to);
+    Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
 }
 
 /// What can be done where a step cannot be undone.

@@ -50,9 +50,9 @@ pub(crate) struct CancelledView {
     pub(crate) stopped: bool,
     /// How many branches beside the main one ended with it.
     pub(crate) branches: usize,
-    /// What was undone, newest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) undone: Vec<UndoneView>,
+    /// What was undone, newest first, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) undone: Option<Vec<UndoneView>>,
 }
 
 /// The answer of `completions`.

@@ -99,11 +99,13 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
         let told = rig.waypost(verb);
         assert!(told.starts_with("exit 8\n") && told.contains("with `--retry-failed`"), "{verb:?}: {told}");
     }
-    rig.write("ok-b", "");
-    assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "-q"]), Some(0));
+    let again = ["resume", "r", "-q", "--retry-failed", "--treat-as", "retry"];
+    assert_eq!(code_of(&rig, &again), Some(3), "a person may want it done again");
+    assert_eq!(rig.read("trace").matches('b').count(), 2);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--retry-failed", "--treat-as", "done"]), Some(0));
     let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
     lines.sort_unstable();
-    assert_eq!(lines, ["a", "b"]);
+    assert_eq!(lines, ["a", "b", "b"]);
 }
 
 // What happened: a stop waited for evidence as long as a step has to end, and so did the time limit of the run.
@@ -143,4 +145,32 @@ fn who_goes_back_or_forks_from_before_it_is_asked_when_its_turn_comes() {
     assert_eq!(code_of(&rig, &RUN), Some(4));
     assert_eq!(code_of(&rig, &["fork", "r@2", "-q"]), Some(8));
     assert_eq!(rig.read("trace"), "charged\n");
+}
+
+#[test]
+fn neither_a_change_nor_what_is_done_again_before_it_repeats_it() {
+    for (before, after) in [("--with", "other.yaml"), ("", ""), ("--until", "a")] {
+        let flow = "steps:
+  - {id: a, run: 'echo a >> trace; cp src a.out', evidence: [{sha256: a.out}]}
+  - {id: p, run: 'echo p >> trace', idempotent: false, evidence: [{file: made}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+        let rig = Rig::with(flow);
+        rig.write("src", "1");
+        rig.write("other.yaml", &flow.replace("cp src", "cp  src"));
+        assert_eq!(code_of(&rig, &RUN), Some(4));
+        rig.write("made", "");
+        if before != "--with" {
+            rig.write("a.out", "other");
+        }
+        let args: Vec<&str> =
+            ["resume", "r", "-q", before, after].into_iter().filter(|arg| !arg.is_empty()).collect();
+        let code = code_of(&rig, &args);
+        assert!(matches!(code, Some(0 | 8 | 130)), "{before}: {code:?}");
+        let _ = code_of(&rig, &RESUME);
+        assert_eq!(rig.read("trace").matches('p').count(), 1, "{before}");
+        let _ = code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]);
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{before}");
+        assert_eq!(rig.read("trace").matches('p').count(), 1, "{before}");
+    }
 }

@@ -245,3 +245,18 @@ fn a_stop_ends_it_before_the_next_undo() {
         assert!(rig.read("trace").ends_with("a\n"), "{signal:?}");
     }
 }
+
+#[test]
+fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
+    let rig = ran(STORES[0]);
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0));
+    for args in [["rollback", "r@6", "-q"].as_slice(), &["fork", "r@6", "-q"]] {
+        let told = rig.waypost(args);
+        assert!(told.starts_with("exit 5\n") && told.contains("has been undone since"), "{told}");
+    }
+    assert_eq!(code_of(&rig, &RESUME), Some(0));
+    let newest = rig.json(&["checkpoints", "r", "--json"]);
+    let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+    let newest = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
+    assert_eq!(code_of(&rig, &["fork", &newest, "-q"]), Some(0), "what was done anew counts");
+}

@@ -184,3 +184,33 @@ fn what_a_step_that_is_done_again_leaves_running_lives_on() {
 
     assert_eq!(rig.read("trace"), "a\na\nalive\n");
 }
+
+// What happened: a step that had failed in its second pass went on with that, over what its first pass had made of another
+// file. What stops it now: one that comes after something else begins with its first pass (reopen.rs).
+#[test]
+fn passes_over_another_file_begin_with_the_first() {
+    for repeats in [
+        "run: 'echo \"${{ iteration }} $(cat f)\" >> trace; test ${{ iteration }} != 2 -o -e go'",
+        "steps: [{id: in, run: 'echo \"${{ iteration }} $(cat f)\" >> trace; test ${{ iteration }} != 2 -o -e go'}]",
+    ] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: a, run: 'cp src f', evidence: [{{sha256: f}}]}}
+  - id: r
+    repeat: {{until: iteration == 3, max: 3}}
+    {repeats}
+"
+        ));
+        rig.write("src", "one\n");
+        assert_eq!(code_of(&rig, &RUN), Some(1));
+        assert_eq!(rig.read("trace"), "1 one\n2 one\n");
+        rig.write("trace", "");
+        rig.write("src", "two\n");
+        rig.write("f", "changed\n");
+        rig.write("go", "");
+
+        assert_eq!(code_of(&rig, &RESUME), Some(0), "{repeats}");
+
+        assert_eq!(rig.read("trace"), "1 two\n2 two\n3 two\n", "{repeats}");
+    }
+}

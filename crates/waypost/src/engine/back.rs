@@ -11,6 +11,7 @@ use super::begin::Base;
 use super::chain::Draft;
 use super::doubt::cut_in;
 use super::snapshot::position_of;
+use super::undo::refuse_undone;
 use super::{Engine, ResumeFrom, RunError};
 
 /// Goes back to an older record of the main branch, or to its end; returns what is written about it.
@@ -33,6 +34,9 @@ pub(super) async fn go_back(
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
     let mut position = position_of(&record)?;
+    if step.is_none() {
+        refuse_undone(engine, &run, seq).await?;
+    }
     if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
         // Its start shared a record with what came after it, as a checkpoint was lost.
         let why = format!("the state that step `{step}` began with was not kept");

@@ -334,7 +334,9 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
         }
         is_complete &= !was_finished;
         if is_ready {
-            let there = entry_of(then, step).filter(|_| !is_tainted);
+            let there = entry_of(then, step);
+            let had_begun = there.as_ref().is_some_and(|entry| shape.steps()[place].has_begun(entry));
+            let there = there.filter(|_| !is_tainted);
             if here.is_none() && there.is_some() {
                 // It stands where it stood: with what it was amid.
                 frontier.extend(there);
@@ -348,6 +350,9 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
                 && entry.fan.is_none()
                 && entry.at.iteration == anew.at.iteration
                 && !now.undone.contains(step);
+            if had_begun && is_first && shape.share_loop(place, place) {
+                forgotten.push(Forget::Step(step.clone()));
+            }
             if was_finished && is_first {
                 if shape.share_loop(place, place) {
                     forgotten.push(Forget::Step(step.clone()));

@@ -22,6 +22,7 @@ use super::recheck;
 use super::session::Session;
 use super::sitting::Sitting;
 use super::snapshot::{Snapshot, changed_at, position_of};
+use super::undo::refuse_undone;
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
 impl Engine {
@@ -167,6 +168,7 @@ impl Engine {
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         check_forkable(from)?;
+        refuse_undone(self, &from.run, from.seq).await?;
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let mut position = position_of(&checkpoint)?.back_at_work();
         let definition = self.definition_at(&from.run, &position).await?;

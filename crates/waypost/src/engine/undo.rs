@@ -135,7 +135,8 @@ impl Engine {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
         let effects = undoer.effects_behind(to).await?;
-        let before = undoer.told_before().await?;
+        let before = told_before(self, lease.run()).await?;
+        let before: Vec<Told> = before.into_iter().map(|(_, told)| told).collect();
         let is_done = |effect: &Effect| {
             let key = effect.key();
             before.iter().any(|told| matches!(told, Told::Done { branch, step, seq } if (branch, step, seq) == (&key.0, &key.1, &key.2)))
@@ -338,26 +339,6 @@ impl<'a, P: Program> Undoer<'a, P> {
         }
     }
 
-    /// Reads what was told of undoing before, however often the run went back since.
-    async fn told_before(&self) -> Result<Vec<Told>, RunError> {
-        let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
-        let mut scan = Scan { branch, phase, ..Scan::of(self.lease.run()) };
-        let mut told = Vec::new();
-        loop {
-            let page = self.engine.store.scan(&scan).await?;
-            told.extend(page.records.iter().filter_map(|record| match &record.header().phase {
-                Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
-                    serde_json::from_value(value.clone()).ok()
-                }
-                _ => None,
-            }));
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(told),
-            }
-        }
-    }
-
     async fn undo_all(
         &mut self,
         due: Vec<Effect>,
@@ -499,6 +480,63 @@ fn stopped() -> Failure {
 /// Says whether a record opens branches.
 fn opens(header: &Header) -> bool {
     header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_after())
+}
+
+/// Reads what was told of undoing in a run, however often it went back since, with the records that tell of it.
+async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, Told)>, RunError> {
+    let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
+    let mut scan = Scan { branch, phase, ..Scan::of(run) };
+    let mut told = Vec::new();
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        told.extend(page.records.iter().filter_map(|record| match &record.header().phase {
+            Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
+                Some((record.header().seq, serde_json::from_value(value.clone()).ok()?))
+            }
+            _ => None,
+        }));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(told),
+        }
+    }
+}
+
+/// Refuses to go on from a checkpoint at which steps count as finished that were undone since.
+///
+/// # Errors
+/// [`RunError::NoState`]: there are some.
+pub(super) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
+    let (store, main) = (engine.store.as_ref(), BranchPath::main());
+    let told = told_before(engine, run).await?;
+    let undone = |(at, told)| match told {
+        Told::Done { branch, step, seq } => Some((at, branch, step, seq)),
+        _ => None,
+    };
+    let undone: Vec<(u64, BranchPath, StepId, u64)> = told.into_iter().filter_map(undone).collect();
+    if undone.is_empty() {
+        return Ok(());
+    }
+    for record in store.history(run, &main, seq).await? {
+        let header = record.header();
+        let (Some(step), Phase::Completed(_)) = (&header.step, &header.phase) else { continue };
+        let is_undone = |(at, branch, _, seq): &&(u64, BranchPath, StepId, u64)| match branch.is_main() {
+            true => *seq == header.seq,
+            // What was done anew since ended after that.
+            false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
+        };
+        if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
+            let why = format!("step `{undone}`, which was finished there, has been undone since");
+            return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the name of the step of the main branch below which a branch lies.
+fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.filter_map(|branch| branch.opened_by()).last().map(|(step, _)| step)
 }
 
 /// Refuses to go on with a run that is being undone, but for who goes back at least as far.
