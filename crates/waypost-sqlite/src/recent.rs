@@ -5,7 +5,7 @@
 //! (`teller.rs`), and this file tells of what comes between: one small write, always in the same place.
 //!
 //! ```text
-//!   runs/RUN/recent      512 entries of 128 bytes, written round and round
+//!   runs/RUN/recent      128 entries of 128 bytes, written round and round
 //!
 //!     41 main 17                                  ...   93c1f0a2be6d7714
 //!     42 each:b 3                                 ...   0d5528e1c7aa9f36
@@ -35,8 +35,8 @@ use crate::commit::lock;
 /// The file, in the folder of a run.
 const RECENT_FILE: &str = "recent";
 const ENTRY_BYTES: usize = 128;
-/// As many as the thread that writes the log lets wait at most, and more than a single run commits while it naps.
-const ENTRIES: u64 = 512;
+/// More than a single run commits while the thread that writes the log naps. Each who reads a run reads all of them.
+const ENTRIES: u64 = 128;
 /// Of the digest, in digits.
 const CHECK_DIGITS: usize = 16;
 

@@ -9,7 +9,7 @@
 //!     |        |        |                 |
 //!     +--------+--------+--> backlog      +--> wakes the thread
 //!                              |                  |
-//!   thread ---- nap 10 ms ---- writes ---- nap --- writes
+//!   thread ---- nap  5 ms ---- writes ---- nap --- writes
 //! ```
 //!
 //! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
@@ -31,7 +31,7 @@ use crate::recent::Recent;
 
 /// How long commits gather before they are put into the report: nobody who reads along sees the difference. A kill
 /// leaves so much to be added when the run is taken up again.
-const NAP: Duration = Duration::from_millis(10);
+const NAP: Duration = Duration::from_millis(5);
 /// The same where there is something to write about many runs.
 const LONG_NAP: Duration = Duration::from_millis(50);
 /// So many runs are many.
