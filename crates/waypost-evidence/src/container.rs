@@ -21,6 +21,8 @@ pub const ENGINES: [&str; 3] = ["auto", "docker", "podman"];
 const DIGEST: &str = "sha256:";
 /// Longest name: engines take more, people do not.
 const NAME_CHARS_MAX: usize = 255;
+/// Digits of an id that engines list.
+const SHORT_ID_DIGITS: usize = 12;
 
 /// Checks `container_running`: a container, by name or id, is `running` (if nothing else is said), `healthy`, and of an
 /// `image`. Which `engine` is asked: `docker`, `podman`, or `auto`, which is all that are there.
@@ -138,12 +140,16 @@ async fn ask(socket: &Path, name: &str) -> Result<Said, Finding> {
 }
 
 /// Says whether a container is the one that was asked for: to an engine the beginning of an id is enough, and another container
-/// may have that.
+/// may have that. What engines list, [`SHORT_ID_DIGITS`] of it, is enough here.
 fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
     let text = |key: &str| found[key].as_str().map(|text| text.strip_prefix('/').unwrap_or(text));
     match (text("Name"), text("Id")) {
         (None, None) => Err(strange("it does not say which container it is about")),
-        (own, id) => Ok(own == Some(name) || id == Some(name)),
+        (own, id) => {
+            let is_short = name.len() >= SHORT_ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let fits = |id: &str| id == name || is_short && id.starts_with(name);
+            Ok(own == Some(name) || id.is_some_and(fits))
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked};
 const DIGEST: &str = "sha256:aaaa";
 
 fn container(name: &str, state: Value) -> Value {
-    json!({ "Id": "c0ffee", "Name": format!("/{name}"), "State": state, "Image": DIGEST, "Config": { "Image": "nginx:1.27" } })
+    json!({ "Id": "c0ffee0123456789", "Name": format!("/{name}"), "State": state, "Image": DIGEST, "Config": { "Image": "nginx:1.27" } })
 }
 
 /// Says what an engine says of the containers that it has.
@@ -30,7 +30,9 @@ fn says(head: &str) -> Reply {
     };
     let known = match first {
         "GET /containers/web/json HTTP/1.1" => running(json!({ "Health": { "Status": "healthy" } })),
-        "GET /containers/c0ffee/json HTTP/1.1" | "GET /containers/c0/json HTTP/1.1" => running(json!({})),
+        "GET /containers/c0ffee0123456789/json HTTP/1.1"
+        | "GET /containers/c0ffee012345/json HTTP/1.1"
+        | "GET /containers/c0ffee01234/json HTTP/1.1" => running(json!({})),
         "GET /containers/nameless/json HTTP/1.1" => json!({ "State": { "Running": true } }),
         "GET /containers/sick/json HTTP/1.1" => running(json!({ "Health": { "Status": "unhealthy" } })),
         "GET /containers/new/json HTTP/1.1" => running(json!({ "Health": { "Status": "starting" } })),
@@ -57,9 +59,10 @@ fn cases() -> Vec<Case> {
     let at = |name: &str, expect: Value, verdict| (CONTAINER_RUNNING, name.to_owned(), expect, verdict);
     vec![
         at("web", json!(null), OK),
-        at("c0ffee", json!(null), OK),
-        at("c0", json!(null), FAILED),
-        at("c0", json!({ "running": false }), FAILED),
+        at("c0ffee0123456789", json!(null), OK),
+        at("c0ffee012345", json!(null), OK),
+        at("c0ffee01234", json!(null), FAILED),
+        at("c0ffee01234", json!({ "running": false }), FAILED),
         at("nameless", json!(null), UNKNOWN),
         at("web", json!({ "running": true }), OK),
         at("web", json!({ "running": false }), FAILED),
@@ -75,8 +78,8 @@ fn cases() -> Vec<Case> {
         at("sick", json!({ "healthy": false }), OK),
         at("new", json!({ "healthy": true }), FAILED),
         at("pod", json!({ "healthy": true }), OK),
-        at("c0ffee", json!({ "healthy": true }), FAILED),
-        at("c0ffee", json!({ "healthy": false }), FAILED),
+        at("c0ffee0123456789", json!({ "healthy": true }), FAILED),
+        at("c0ffee0123456789", json!({ "healthy": false }), FAILED),
         at("unasked", json!({ "healthy": false }), FAILED),
         at("web", json!({ "image": "nginx:1.27" }), OK),
         at("web", json!({ "image": "nginx" }), FAILED),

@@ -78,6 +78,33 @@ enum Told {
     },
 }
 
+/// What was undone before, or begun.
+#[derive(Debug, Default)]
+struct Before {
+    done: HashSet<EffectKey>,
+    /// How often each was begun.
+    started: HashMap<EffectKey, usize>,
+}
+
+impl Before {
+    fn of(told: Vec<(u64, Told)>) -> Self {
+        let mut before = Self::default();
+        for (_, told) in told {
+            match told {
+                Told::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
+                Told::Started { branch, step, seq } => {
+                    *before.started.entry((branch, step, seq)).or_default() += 1;
+                }
+                Told::Begun { .. } | Told::Failed { .. } => {}
+            }
+        }
+        before
+    }
+}
+
+/// The branch, the step, and the record that finished it.
+type EffectKey = (BranchPath, StepId, u64);
+
 /// A step that finished.
 #[derive(Debug, Clone)]
 struct Effect {
@@ -88,7 +115,7 @@ struct Effect {
 }
 
 impl Effect {
-    fn key(&self) -> (BranchPath, StepId, u64) {
+    fn key(&self) -> EffectKey {
         (self.branch.clone(), self.step.clone(), self.seq)
     }
 }
@@ -135,13 +162,9 @@ impl Engine {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
         let effects = undoer.effects_behind(to).await?;
-        let before = told_before(self, lease.run()).await?;
-        let before: Vec<Told> = before.into_iter().map(|(_, told)| told).collect();
-        let is_done = |effect: &Effect| {
-            let key = effect.key();
-            before.iter().any(|told| matches!(told, Told::Done { branch, step, seq } if (branch, step, seq) == (&key.0, &key.1, &key.2)))
-        };
-        let due: Vec<Effect> = effects.into_iter().filter(|effect| !is_done(effect)).collect();
+        let before = Before::of(told_before(self, lease.run()).await?);
+        let due: Vec<Effect> =
+            effects.into_iter().filter(|effect| !before.done.contains(&effect.key())).collect();
         if due.is_empty() {
             return Ok(());
         }
@@ -342,20 +365,20 @@ impl<'a, P: Program> Undoer<'a, P> {
     async fn undo_all(
         &mut self,
         due: Vec<Effect>,
-        before: &[Told],
+        before: &Before,
         (stop, told): (&StopHandle, &mut impl FnMut(&Undone)),
     ) -> Result<(), RunError> {
         for effect in due {
+            let tries = before.started.get(&effect.key()).copied().unwrap_or(0);
             let (branch, step, seq) = effect.key();
-            let begun = |told: &&Told| matches!(told, Told::Started { branch: b, step: s, seq: n } if (b, s, n) == (&branch, &step, &seq));
-            let tries = before.iter().filter(begun).count();
             if let Some(asked) = stop.asked() {
                 return Err(self.not_undone(&effect, stopped(), Some(asked.by)));
             }
             let is_undone = self.undo(&effect, tries, stop).await?;
-            let shape = self.shape().of_branch(&branch);
-            let opens =
-                shape.and_then(|shape| shape.step(step.as_str())).is_some_and(|step| step.children.is_some());
+            // What works by its branches is undone by the steps there.
+            let step_of = |shape: &'a Shape| shape.step(step.as_str())?.children.as_ref();
+            let children = self.shape().of_branch(&branch).and_then(step_of);
+            let opens = children.is_some_and(|children| !children.afterwards);
             if is_undone || !opens {
                 told(&Undone { step, branch, seq, is_undone });
             }
