@@ -99,10 +99,13 @@ impl Recent {
         self.logged.fetch_max(entry, Ordering::Release);
     }
 
-    /// Takes the file away, once all of it is in the log and nobody works on the run any more.
+    /// Takes the file away, once all of it is in the log and nobody works on the run any more. What a kill left stays where
+    /// nothing was written since: it may tell of what is missed.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        *lock(&self.pen) = Pen::Closed;
-        remove(&self.path)
+        match std::mem::replace(&mut *lock(&self.pen), Pen::Closed) {
+            Pen::Open { .. } => remove(&self.path),
+            Pen::Closed | Pen::GivenUp => Ok(()),
+        }
     }
 
     /// Opens the file behind what an earlier writer left in it.

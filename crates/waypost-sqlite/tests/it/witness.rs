@@ -250,3 +250,22 @@ fn a_run_that_is_being_made_is_not_said_to_be_lost() {
         });
     });
 }
+
+// What happened: a loss that only the file of the last moments told of was forgotten by a lease that was taken and given
+// back. What stops it now: that file stays until something was written behind it (recent.rs).
+#[tokio::test]
+async fn what_only_the_last_moments_tell_of_is_not_forgotten_by_who_looks() {
+    let site = killed(Durability::Sync).await;
+    let path = site.home().join("runs/r-1/events.jsonl");
+    let lines = fs::read_to_string(&path).unwrap();
+    let first: String = lines.split_inclusive('\n').take(1).collect();
+    fs::write(&path, first).unwrap();
+    flip_last_commit(&site);
+    let store = site.open();
+    assert_eq!(head(&store).await, (5, vec![6], 7));
+
+    let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    store.release(lease, None).await.unwrap();
+
+    assert_eq!(head(&store).await, (5, vec![6], 7));
+}
