@@ -141,7 +141,7 @@ fn a_changed_bit_in_the_log_of_sqlite_repeats_no_finished_step() {
     let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
     rig.write("pid", &running.pid().to_string());
     running.code();
-    crate::rig::wait_until("the end of the supervisor", || {
+    wait_until("the end of the supervisor", || {
         rig.call(&["list", "--status", "running", "--json"]).stdout.windows(4).all(|part| part != b"r-1\"")
     });
     rig.write("ok", "");
@@ -290,7 +290,7 @@ fn a_step_whose_damaged_start_was_its_own_record_is_in_doubt() {
         let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
         rig.write("pid", &running.pid().to_string());
         running.code();
-        crate::rig::wait_until("the end of the supervisor", || {
+        wait_until("the end of the supervisor", || {
             rig.call(&["list", "--status", "running", "--json"])
                 .stdout
                 .windows(4)
