@@ -15,7 +15,8 @@
 //! An entry is written after its record was on the disk, so each one that can be read is true by itself and for ever: a
 //! name and number are never given again. One that is not whole says nothing. Nothing is ever written over an entry
 //! whose line is not in the log; where there is no room, or no file, the caller waits for the line instead. The
-//! file is there while somebody works on the run, and what a kill left of it until the run is next given back.
+//! file is there while somebody works on the run, and what a kill left of it until somebody has written behind it and given
+//! the run back: a look must not take away what tells of a loss.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};

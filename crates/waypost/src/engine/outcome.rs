@@ -165,7 +165,7 @@ pub enum RunError {
         why: String,
     },
     /// What steps of the run did is being undone. Nothing changed; going back to there with that finishes it.
-    #[error("run {run} is being undone to @{to}, and not all of it is")]
+    #[error("run {run} is being undone{}, and not all of it is", if *to == 0 { String::new() } else { format!(" to @{to}") })]
     Undoing {
         /// The run.
         run: RunId,
