@@ -54,7 +54,7 @@ pub(crate) fn create(
             |row| row.get(0),
         )?;
     frozen::insert(connection, place, id, run)?;
-    write(connection, place, id, first, packed, chains)
+    write(connection, place, id, first, packed, chains).map(|(as_packed, _)| as_packed)
 }
 
 /// Appends a batch, packed before, under the lease with `token`. Says whether all was kept as it was packed.
@@ -66,17 +66,25 @@ pub(crate) fn append(
     batch: &Batch,
     packed: &[Packed],
 ) -> Result<(Appended, bool), Failure> {
-    let (row, main) = match End::of_main(connection, run)? {
-        Some(found) => found,
-        None => (RunRow::get(connection, run)?, None),
+    let (row, main) = match place.ends.take(run) {
+        Some((row, main)) => (row, Some(main)),
+        None => match End::of_main(connection, run)? {
+            Some(found) => found,
+            None => (RunRow::get(connection, run)?, None),
+        },
     };
     if batch.id.token == row.batch.0 && batch.id.count <= row.batch.1 {
         return answered_before(connection, row.id, batch).map(|answer| (answer, false));
     }
     row.fence(run, token)?;
     batch.check(run, token)?;
-    let chains = Chains::of(connection, place, Some((row.id, main)), &batch.records)?;
-    let as_packed = write(connection, place, row.id, batch, packed, chains)?;
+    let chains = Chains::of(connection, place, Some((row.id, main.clone())), &batch.records)?;
+    let (as_packed, end) = write(connection, place, row.id, batch, packed, chains)?;
+    if !batch.release
+        && let Some(end) = end.or(main)
+    {
+        place.ends.put(run, RunRow { batch: (batch.id.token, batch.id.count), ..row }, end);
+    }
     Ok((Appended::Now, as_packed))
 }
 
@@ -265,6 +273,7 @@ fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
     format!("its `prev` is {}, the record before has digest {}", text(found), text(expect))
 }
 
+/// Says whether all was kept as it was packed, and where the main branch ends if this added to it.
 fn write(
     connection: &Connection,
     place: &Place,
@@ -272,7 +281,7 @@ fn write(
     batch: &Batch,
     packed: &[Packed],
     mut chains: Chains,
-) -> Result<bool, Failure> {
+) -> Result<(bool, Option<End>), Failure> {
     let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
@@ -297,15 +306,22 @@ fn write(
             });
         }
     }
-    let (mut bytes, mut as_packed) = (0, true);
+    let (mut bytes, mut as_packed, mut end) = (0, true, None);
     for (record, packed) in batch.records.iter().zip(packed) {
         let chain = &chains.by_path[&record.header().branch];
         let id = chain.id.expect("every branch has an id by now");
-        if chain.has_framed(&packed.body) || is_base_there(connection, id, &packed.body)? {
-            bytes += write_record(connection, id, record, packed, &packed.body)?;
+        let alone;
+        let body = if chain.has_framed(&packed.body) || is_base_there(connection, id, &packed.body)? {
+            &packed.body
         } else {
-            bytes += write_record(connection, id, record, packed, &pack_alone(&place.frames, record))?;
             as_packed = false;
+            alone = pack_alone(&place.frames, record);
+            &alone
+        };
+        bytes += write_record(connection, id, record, packed, body)?;
+        if record.header().branch.is_main() {
+            let newest = Newest::new(record.digest(), body.codec());
+            end = Some(End { branch: id, newest: chain.newest, record: Some(newest) });
         }
     }
     for signal in &batch.consumed {
@@ -314,7 +330,7 @@ fn write(
             .execute((run, signal))?;
     }
     summarise(connection, run, batch, bytes, opened, main)?;
-    Ok(as_packed)
+    Ok((as_packed, end))
 }
 
 /// Opens a branch; `end` is whether it is open, its newest seq and its bodies, if they are to stand in its own row.

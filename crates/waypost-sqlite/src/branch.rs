@@ -181,6 +181,10 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
+    pub(crate) fn new(digest: Digest, codec: Option<i64>) -> Self {
+        Self { digest, codec }
+    }
+
     /// Says whether its body is kept in a frame, so that the next one may be a delta of it.
     pub(crate) fn is_framed(&self) -> bool {
         matches!(self.codec, Some(CODEC_FULL | CODEC_DELTA))

@@ -33,6 +33,7 @@ use crate::crowd::Crowd;
 use crate::fault::{Failure, Fault};
 use crate::open::{self, Place};
 use crate::present::Present;
+use crate::room::Room;
 use crate::schema;
 
 /// Most pieces of work in one transaction: bounds how long the first of them waits for the last.
@@ -53,8 +54,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Link {
     connection: Connection,
     present: Present,
+    room: Room,
     level: Durability,
     synced: Instant,
+    /// What SQLite counted when the schema was last seen to be ours: a commit of another connection changes it.
+    seen: Option<i64>,
 }
 
 /// Everything that is written goes through here.
@@ -125,9 +129,10 @@ enum Undone {
 }
 
 impl Writer {
-    pub(crate) fn new(place: Arc<Place>, connection: Connection) -> Self {
+    pub(crate) fn new(place: Arc<Place>, connection: Connection, room: Room) -> Self {
         let present = Present::of(&place);
-        let link = Link { connection, present, level: Durability::Sync, synced: Instant::now() };
+        let link =
+            Link { connection, present, room, level: Durability::Sync, synced: Instant::now(), seen: None };
         Self {
             place,
             queue: Mutex::default(),
@@ -161,6 +166,19 @@ impl Writer {
         self.queue(durability, Writes::Rows, work).await
     }
 
+    /// As [`write`](Self::write), for work that appends to a run, and keeps true what is known of its end.
+    pub(crate) async fn append<T, F>(
+        self: &Arc<Self>,
+        durability: Durability,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
+    {
+        self.queue(durability, Writes::Records, work).await
+    }
+
     /// As [`write`](Self::write), not waiting for the disk, for work that moves pages and leaves every row as it is.
     pub(crate) async fn move_pages<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
@@ -180,7 +198,7 @@ impl Writer {
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     {
-        let (to, answer) = oneshot::channel();
+        let (to, answer) = oneshot::channel::<(_, F)>();
         let job = Box::new(Work { work, durability, writes, outcome: None, to });
         let first = {
             let mut queue = lock(&self.queue);
@@ -192,9 +210,11 @@ impl Writer {
             tokio::task::yield_now().await;
             drop(turn);
         }
-        answer.await.unwrap_or_else(|lost| {
-            Err(StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })
-        })
+        // What the work holds is let go of here, and not by whoever did it: memory is given back where it was taken.
+        answer.await.map_or_else(
+            |lost| Err(StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) }),
+            |(outcome, _work)| outcome,
+        )
     }
 
     /// Lends the connection for reading, if nobody has it; what is queued meanwhile is committed when it comes back.
@@ -286,6 +306,7 @@ impl Writer {
         }
         let result = self.transact(link, jobs);
         if let Err(undone) = &result {
+            self.place.ends.forget_all();
             if !link.connection.is_autocommit() {
                 // Fails only where the transaction is gone already.
                 let _ = link.connection.execute_batch("ROLLBACK");
@@ -306,14 +327,22 @@ impl Writer {
         let connection = &link.connection;
         let failed = |error: rusqlite::Error| Undone::Failed(Fault::from(error).ask_system(connection));
         execute(connection, "BEGIN IMMEDIATE").map_err(failed)?;
-        let version = schema::version(connection).map_err(Undone::Failed)?;
-        if version != schema::VERSION {
-            jobs.iter_mut().for_each(|job| job.spoil(schema::version_error(&self.place, version)));
-            return execute(connection, "ROLLBACK").map_err(failed);
+        let count = schema::changes_of_others(connection).map_err(failed)?;
+        if link.seen != Some(count) {
+            self.place.ends.forget_all();
+            let version = schema::version(connection).map_err(Undone::Failed)?;
+            if version != schema::VERSION {
+                jobs.iter_mut().for_each(|job| job.spoil(schema::version_error(&self.place, version)));
+                return execute(connection, "ROLLBACK").map_err(failed);
+            }
+            link.seen = Some(count);
         }
         let begun = connection.total_changes();
         let mut moved = false;
         for job in jobs.iter_mut() {
+            if job.writes() == Writes::Rows {
+                self.place.ends.forget_all();
+            }
             let before = connection.total_changes();
             let done = job.apply(connection, &self.place);
             moved |= done && job.writes() == Writes::Pages;
@@ -325,9 +354,11 @@ impl Writer {
             return execute(connection, "ROLLBACK").map_err(failed);
         }
         if let Err(missing) = link.present.check() {
+            self.place.ends.forget_all();
             jobs.iter_mut().for_each(|job| job.spoil(missing.to_store_error()));
             return execute(connection, "ROLLBACK").map_err(failed);
         }
+        link.room.make(&link.present);
         execute(connection, "COMMIT").map_err(failed)?;
         self.commits.fetch_add(1, Ordering::Relaxed);
         if link.level == Durability::Sync {
@@ -384,8 +415,10 @@ fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
 /// What a piece of work changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writes {
-    /// Rows, which SQLite counts.
+    /// Any rows.
     Rows,
+    /// Records of a run that is there, and the rows that tell of them.
+    Records,
     /// The places of pages in the file.
     Pages,
 }
@@ -411,7 +444,7 @@ struct Work<T, F> {
     durability: Durability,
     writes: Writes,
     outcome: Option<(Result<T, StoreError>, bool)>,
-    to: oneshot::Sender<Result<T, StoreError>>,
+    to: oneshot::Sender<(Result<T, StoreError>, F)>,
 }
 
 impl<T, F> Job for Work<T, F>
@@ -445,10 +478,10 @@ where
 
     fn answer(self: Box<Self>) {
         let (outcome, _) = self.outcome.expect("work is answered after it was carried out or spoilt");
-        let _ = self.to.send(outcome);
+        let _ = self.to.send((outcome, self.work));
     }
 
     fn refuse(self: Box<Self>, error: StoreError) {
-        let _ = self.to.send(Err(error));
+        let _ = self.to.send((Err(error), self.work));
     }
 }

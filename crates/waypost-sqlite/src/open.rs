@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
@@ -17,7 +18,9 @@ use waypost::{Clock, SystemClock};
 
 use crate::beside;
 use crate::crowd::is_shared_by_many;
+use crate::ends::Ends;
 use crate::fault::Fault;
+use crate::room::{FramesSeen, Room};
 use crate::schema;
 use crate::tips::Frames;
 
@@ -65,6 +68,8 @@ pub(crate) struct Place {
     pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
     pub(crate) frames: Frames,
+    /// What appends need not ask the database for.
+    pub(crate) ends: Ends,
 }
 
 impl Place {
@@ -72,7 +77,7 @@ impl Place {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
         let folder = beside::folder_of(&file);
-        Ok(Self { name: name(path), file, home, folder, frames: Frames::default() })
+        Ok(Self { name: name(path), file, home, folder, frames: Frames::default(), ends: Ends::default() })
     }
 
     /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
@@ -149,8 +154,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Opens the connection that writes; makes or upgrades the schema.
-pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
+/// Opens the connection that writes, and what its log has room for; makes or upgrades the schema.
+pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connection, Room), StoreError> {
     let failed = |error: rusqlite::Error| explain(Fault::from(error), place);
     let mut connection = Connection::open_with_flags(
         &place.file,
@@ -180,8 +185,9 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<Connectio
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
-    watch_checkpoints(&mut connection).map_err(failed)?;
-    Ok(connection)
+    let frames = FramesSeen::default();
+    watch_checkpoints(&mut connection, Arc::clone(&frames)).map_err(failed)?;
+    Ok((connection, Room::new(frames)))
 }
 
 /// Says whether the last connection that ends copies the log into the database and removes it. Only where it is known to
@@ -307,8 +313,10 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
 
 /// Copies the log into the database now and then, as SQLite would, but does not ignore a sync that fails meanwhile:
 /// the kernel tells of it only once, and commits of `async` runs may depend on it.
-fn watch_checkpoints(connection: &mut Connection) -> rusqlite::Result<()> {
-    connection.wal_hook(Some(|log: &mut rusqlite::hooks::Wal, pages| {
+/// Keeps in `frames` how many the log has.
+fn watch_checkpoints(connection: &mut Connection, frames: FramesSeen) -> rusqlite::Result<()> {
+    connection.wal_hook(Some(move |log: &mut rusqlite::hooks::Wal, pages: i32| {
+        frames.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
         let limit = if is_shared_by_many() { CHECKPOINT_PAGES_SHARED } else { CHECKPOINT_PAGES };
         if pages < limit {
             return Ok(());

@@ -36,14 +36,23 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
+    pub(crate) fn codec(&self) -> Option<i64> {
+        match self {
+            Self::Nothing => None,
+            Self::Plain => Some(CODEC_PLAIN),
+            Self::Full(_) => Some(CODEC_FULL),
+            Self::Delta(..) => Some(CODEC_DELTA),
+        }
+    }
+
     /// Returns codec and bytes; `plain` are those of the body itself.
     pub(crate) fn columns<'a>(&'a self, plain: Option<&'a [u8]>) -> (Option<i64>, Option<&'a [u8]>) {
-        match self {
-            Self::Nothing => (None, None),
-            Self::Plain => (Some(CODEC_PLAIN), plain),
-            Self::Full(frame) => (Some(CODEC_FULL), Some(frame)),
-            Self::Delta(frame, ..) => (Some(CODEC_DELTA), Some(frame)),
-        }
+        let bytes = match self {
+            Self::Nothing => None,
+            Self::Plain => plain,
+            Self::Full(frame) | Self::Delta(frame, ..) => Some(frame.as_slice()),
+        };
+        (self.codec(), bytes)
     }
 }
 

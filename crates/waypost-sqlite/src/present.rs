@@ -1,11 +1,11 @@
 //! Whether what is written can be found again: the files that SQLite has open still have their names.
 //!
 //! A file that somebody removed is there for as long as it is open: everything that is written to it succeeds, is
-//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So each
-//! file is asked before every commit whether it still has a name, which costs half a microsecond where the system can
-//! be asked about an open file. Whether that name is the one that it was opened by, as it is not once somebody has moved
-//! the file away, takes several times as long to find out, and no record is lost by it: that is looked at once in
-//! [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
+//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So the log,
+//! where commits go, is asked before each whether it still has a name, which costs a microsecond or two where the system
+//! can be asked about an open file. Whether the others have one, and whether these names are those that they were opened by,
+//! as they are not once somebody has moved them away, takes several times as long to find out: that is looked at once
+//! in [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
 //! between a look and the end of the commit is noticed by the next one.
 //!
 //! The shared memory, `-shm`, holds nothing that is not in the log, but by it those who have the database open know of
@@ -14,9 +14,9 @@
 //! the log with all the rest. So a connection that finds it removed writes no more, and leaves the log as it is.
 
 use std::cell::{Cell, OnceCell};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use waypost::store::StoreError;
 
@@ -58,7 +58,7 @@ impl Present {
     /// Looks whether all are still there; within a transaction, before it ends.
     pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
         let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
-        for watched in [&self.database, &self.log, &self.shared] {
+        for watched in [&self.log, &self.database, &self.shared].into_iter().take(if names { 3 } else { 1 }) {
             if !watched.is_there(names) {
                 return Err(Missing(&watched.path));
             }
@@ -67,6 +67,13 @@ impl Present {
             self.looked.set(Some(Instant::now()));
         }
         Ok(())
+    }
+
+    /// Opens the log for writing; none if it is not there, or not the one that was seen.
+    pub(crate) fn open_log(&self) -> Option<fs::File> {
+        let seen = self.log.file()?;
+        let opened = fs::OpenOptions::new().write(true).open(&self.log.path).ok()?;
+        (system::identity_of(&opened) == Some(seen.identity())).then_some(opened)
     }
 
     /// Looks whether those that were seen are still there; a connection that never wrote may have seen no log.
@@ -154,6 +161,11 @@ mod system {
         Some(of(&found))
     }
 
+    pub(super) fn identity_of(opened: &std::fs::File) -> Option<Identity> {
+        let found = statx(opened, "", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
+        Some(of(&found))
+    }
+
     fn of(found: &Statx) -> Identity {
         (makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino)
     }
@@ -161,6 +173,7 @@ mod system {
 
 #[cfg(not(target_os = "linux"))]
 mod system {
+    use std::fs::Metadata;
     use std::os::unix::fs::MetadataExt as _;
     use std::path::{Path, PathBuf};
 
@@ -188,7 +201,14 @@ mod system {
     }
 
     pub(super) fn identity(path: &Path) -> Option<Identity> {
-        let found = std::fs::metadata(path).ok()?;
-        Some((found.dev(), found.ino()))
+        std::fs::metadata(path).ok().map(of)
+    }
+
+    pub(super) fn identity_of(opened: &std::fs::File) -> Option<Identity> {
+        opened.metadata().ok().map(of)
+    }
+
+    fn of(found: Metadata) -> Identity {
+        (found.dev(), found.ino())
     }
 }

@@ -40,7 +40,7 @@ const VERSION_MIN: u32 = 1;
 /// Marks a database as ours: `WYPT`.
 pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
 /// A record of some KiB fits a page, and a large state needs half the pages of the default.
-const PAGE_BYTES: u32 = 8192;
+pub(crate) const PAGE_BYTES: u32 = 8192;
 /// SQLite's number for an `auto_vacuum` that waits to be asked.
 const INCREMENTAL: u32 = 2;
 /// Back-ups that are kept apart before an upgrade is refused: nobody upgrades the same version that often.
@@ -201,6 +201,11 @@ pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
     let version =
         connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
     u32::try_from(version).map_err(|_| Fault::corrupt(format!("its version is {version}")))
+}
+
+/// Reads a number that changes with each commit of another connection, and never with one's own.
+pub(crate) fn changes_of_others(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
 }
 
 /// Says that the schema is not the one that this crate reads.
@@ -402,7 +407,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = SqliteOptions::default();
         let place = open::make(&folder.path().join("waypost.db"), &options).unwrap();
-        let connection = open::writer(&place, &options).unwrap();
+        let (connection, _) = open::writer(&place, &options).unwrap();
         (folder, place, options, connection)
     }
 

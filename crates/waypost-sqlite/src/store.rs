@@ -86,8 +86,8 @@ impl SqliteStore {
     /// - [`StoreError::Io`], [`StoreError::Full`]: the medium's. What was there is untouched.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let place = Arc::new(open::make(path, &options)?);
-        let writer = open::writer(&place, &options)?;
-        let writer = Some(Arc::new(Writer::new(Arc::clone(&place), writer)));
+        let (connection, room) = open::writer(&place, &options)?;
+        let writer = Some(Arc::new(Writer::new(Arc::clone(&place), connection, room)));
         Self::with(place, writer, options)
     }
 
@@ -385,15 +385,12 @@ impl Store for SqliteStore {
             Some(held) if held.token == lease.token() && !batch.release => held.durability,
             _ => Durability::Sync,
         };
-        self.writer()?;
+        let writer = self.writer()?;
         let (packed, learned) = pack::pack(&self.place.frames, &batch.records);
         let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
-        let job = Arc::clone(&batch);
-        let (answer, as_packed) = self
-            .write(durability, move |connection, place| {
-                append::append(connection, place, &run, token, &job, &packed)
-            })
-            .await?;
+        let (place, job) = (Arc::clone(&self.place), Arc::clone(&batch));
+        let append = move |connection: &_| append::append(connection, &place, &run, token, &job, &packed);
+        let (answer, as_packed) = writer.append(durability, append).await?;
         if answer == Appended::Now {
             if as_packed {
                 learned.keep(&self.place.frames, &batch.records);

@@ -224,3 +224,62 @@ async fn what_fails_half_way_does_not_hinder_its_neighbours() {
         assert_eq!((head.record.header().seq, head.next, head.damaged), (newest, newest + 1, Vec::new()));
     }
 }
+
+#[tokio::test]
+async fn the_log_of_a_run_by_itself_grows_by_many_frames_at_once() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let log = site.file().with_extension("db-wal");
+    let mut lengths = std::collections::BTreeSet::new();
+
+    for _ in 0..48 {
+        writing.step().await.unwrap();
+        lengths.insert(std::fs::metadata(&log).unwrap().len());
+    }
+
+    // Two frames each: 96 and a few more, and it grows by 16 and then by as many as it has.
+    assert!((2..=5).contains(&lengths.len()), "{lengths:?}");
+    assert!(*lengths.last().unwrap() < 256 * 8216, "{lengths:?}");
+}
+
+#[tokio::test]
+async fn what_others_did_to_a_run_is_seen_by_its_next_append() {
+    for (sql, expect) in [
+        ("UPDATE runs SET token = token + 1", "fenced"),
+        ("UPDATE runs SET leased = 0", "fenced"),
+        ("UPDATE runs SET main_newest = main_newest - 1", "now"),
+        ("DELETE FROM records WHERE key & 0xffffffff = 3", "conflict"),
+        ("UPDATE records SET digest = zeroblob(32) WHERE key & 0xffffffff = 3", "conflict"),
+    ] {
+        let site = Site::new();
+        let store = site.open();
+        let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+        writing.step().await.unwrap();
+        writing.step().await.unwrap();
+        site.execute(sql);
+
+        let answer = writing.step().await;
+
+        let found = match &answer {
+            Ok(Appended::Now) => "now",
+            Err(StoreError::Fenced { .. }) => "fenced",
+            Err(StoreError::Conflict { .. }) => "conflict",
+            _ => "something else",
+        };
+        assert_eq!(found, expect, "{sql}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_was_given_back_here_is_none_for_the_next_append() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    writing.step().await.unwrap();
+    store.release(writing.lease.clone(), None).await.unwrap();
+
+    let answer = writing.step().await;
+
+    assert!(matches!(answer, Err(StoreError::Fenced { .. })), "{answer:?}");
+}
