@@ -9,6 +9,7 @@ mod append;
 mod command;
 mod economy;
 mod engine;
+mod evidence;
 mod files;
 mod forks;
 mod hash;
@@ -73,6 +74,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     rename::topic,
     files::topic,
     hash::topic,
+    evidence::topic,
     engine::topic,
     forks::topic,
     economy::topic,

@@ -31,7 +31,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
 /// 0.7 ms a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
 const CHECKPOINT_PAGES: i32 = 256;
 /// The same while many share commits: those write many pages each, most of them anew before the log is copied.
-const CHECKPOINT_PAGES_SHARED: i32 = 1_024;
+const CHECKPOINT_PAGES_SHARED: i32 = 2_048;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
 /// Pause before the journal mode is asked for again while another process makes the same store.

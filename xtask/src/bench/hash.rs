@@ -40,6 +40,24 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "hash", subjects, demands: vec![small] })
 }
 
+/// Bytes a second of every core together, each over `buffers` of them.
+pub(super) fn on_all_cores(buffers: u32) -> anyhow::Result<f64> {
+    ensure!(Sha256::digest(b"abc")[..4] == ABC, "SHA-256 is wrong");
+    let cores = std::thread::available_parallelism()?.get();
+    let buffer = measure::noise(BUFFER_BYTES);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                for _ in 0..buffers {
+                    std::hint::black_box(Sha256::digest(std::hint::black_box(&buffer)));
+                }
+            });
+        }
+    });
+    Ok(measure::per_second(buffers, start) * (cores * buffer.len()) as f64)
+}
+
 fn round(bytes: &[u8], count: u32) -> anyhow::Result<f64> {
     ensure!(Sha256::digest(b"abc")[..4] == ABC, "SHA-256 is wrong");
     let start = Instant::now();
