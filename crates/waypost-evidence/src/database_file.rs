@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 use waypost::evidence::Finding;
+use waypost::in_use::is_in_use;
 
 /// Where a file says whether it has a log, and what it says then (<https://sqlite.org/fileformat2.html#file_format_version_numbers>).
 const READ_VERSION: usize = 19;
@@ -46,6 +47,9 @@ impl DatabaseFile {
     /// Opens a database.
     pub(crate) fn open(path: PathBuf) -> Result<Self, Finding> {
         let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
+        if fs::metadata(&path).is_ok_and(|file| is_in_use(file.dev(), file.ino())) {
+            return Err(Finding::failed("it is the database in which this run is kept"));
+        }
         let log_bytes = bytes_of(&beside(&path, "-wal")).map_err(unclear)?;
         let has_index = bytes_of(&beside(&path, "-shm")).map_err(unclear)?.is_some();
         let (is_logged, is_empty) = read_header(&path).map_err(unclear)?;

@@ -26,7 +26,8 @@ const OUTSIDE: [&str; 1] = ["newer_than"];
 /// has, which values stand at paths in its `json`, that it is `newer_than` a file or a time, and that it is `absent`.
 ///
 /// Of [a pattern](waypost::evidence::is_pattern) that names several it says that all of them are so, and there are as many
-/// as `count` expects, at least one if that is not said.
+/// as `count` expects, at least one if that is not said. Where [the opposite](waypost::record::Terms::not) is to hold, and no
+/// `count` is said, it says that none of them is so.
 ///
 /// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as the file
 ///   of which more than its type is expected, an older one, or what would be JSON, the opposite does not hold either.
@@ -81,6 +82,8 @@ impl FileProbe {
             }
             expect = [("count".to_owned(), json!(0))].into_iter().collect();
         }
+        // The opposite of what is said of all is true of each: no log contains it, not some log lacks it.
+        let none_is_so = claim.terms.not && !expect.contains_key("count");
         let count = expect.shift_remove("count").unwrap_or_else(|| json!("> 0"));
         if count.is_null() {
             return Err(Finding::failed("no `count` is expected"));
@@ -106,13 +109,16 @@ impl FileProbe {
         for path in paths {
             let expect = Value::Object(expect.clone());
             let one = self.check_one(&Claim { subject: path.clone(), expect, ..claim.clone() }, site).await;
-            if one.verdict() != Verdict::Ok {
-                let path = named_by(&path);
-                let why = one.why().map_or_else(|| path.to_string(), |why| format!("{path}: {why}"));
-                return Err(one.because(why));
+            let path = named_by(&path);
+            let why = one.why().map_or_else(|| path.to_string(), |why| format!("{path}: {why}"));
+            match one.verdict() {
+                Verdict::Ok if none_is_so => return Ok(Finding::ok(json!({ "file": path }))),
+                Verdict::Ok => {}
+                Verdict::Failed if none_is_so && one.is_of_world() => {}
+                _ => return Err(one.because(why)),
             }
         }
-        Ok(Finding::ok(found))
+        Ok(if none_is_so { Finding::differs(found) } else { Finding::ok(found) })
     }
 
     async fn check_one(&self, claim: &Claim, site: &Site) -> Finding {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use waypost::disk::check_regular;
+use waypost::in_use::InUse;
 use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
@@ -68,6 +69,8 @@ pub(crate) struct Place {
     pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
     pub(crate) frames: Frames,
+    /// Its files, which nobody else here may open.
+    in_use: InUse,
     /// What appends need not ask the database for.
     pub(crate) ends: Ends,
 }
@@ -77,7 +80,17 @@ impl Place {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
         let folder = beside::folder_of(&file);
-        Ok(Self { name: name(path), file, home, folder, frames: Frames::default(), ends: Ends::default() })
+        let in_use = InUse::new();
+        in_use.add(&file)?;
+        Ok(Self {
+            name: name(path),
+            file,
+            home,
+            folder,
+            in_use,
+            frames: Frames::default(),
+            ends: Ends::default(),
+        })
     }
 
     /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
@@ -181,6 +194,8 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
     settle(&connection, place, options)?;
+    // It cannot be closed by who cannot look at it.
+    let _ = place.in_use.add(&place.beside("-shm"));
     schema::make_shrinkable(&connection);
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;

@@ -93,6 +93,7 @@ pub mod file;
 pub mod folder;
 pub mod graph;
 pub mod id;
+pub mod in_use;
 pub mod lock;
 pub mod memory;
 pub mod path;

@@ -256,3 +256,26 @@ fn a_claim_that_cannot_be_made_is_evidence_that_does_not_hold() {
         assert_eq!(code, Some(4), "{text}: {}", rig.told(&rig.call(&["why", "r", "a"])));
     }
 }
+
+// A folder that holds the runs themselves changed with each checkpoint, and hashing it closed the database under SQLite's locks.
+#[test]
+fn runs_are_no_evidence_of_themselves() {
+    let (rig, code) = run_with("[{sha256: .}]", "echo x > x");
+    assert_eq!(code, Some(0));
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(0), "what Waypost writes is no part of it");
+    rig.write("x", "y");
+    assert_eq!(code_of(&rig, &["verify", "r"]), Some(4));
+
+    for (evidence, why) in [
+        ("[{sha256: .waypost/waypost.db}]", "it is the database in which this run is kept"),
+        ("[{file: .waypost/waypost.db, contains: r}]", "it is the database in which this run is kept"),
+        ("[{sqlite: .waypost/waypost.db, table: runs}]", "it is the database in which this run is kept"),
+    ] {
+        let rig = Rig::with(&format!("steps: [{{id: a, run: 'true', evidence: {evidence}}}]\n"));
+        let told = rig.waypost(&RUN);
+        assert!(told.starts_with("exit 4\n") && told.contains(why), "{evidence}: {told}");
+    }
+    let rig = Rig::with("steps: [{id: a, run: 'true', evidence: [{sha256: kept}]}]\n").at(STORES[0]);
+    let told = rig.waypost(&RUN);
+    assert!(told.contains("`waypost.db` in it is the database in which this run is kept"), "{told}");
+}

@@ -396,3 +396,31 @@ fn what_no_number_and_no_status_can_be_is_no_expectation_of_one() {
         assert!(waypost_evidence::check_status(&bad).is_err(), "{bad}");
     }
 }
+
+#[test]
+fn the_opposite_of_what_is_said_of_all_is_true_of_each() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [("a.log", "fine"), ("b.log", "ERROR: no"), ("c.log", "fine")] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let of = |pattern: &str, expect: Value, wanted: Verdict| {
+        let not = Terms { not: true, ..Terms::default() };
+        let claim = Claim { expect, ..Claim::new(ARTIFACT_EXISTS, pattern) }.on_terms(not);
+        let site = Site::beneath(folder.path());
+        let verify = verifier(Environment::inherited());
+        let found = runtime().block_on(verify.verify(&Pack::all([claim]), &site)).claims.remove(0);
+        assert_eq!(found.verdict, wanted, "{found:?}");
+        found.found
+    };
+
+    assert_eq!(of("*.log", json!({ "contains": "ERROR" }), Verdict::Failed), json!({ "file": "b.log" }));
+    of("*.log", json!({ "contains": "PANIC" }), Verdict::Ok);
+    of("*.log", json!({ "type": "directory" }), Verdict::Ok);
+    // With a count, it is the whole that is reversed.
+    of("*.log", json!({ "contains": "ERROR", "count": 3 }), Verdict::Ok);
+    of("*.log", json!({ "count": 3 }), Verdict::Failed);
+    of("*.log", json!({ "contains": "" }), Verdict::Failed);
+    fs::remove_file(folder.path().join("b.log")).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("b.log")).unwrap();
+    of("*.log", json!({ "contains": "ERROR" }), Verdict::Ok);
+}

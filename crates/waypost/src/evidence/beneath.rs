@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::Site;
 use super::pattern::named_by;
+use crate::in_use::is_in_use;
 use crate::plan::resolved;
 
 /// Most links on one way, as in the kernel (`path_resolution(7)`).
@@ -110,8 +111,13 @@ pub(super) fn other_name(site: &Site, subject: &str) -> Option<String> {
     (path != resolved(subject)).then_some(path)
 }
 
-fn regular(stat: &Stat) -> Result<(), Lost> {
+/// Says that a file may be opened, read and closed.
+#[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
+pub(super) fn regular(stat: &Stat) -> Result<(), Lost> {
     match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if is_in_use(stat.st_dev as u64, stat.st_ino as u64) => {
+            Err(Lost::Refused("it is the database in which this run is kept".to_owned()))
+        }
         FileType::RegularFile => Ok(()),
         FileType::Directory => Err(Lost::Refused("it is a folder, not a file".to_owned())),
         _ => Err(Lost::Refused("it is not a regular file".to_owned())),

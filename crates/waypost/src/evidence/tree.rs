@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::Site;
-use super::beneath::{LastLink, Lost, Place, lost};
+use super::beneath::{LastLink, Lost, Place, lost, regular};
 use super::files::{Stamp, hash_file};
 use super::pattern::{fits, is_pattern, literal_path, named_by, split};
 use crate::id::Digest;
@@ -30,6 +30,8 @@ use crate::plan::resolved;
 const ENTRIES_MAX: usize = 500_000;
 /// Deepest folder within a folder: each on the way is an open descriptor.
 const DEPTH_MAX: usize = 128;
+/// The folder of a project's runs, which changes with each step: no tree has it.
+const OURS: &str = ".waypost";
 /// Most files that are hashed at once: more do not make a disk faster.
 const WORKERS_MAX: usize = 8;
 /// What every leaf begins with, so that it is like no other digest of this project.
@@ -236,7 +238,14 @@ impl Walk<'_> {
         let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(gone)?;
         let (stamp, inode) = (Stamp::of(&stat), Stamp::inode(&stat));
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => self.entries.push(Entry { path, kind: Kind::File, stamp, inode }),
+            FileType::RegularFile => {
+                regular(&stat).map_err(|_| {
+                    let path = path.display();
+                    Lost::Unclear(format!("`{path}` in it is the database in which this run is kept"))
+                })?;
+                self.entries.push(Entry { path, kind: Kind::File, stamp, inode });
+            }
+            FileType::Directory if name == OURS => {}
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(gone)?;
                 let kind = Kind::Link(target.into_bytes());
