@@ -260,3 +260,19 @@ fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
     let newest = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
     assert_eq!(code_of(&rig, &["fork", &newest, "-q"]), Some(0), "what was done anew counts");
 }
+
+// The steps of a group that is done read of its passes what the next would have read.
+#[test]
+fn what_undoes_a_step_reads_the_pass_that_finished_it() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    repeat: {max: 3, until: 'iteration == 2'}
+    steps: [{id: w, run: 'true', undo: 'echo w ${{ iteration }} >> trace'}]
+  - {id: own, repeat: {max: 3, until: 'iteration == 3'}, run: 'true', undo: 'echo own ${{ iteration }} >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "own 3\nw 2\n");
+}

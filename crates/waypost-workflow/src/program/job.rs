@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use waypost::engine::{Joined, Spot};
-use waypost::record::Failure;
+use waypost::record::{Failure, Try};
 
 use crate::file::Work;
 
 use super::command::Command;
 use super::evidence::Vouching;
 use super::items::{Joining, Listing};
-use super::repeat::Passing;
+use super::repeat::{Passing, in_pass};
 use super::service::Service;
 use super::state::WorkflowState;
 use super::waiting::Waiting;
@@ -95,10 +95,17 @@ impl WorkflowProgram {
     }
 
     /// Makes what undoes a step, if it says how.
-    pub(super) fn undo_job(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+    pub(super) fn undo_job(
+        &self,
+        spot: Spot<'_>,
+        at: &Try,
+        state: &WorkflowState,
+    ) -> Result<Option<Job>, Failure> {
         let step = self.step(spot);
         let Some(undo) = &step.undo else { return Ok(None) };
-        let scope = self.scope_of_last_pass(step, state);
+        // What is around a step that is done with may count its next pass already.
+        let scope = self.scope(state);
+        let scope = at.iteration.last().map_or(scope.clone(), |pass| in_pass(&scope, *pass));
         let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
         Ok(Some(Job::of(Doing::Command(Box::new(command)))))
     }

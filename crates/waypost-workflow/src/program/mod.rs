@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
     Spot, StateError,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
@@ -467,8 +467,8 @@ impl Program for WorkflowProgram {
         }
     }
 
-    fn undo(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Option<Job>, Failure> {
-        self.undo_job(spot, state)
+    fn undo(&self, spot: Spot<'_>, at: &Try, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+        self.undo_job(spot, at, state)
     }
 
     fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {

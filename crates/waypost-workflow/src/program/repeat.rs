@@ -22,15 +22,6 @@ impl WorkflowProgram {
         }
     }
 
-    /// Returns what a step reads that has ended: its last pass, if it has several.
-    pub(super) fn scope_of_last_pass(&self, step: &Step, state: &WorkflowState) -> Scope {
-        let scope = self.scope(state);
-        match &step.repeat {
-            Some(_) => in_pass(&scope, state.passes(&step.id).max(1)),
-            None => scope,
-        }
-    }
-
     /// Returns what the steps of a group read of what is around them: before the first pass, of each other nothing.
     pub(super) fn scope_of_group(&self, step: &Step, state: &WorkflowState) -> Scope {
         let mut scope = self.scope_of(step, state);
@@ -127,7 +118,7 @@ fn fails_in_next(step: &Step) -> bool {
     !matches!(step.work, Work::Group(_)) && !step.idempotent
 }
 
-fn in_pass(scope: &Scope, pass: u32) -> Scope {
+pub(super) fn in_pass(scope: &Scope, pass: u32) -> Scope {
     scope.with_local(ITERATION, &Value::from(pass))
 }
 

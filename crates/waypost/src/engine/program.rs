@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Attempt, Item, Joined};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Usage};
+use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Try, Usage};
 use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
 use crate::store::Lease;
@@ -138,12 +138,12 @@ pub trait Program: Send + Sync {
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
     /// Makes what undoes a finished step, for [`perform`](Self::perform), from the newest state of its branch; none where it
-    /// cannot be undone.
+    /// cannot be undone. `at` is the try that finished it.
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
-    fn undo(&self, spot: Spot<'_>, state: &Self::State) -> Result<Option<Self::Job>, Failure> {
-        let _ = (spot, state);
+    fn undo(&self, spot: Spot<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure> {
+        let _ = (spot, at, state);
         Ok(None)
     }
 

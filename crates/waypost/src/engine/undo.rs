@@ -393,7 +393,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         let program = self.program;
         let spot = Spot { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
         let state = self.state_of(&effect.branch)?;
-        let job = match program.undo(spot, state) {
+        let job = match program.undo(spot, &effect.at, state) {
             Ok(Some(job)) => job,
             Ok(None) => return Ok(false),
             Err(failure) => return Err(self.not_undone(effect, failure, None)),
