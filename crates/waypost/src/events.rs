@@ -20,6 +20,9 @@ use crate::record::{
 /// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
 pub const EVENT_VERSION: u32 = 1;
 
+/// Key of the wait of a step that waits for a signal: what answers it is told as [`EventKind::Signalled`].
+pub const SIGNAL_KEY: &str = "signal";
+
 /// Names an event within its run.
 ///
 /// Shown as `BRANCH@SEQ.INDEX`, to be kept and given back, not to be taken apart by clients. The same record always
@@ -222,6 +225,13 @@ pub enum EventKind {
         /// Key of the wait.
         key: String,
         /// The answer.
+        value: Value,
+    },
+    /// A signal came that a step waited for, by the key [`SIGNAL_KEY`].
+    Signalled {
+        /// Key of the wait.
+        key: String,
+        /// What came with it; null where that was nothing.
         value: Value,
     },
     /// Damaged records were passed over and moved aside.
@@ -484,6 +494,7 @@ impl Told<'_> {
             Phase::Progress { key, value } => {
                 let (key, value) = (key.clone(), value.clone());
                 self.say(match header.reason {
+                    Reason::Answer if key == SIGNAL_KEY => EventKind::Signalled { key, value },
                     Reason::Answer => EventKind::Answered { key, value },
                     _ => EventKind::Progress { key, value },
                 });

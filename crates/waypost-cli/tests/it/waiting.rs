@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, check, wait_until};
+use crate::rig::{Rig, check, code_of, wait_until};
 
 const RELEASE: &str = r#"name: release
 steps:
@@ -302,4 +302,22 @@ fn a_plan_knows_what_has_come() {
             assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store} {step}");
         }
     }
+}
+
+#[test]
+fn the_events_of_a_run_tell_signals_from_answers() {
+    let rig = Rig::with("steps: [{id: w, wait: go}, {id: ask, approve: 'Well?'}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["signal", "r", "go", "5"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(75));
+    assert_eq!(code_of(&rig, &["answer", "r", "yes"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+    let of = |name: &str| {
+        let mut lines = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.find(|event| event["event"] == name).unwrap_or_else(|| panic!("no {name} in {events}"))
+    };
+    assert_eq!((&of("signalled")["step"], &of("signalled")["value"]), (&"w".into(), &5.into()));
+    assert_eq!(of("answered")["step"], "ask");
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use waypost::engine::{Attempt, MemoError, Performed, Told};
+use waypost::events::SIGNAL_KEY;
 use waypost::record::{Ending, Failure, FailureKind, Note, WaitKind};
 
 use crate::expr::{ExprError, Scope, StepView, Template};
@@ -93,13 +94,10 @@ impl Waiting {
         match &self.on {
             On::Answer { question, answer } => answered(attempt, question, answer).await,
             On::Time(time) => slept(attempt, *time).await.map(|()| Came::Value(None)),
-            On::Signal(name) => {
-                let key = "signal";
-                match attempt.answered(key).await? {
-                    Some(value) => Ok(Came::Value(Some(("value", value)))),
-                    None => match attempt.wait(key, WaitKind::Signal(name.clone()), None).await {},
-                }
-            }
+            On::Signal(name) => match attempt.answered(SIGNAL_KEY).await? {
+                Some(value) => Ok(Came::Value(Some(("value", value)))),
+                None => match attempt.wait(SIGNAL_KEY, WaitKind::Signal(name.clone()), None).await {},
+            },
         }
     }
 
