@@ -320,8 +320,10 @@ fn write(
         };
         bytes += write_record(connection, id, record, packed, body)?;
         if record.header().branch.is_main() {
+            // A repair may stand before the newest, which is not there any more.
             let newest = Newest::new(record.digest(), body.codec());
-            end = Some(End { branch: id, newest: chain.newest, record: Some(newest) });
+            let record = (record.header().seq == chain.newest).then_some(newest);
+            end = Some(End { branch: id, newest: chain.newest, record });
         }
     }
     for signal in &batch.consumed {

@@ -198,7 +198,7 @@ impl Writer {
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     {
-        let (to, answer) = oneshot::channel::<(_, F)>();
+        let (to, answer) = oneshot::channel::<(Result<T, StoreError>, F)>();
         let job = Box::new(Work { work, durability, writes, outcome: None, to });
         let first = {
             let mut queue = lock(&self.queue);

@@ -3,8 +3,8 @@
 //! An append has to know whose lease a run has, and what its branch ends with. Whoever has just written that need not ask
 //! the database, which is a tenth of what its rows cost in processor time. What is here is only believed while nothing
 //! but appends of this store came between: each takes what it needs away and puts it back when it has written; any
-//! other work of this connection, any transaction that did not end well, and any commit of another connection
-//! (<https://www.sqlite.org/pragma.html#pragma_data_version>) has all of it forgotten.
+//! other work of this connection that changes rows, any transaction that did not end well, and any commit of another
+//! connection (<https://www.sqlite.org/pragma.html#pragma_data_version>) has all of it forgotten.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

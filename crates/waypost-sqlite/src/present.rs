@@ -1,11 +1,11 @@
 //! Whether what is written can be found again: the files that SQLite has open still have their names.
 //!
 //! A file that somebody removed is there for as long as it is open: everything that is written to it succeeds, is
-//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So the log,
-//! where commits go, is asked before each whether it still has a name, which costs a microsecond or two where the system
-//! can be asked about an open file. Whether the others have one, and whether these names are those that they were opened by,
-//! as they are not once somebody has moved them away, takes several times as long to find out: that is looked at once
-//! in [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
+//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So each
+//! file is asked before every commit whether it still has a name, which costs a microsecond or two where the system can
+//! be asked about an open file. (Asking some of them only now and then lost records: a step takes less than a millisecond to
+//! remove one.) Whether that name is the one that it was opened by, as it is not once somebody has moved the file away,
+//! takes several times as long to find out: that is looked at once in [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
 //! between a look and the end of the commit is noticed by the next one.
 //!
 //! The shared memory, `-shm`, holds nothing that is not in the log, but by it those who have the database open know of
@@ -14,6 +14,7 @@
 //! the log with all the rest. So a connection that finds it removed writes no more, and leaves the log as it is.
 
 use std::cell::{Cell, OnceCell};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -21,9 +22,10 @@ use std::{fs, io};
 use waypost::store::StoreError;
 
 use crate::open::Place;
+use crate::recent::open_flags;
 
-/// How often the names are looked at: no command ends sooner, so that what a step of a workflow did is noticed by the
-/// commit behind it.
+/// How often the names are looked at: few commands end sooner, so that what a step of a workflow did is mostly noticed by
+/// the commit behind it.
 const NAMES_EVERY: Duration = Duration::from_millis(1);
 
 /// Device and inode: what a name stands for.
@@ -58,7 +60,7 @@ impl Present {
     /// Looks whether all are still there; within a transaction, before it ends.
     pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
         let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
-        for watched in [&self.log, &self.database, &self.shared].into_iter().take(if names { 3 } else { 1 }) {
+        for watched in [&self.database, &self.log, &self.shared] {
             if !watched.is_there(names) {
                 return Err(Missing(&watched.path));
             }
@@ -72,7 +74,9 @@ impl Present {
     /// Opens the log for writing; none if it is not there, or not the one that was seen.
     pub(crate) fn open_log(&self) -> Option<fs::File> {
         let seen = self.log.file()?;
-        let opened = fs::OpenOptions::new().write(true).open(&self.log.path).ok()?;
+        // A pipe in its place is not waited for.
+        let opened =
+            fs::OpenOptions::new().write(true).custom_flags(open_flags()).open(&self.log.path).ok()?;
         (system::identity_of(&opened) == Some(seen.identity())).then_some(opened)
     }
 

@@ -240,7 +240,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// What somebody puts in the place of the file is not followed, nor waited for.
-fn open_flags() -> i32 {
+pub(crate) fn open_flags() -> i32 {
     (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32
 }
 

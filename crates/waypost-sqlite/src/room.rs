@@ -11,19 +11,23 @@
 //!   with      pages, zeros + sync + inode   pages + sync   pages + sync ...
 //! ```
 //!
-//! Only who has the write lock may do this: nobody else writes to the log then, nor removes it.
+//! Only who has the write lock may do this: nobody else writes to the log then, nor removes it. And only where there is
+//! plenty of space: the last of it is for records, and for those who wait for a page of the index beside the log.
 
 use std::fs::File;
-use std::io::{Seek as _, SeekFrom};
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::fstatvfs;
+use rustix::process::{Resource, getrlimit};
 
 use crate::crowd::is_shared_by_many;
 use crate::present::Present;
 use crate::schema::PAGE_BYTES;
 
-/// Bytes of a log before its first frame (https://www.sqlite.org/fileformat2.html#walformat).
+/// Bytes of a log before its first frame (<https://www.sqlite.org/fileformat2.html#walformat>).
 const HEADER_BYTES: u64 = 32;
 /// Bytes of a frame: some before its page, and that. Of an older store they may be fewer, for which this is room as well.
 const FRAME_BYTES: u64 = 24 + PAGE_BYTES as u64;
@@ -31,8 +35,10 @@ const FRAME_BYTES: u64 = 24 + PAGE_BYTES as u64;
 const AHEAD_MIN: u64 = 16;
 /// The log of a run by itself has few more than twice as many before it is copied.
 const AHEAD_MAX: u64 = 128;
-/// Frames of a commit: the page of its record, that of the row of its run, and those above, should one be split.
+/// Frames of most commits of a run by itself: the page of its record, that of its row, and those above, should one be split.
 const FRAMES_PER_COMMIT: u64 = 4;
+/// Space that must be left on the disk: many times what is taken.
+const SPARE_BYTES: u64 = 64 << 20;
 
 /// Frames that the log had after the last commit of a connection.
 pub(crate) type FramesSeen = Arc<AtomicU64>;
@@ -41,41 +47,67 @@ pub(crate) type FramesSeen = Arc<AtomicU64>;
 #[derive(Debug)]
 pub(crate) struct Room {
     frames: FramesSeen,
-    /// The least length that the file has; none if it is left as it is, since it could not be made longer.
-    bytes: Option<u64>,
+    /// How many they were when the file was last looked at: fewer, and the log began anew, maybe in a shorter file.
+    frames_then: u64,
+    /// The length of the file then.
+    bytes: u64,
+    /// It is left as it is, since it could not be made longer.
+    is_given_up: bool,
 }
 
 impl Room {
     pub(crate) fn new(frames: FramesSeen) -> Self {
-        Self { frames, bytes: Some(0) }
+        Self { frames, frames_then: 0, bytes: 0, is_given_up: false }
     }
 
-    /// Makes room for the commit that is about to end, and some more; to be called within its transaction.
+    /// Makes room for the commit that is about to end, if it is a usual one, and for some more; to be called within its
+    /// transaction.
     ///
     /// Nothing depends on it: where there is no space for it the commit itself may still find some, or says so.
     pub(crate) fn make(&mut self, present: &Present) {
         // A commit of many waits for its many pages, and what it waits for the inode is little of that.
-        if is_shared_by_many() {
+        if self.is_given_up || is_shared_by_many() {
             return;
         }
         let frames = self.frames.load(Ordering::Relaxed);
         let needed = HEADER_BYTES + (frames + FRAMES_PER_COMMIT) * FRAME_BYTES;
-        if self.bytes.is_some_and(|bytes| bytes < needed) {
-            let log = present.open_log();
-            self.bytes = log.and_then(|log| lengthen(log, needed, frames.clamp(AHEAD_MIN, AHEAD_MAX)).ok());
+        if self.bytes >= needed && frames >= self.frames_then {
+            return;
+        }
+        let made = match present.open_log() {
+            Some(log) => lengthen(log, needed, frames.clamp(AHEAD_MIN, AHEAD_MAX)),
+            None => Ok(None),
+        };
+        self.frames_then = frames;
+        match made {
+            Ok(Some(bytes)) => self.bytes = bytes,
+            Ok(None) | Err(_) => self.is_given_up = true,
         }
     }
 }
 
-/// Makes a file longer by so many frames unless it has `needed` bytes; returns how many it has.
-fn lengthen(mut file: File, needed: u64, frames: u64) -> std::io::Result<u64> {
-    static ZEROS: [u8; (AHEAD_MAX * FRAME_BYTES) as usize] = [0; (AHEAD_MAX * FRAME_BYTES) as usize];
+/// Makes a file longer by so many frames unless it has `needed` bytes; returns how many it has, or none if there is not
+/// plenty of space.
+///
+/// # Errors
+/// It could not be written; it is as long as it was.
+fn lengthen(mut file: File, needed: u64, frames: u64) -> io::Result<Option<u64>> {
     // Asking for the length in the usual way asks for the times as well, and has a cost (`present.rs`).
     let bytes = file.seek(SeekFrom::End(0))?;
     if bytes >= needed {
-        return Ok(bytes);
+        return Ok(Some(bytes));
     }
-    let ahead = &ZEROS[..(frames * FRAME_BYTES) as usize];
-    file.write_all_at(ahead, bytes)?;
-    Ok(bytes + ahead.len() as u64)
+    // A file that would be too large for a limit ends the process, if nobody has seen to that.
+    let system = fstatvfs(&file)?;
+    let is_limited = getrlimit(Resource::Fsize).current.is_some();
+    if is_limited || system.f_bavail.saturating_mul(system.f_frsize) < SPARE_BYTES {
+        return Ok(None);
+    }
+    let zeros = vec![0; (frames * FRAME_BYTES) as usize];
+    if let Err(error) = file.write_all_at(&zeros, bytes) {
+        // What was written of it would be missing elsewhere; all frames lie before it.
+        file.set_len(bytes)?;
+        return Err(error);
+    }
+    Ok(Some(bytes + zeros.len() as u64))
 }

@@ -1,7 +1,7 @@
 //! Tables, their versions, and how an older file becomes a newer one.
 //!
-//! The version stands in `user_version` and is looked at in every transaction, so that a program that was running
-//! while another upgraded the file is refused, too. docs/format-sqlite.md says what the columns mean.
+//! The version stands in `user_version` and is looked at in every transaction before which another connection committed, so that a program
+//! that was running while another upgraded the file is refused, too. docs/format-sqlite.md says what the columns mean.
 
 use std::fs::{File, OpenOptions};
 use std::io;

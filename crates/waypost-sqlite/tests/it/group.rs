@@ -5,9 +5,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use waypost::record::Durability;
+use waypost::record::{Durability, Reason};
 use waypost::store::{Appended, Lease, Page, Store, StoreError};
 use waypost_sqlite::SqliteStore;
+use waypost_testing::records::run_id;
 
 use crate::support::{Site, Writing};
 
@@ -282,4 +283,52 @@ async fn a_lease_that_was_given_back_here_is_none_for_the_next_append() {
     let answer = writing.step().await;
 
     assert!(matches!(answer, Err(StoreError::Fenced { .. })), "{answer:?}");
+}
+
+/// What happened: a repair stood before the newest number, which was gone, and the next append took it for the newest.
+#[tokio::test]
+async fn what_follows_a_repair_before_the_newest_is_a_repair() {
+    let site = Site::new();
+    let store = site.open();
+    let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
+    let main = waypost::BranchPath::main();
+    let mut third = None;
+    for seq in 2..=5 {
+        writing.step().await.unwrap();
+        third = if seq == 3 { writing.links.tip(&main) } else { third };
+    }
+    for seq in [4, 5] {
+        site.execute(&format!("UPDATE records SET header = x'00' WHERE key & 0xffffffff = {seq}"));
+    }
+    let head = store.heads(&run_id("r-1"), &Page::default()).await.unwrap().heads.remove(0);
+    for damage in &head.damaged {
+        store.quarantine(&writing.lease, damage).await.unwrap();
+    }
+    writing.links.go_on_behind(&main, 3, third);
+    let mut header = writing.links.header(&main);
+    (header.seq, header.reason, header.basis) = (4, Reason::Repair, Some(3));
+    let repair = writing.links.seal(header, &serde_json::json!(0));
+    let digest = repair.digest();
+    let batch = writing.links.batch(vec![repair]);
+    assert_eq!(Store::append(&*store, &writing.lease, batch).await.unwrap(), Appended::Now);
+
+    writing.links.go_on_behind(&main, 5, Some(digest));
+    let answer = writing.step().await;
+
+    assert!(matches!(answer, Err(StoreError::Conflict { .. })), "{answer:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_acknowledged_once_a_file_was_removed() {
+    for name in ["waypost.db", "waypost.db-wal", "waypost.db-shm"] {
+        let site = Site::new();
+        let store = site.open();
+        let mut writing = Writing::begin(&store, "r-1", Durability::Async).await;
+        writing.step().await.unwrap();
+        std::fs::remove_file(site.home().join(name)).unwrap();
+
+        let answer = writing.step().await;
+
+        assert!(matches!(answer, Err(StoreError::Io { .. })), "{name}: {answer:?}");
+    }
 }
