@@ -227,7 +227,7 @@ pub enum EventKind {
         /// The answer.
         value: Value,
     },
-    /// A signal came that a step waited for, by the key [`SIGNAL_KEY`].
+    /// A signal came that a step waited for, by the key [`SIGNAL_KEY`]. Logs of older versions have `answered` in its place.
     Signalled {
         /// Key of the wait.
         key: String,

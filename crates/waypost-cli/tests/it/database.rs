@@ -174,3 +174,23 @@ fn a_full_disk_hides_no_run() {
         }
     }
 }
+
+// What happened: near the end of the space, zeros that were written ahead of commits took what these needed, and under a limit of
+// file sizes they ended the process. Now none are written there.
+#[test]
+fn room_in_the_log_is_made_only_where_there_is_plenty() {
+    const FRAME: u64 = 24 + 8192;
+    let length_of_log = |limit: &str| {
+        let rig = Rig::with("steps: [{id: a, run: 'wc -c < kept/waypost.db-wal > length'}]\n").at(STORE);
+        // The log in which a store is made is long enough for a while; the next begins with nothing.
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-0", "-q"]).status.code(), Some(0));
+        let mut shell = Command::new("bash");
+        let script = format!("ulimit -f {limit}; exec \"$0\" --store {STORE} run flow.yaml --id r -q");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_waypost")]).current_dir(rig.path("."));
+        assert!(shell.status().unwrap().success(), "{limit}");
+        rig.read("length").trim().parse::<u64>().unwrap()
+    };
+
+    let (made, needed) = (length_of_log("unlimited"), length_of_log("1000000"));
+    assert!(needed > FRAME && made >= needed + 4 * FRAME, "{made} bytes where {needed} are needed");
+}
