@@ -168,7 +168,8 @@ impl<S: LogSink> Recorder<'_, S> {
         for which in [Which::Stdout, Which::Stderr] {
             let mut owed = self.stream(which).waiting_bytes();
             while owed > 0 {
-                match self.read(which).await {
+                // From the pipe itself: the runtime may not have heard yet that there is something.
+                match self.read_by(which, |pipe, buffer| Ok(rustix::io::read(pipe, buffer)?)).await {
                     0 => break,
                     count => owed = owed.saturating_sub(count as u64),
                 }
@@ -191,12 +192,20 @@ impl<S: LogSink> Recorder<'_, S> {
 
     /// Reads once from a stream that may have something; returns how much there was.
     async fn read(&mut self, which: Which) -> usize {
+        self.read_by(which, pipe::Receiver::try_read).await
+    }
+
+    async fn read_by(
+        &mut self,
+        which: Which,
+        read: impl FnOnce(&pipe::Receiver, &mut [u8]) -> io::Result<usize>,
+    ) -> usize {
         let stream = match which {
             Which::Stdout => &mut self.stdout,
             Which::Stderr => &mut self.stderr,
         };
         let Some(pipe) = &stream.pipe else { return 0 };
-        let count = match pipe.try_read(&mut self.buffer) {
+        let count = match read(pipe, &mut self.buffer) {
             Ok(count) if count > 0 => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return 0,
             // The end. Pipes have no errors of their own.

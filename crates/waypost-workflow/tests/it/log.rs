@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt;
 use waypost_workflow::log::{Log, LogLimits, LogSink, LogSummary, Recorded, Streams, record};
 use waypost_workflow::mask::Mask;
 use waypost_workflow::supervisor::{Exit, Output, StepProcess, Supervisor, SupervisorError};
@@ -228,6 +229,26 @@ async fn what_a_step_says_while_it_is_told_to_end_is_in_the_log() {
     assert_eq!(recorded.life.unwrap(), Exit::Code(3));
     log.finish().await;
     assert!(sink.all().ends_with(b"\0bye\n"));
+}
+
+#[tokio::test]
+async fn what_was_written_before_the_end_is_read_however_late() {
+    let (mut writer, reader) = tokio::net::unix::pipe::pipe().unwrap();
+    let sink = Chunks::default();
+    let mut log = Log::new(sink.clone(), LogLimits::default());
+    let streams = Streams { stdout: Some(reader), stderr: None };
+
+    let life = async {
+        writer.write_all(b"first ").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        writer.try_write(b"last").unwrap();
+        // Before the runtime hears of that, the processor is taken away for longer than streams are drained.
+        tokio::spawn(async { std::thread::sleep(Duration::from_millis(300)) });
+    };
+    record(streams, &Mask::default(), &mut log, None, life).await;
+
+    log.finish().await;
+    assert_eq!(sink.all(), b"first last");
 }
 
 #[test]
