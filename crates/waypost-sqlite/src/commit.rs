@@ -198,8 +198,8 @@ impl Writer {
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     {
-        let (to, answer) = oneshot::channel::<(Result<T, StoreError>, F)>();
-        let job = Box::new(Work { work, durability, writes, outcome: None, to });
+        let (to, answer) = oneshot::channel::<Box<Work<T, F>>>();
+        let job = Box::new(Work { work, durability, writes, outcome: None, to: Some(to) });
         let first = {
             let mut queue = lock(&self.queue);
             queue.push(job);
@@ -210,11 +210,12 @@ impl Writer {
             tokio::task::yield_now().await;
             drop(turn);
         }
-        // What the work holds is let go of here, and not by whoever did it: memory is given back where it was taken.
-        answer.await.map_or_else(
-            |lost| Err(StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) }),
-            |(outcome, _work)| outcome,
-        )
+        // The work comes back whole, so that whoever did it lets go of nothing: memory is given back where it was taken.
+        let done = answer
+            .await
+            .map_err(|lost| StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })?;
+        let (outcome, _) = done.outcome.expect("work is answered after it was carried out, spoilt or refused");
+        outcome
     }
 
     /// Lends the connection for reading, if nobody has it; what is queued meanwhile is committed when it comes back.
@@ -444,7 +445,8 @@ struct Work<T, F> {
     durability: Durability,
     writes: Writes,
     outcome: Option<(Result<T, StoreError>, bool)>,
-    to: oneshot::Sender<(Result<T, StoreError>, F)>,
+    /// Gone once it is answered.
+    to: Option<oneshot::Sender<Box<Self>>>,
 }
 
 impl<T, F> Job for Work<T, F>
@@ -476,12 +478,14 @@ where
         matches!(self.outcome, Some((_, true)))
     }
 
-    fn answer(self: Box<Self>) {
-        let (outcome, _) = self.outcome.expect("work is answered after it was carried out or spoilt");
-        let _ = self.to.send((outcome, self.work));
+    fn answer(mut self: Box<Self>) {
+        if let Some(to) = self.to.take() {
+            let _ = to.send(self);
+        }
     }
 
-    fn refuse(self: Box<Self>, error: StoreError) {
-        let _ = self.to.send((Err(error), self.work));
+    fn refuse(mut self: Box<Self>, error: StoreError) {
+        self.spoil(error);
+        self.answer();
     }
 }

@@ -30,7 +30,7 @@ use crate::tips::Frames;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at up to
 /// 0.7 ms a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
-const CHECKPOINT_PAGES: i32 = 256;
+const CHECKPOINT_PAGES: i32 = 192;
 /// The same while many share commits: those write many pages each, most of them anew before the log is copied.
 const CHECKPOINT_PAGES_SHARED: i32 = 2_048;
 /// Prepared statements kept: all that this crate has.

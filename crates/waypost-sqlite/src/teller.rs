@@ -42,7 +42,7 @@ const BACKLOG_BATCHES_MAX: usize = 4 << 10;
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes of records that are kept at most, once written, until somebody tells the next.
-const SPENT_BYTES_MAX: usize = 1 << 20;
+const SPENT_BYTES_MAX: usize = BACKLOG_BYTES_MAX;
 
 /// What a record takes in memory beside its bytes, about: its header, as it was read, with all its names.
 const RECORD_BYTES: usize = 1 << 10;
