@@ -110,7 +110,8 @@ impl Watched {
 
     fn is_there(&self, names: bool) -> bool {
         let Some(file) = self.file() else { return false };
-        file.has_name() && (!names || system::identity(&self.path) == Some(file.identity()))
+        // What the name stands for has one.
+        if names { system::identity(&self.path) == Some(file.identity()) } else { file.has_name() }
     }
 }
 
