@@ -62,6 +62,10 @@ impl Probe for CommandProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         match self.run(claim, site).await {
             Ok(finding) | Err(finding) => finding,

@@ -176,6 +176,10 @@ impl Probe for ContainerProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         let looked = async {
             let wanted = Wanted::read(&claim.expect)?;

@@ -60,6 +60,10 @@ impl Probe for ExecProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         match self.run(claim, site).await {
             Ok(finding) | Err(finding) => finding,

@@ -56,6 +56,10 @@ impl Probe for FileProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         if is_pattern(&claim.subject) {
             return self.check_all(claim, site).await.unwrap_or_else(|finding| finding);

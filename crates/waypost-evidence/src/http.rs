@@ -66,6 +66,10 @@ impl Probe for HttpProbe {
         Url::read(&claim.subject).is_ok_and(|url| url.host.is_here())
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         let asked = async {
             let wanted = Wanted::read(&claim.expect)?;

@@ -39,6 +39,10 @@ impl Probe for JsonProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let Value::Object(expect) = &claim.expect else { return Finding::failed("no value is expected") };
         if let Some(other) = expect.keys().find(|name| !matches!(name.as_str(), "path" | "value")) {

@@ -40,6 +40,10 @@ impl Probe for PortProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         let wanted = match &claim.expect {
             Value::Null => true,

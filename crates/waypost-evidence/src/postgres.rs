@@ -97,6 +97,10 @@ impl Probe for PostgresProbe {
         is_here(&claim.subject)
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
         self.looked(claim).await.unwrap_or_else(|finding| finding)
     }

@@ -71,6 +71,10 @@ impl Probe for ProcessProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         match self.compare(claim, site).await {
             Ok(finding) | Err(finding) => finding,

@@ -52,6 +52,10 @@ impl Probe for RowProbe {
         self.of(claim).is_local(claim)
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         self.of(claim).check(claim, site).await
     }

@@ -68,6 +68,10 @@ impl Probe for SqliteProbe {
         true
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let wanted = match Wanted::read(&claim.expect) {
             Ok(wanted) => wanted,

@@ -214,7 +214,8 @@ impl Writer {
         let done = answer
             .await
             .map_err(|lost| StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })?;
-        let (outcome, _) = done.outcome.expect("work is answered after it was carried out, spoilt or refused");
+        let (outcome, _) =
+            done.outcome.expect("work is answered after it was carried out, spoilt or refused");
         outcome
     }
 

@@ -99,6 +99,14 @@ pub trait Probe: Debug + Send + Sync {
     /// nothing can be said.
     fn is_local(&self, claim: &Claim) -> bool;
 
+    /// Says of a claim on [terms](crate::record::Terms::fast) that trust a [stamp](Claim::stamp) whether the stamp is still
+    /// that of then: what a check would come to that need not read. Nothing is said of what takes a check to know.
+    ///
+    /// It is called where blocking is no harm, with many claims one after the other, and may take some microseconds.
+    fn glance(&self, _claim: &Claim, _site: &Site) -> Option<Finding> {
+        None
+    }
+
     /// Checks a claim against the world as it is now.
     async fn check(&self, claim: &Claim, site: &Site) -> Finding;
 

@@ -37,8 +37,6 @@ pub(super) enum Part {
     Nothing,
     /// Run so many steps.
     Steps,
-    /// Run so many steps in each of a hundred runs at once.
-    Crowd,
     /// Make a run with so many checkpoints, and die in the midst of its next step.
     History,
     /// Take that run up, and die in its first step, after a byte on stdout.
@@ -70,7 +68,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match options.part {
         Part::Nothing => report_and_die(),
         Part::Steps => steps(options)?,
-        Part::Crowd => println!("{}", super::runs::many(&options.store, &runtime()?, 100, options.count)?),
         Part::History => history(options)?,
         Part::Resume => resume(options)?,
         Part::Fork => forks::tell_memory(Work::Fork, store(options)?, options.count)?,

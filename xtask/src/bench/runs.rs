@@ -67,7 +67,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
 }
 
 /// Steps a second of `runs` runs at once, the making and ending of the runs included.
-pub(super) fn many(folder: &Path, runtime: &Runtime, runs: u32, steps: u32) -> anyhow::Result<f64> {
+fn many(folder: &Path, runtime: &Runtime, runs: u32, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let store = SqliteStore::open(&folder.path().join(DATABASE), SqliteOptions::default())?;
     let store: Arc<dyn Store> = Arc::new(store);

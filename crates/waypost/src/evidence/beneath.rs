@@ -57,6 +57,8 @@ pub(super) struct Place {
     name: OsString,
     /// The way to it without links: beneath the base, or absolute where the subject is.
     path: PathBuf,
+    /// What was there when the walk came to it, unless that was a folder which the walk had been in.
+    seen: Option<Stat>,
 }
 
 impl Place {
@@ -68,6 +70,12 @@ impl Place {
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())
             .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
         Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 }.go(last)
+    }
+
+    /// Walks to what `subject` names, and looks at it; what it is itself, if it is a link that leads to one.
+    pub(super) fn look(site: &Site, subject: &str) -> Result<Stat, Lost> {
+        let place = Self::find(site, subject, LastLink::Follow)?;
+        place.seen.map_or_else(|| place.stat(), Ok)
     }
 
     /// Returns the way to it without links: beneath the base, or absolute where the subject is.
@@ -182,9 +190,11 @@ impl Walk {
             let stat = rustix::fs::statat(folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)?;
             let at_end = self.ahead.is_empty();
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Symlink if at_end && last == LastLink::Keep => return Ok(self.end(name)),
+                FileType::Symlink if at_end && last == LastLink::Keep => {
+                    return Ok(self.end(name, Some(stat)));
+                }
                 FileType::Symlink => self.follow(&name)?,
-                _ if at_end => return Ok(self.end(name)),
+                _ if at_end => return Ok(self.end(name, Some(stat))),
                 FileType::Directory => {
                     let entered =
                         rustix::fs::openat(folder, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty());
@@ -195,12 +205,12 @@ impl Walk {
             }
         }
         // The base itself, or a folder that a link leads back to.
-        Ok(self.end(OsString::from(".")))
+        Ok(self.end(OsString::from("."), None))
     }
 
-    fn end(mut self, name: OsString) -> Place {
+    fn end(mut self, name: OsString, seen: Option<Stat>) -> Place {
         let path = if name == "." { self.path } else { self.path.join(&name) };
-        Place { folder: self.folders.pop().expect("the base is never left"), name, path }
+        Place { folder: self.folders.pop().expect("the base is never left"), name, path, seen }
     }
 
     fn back(&mut self) -> Result<(), Lost> {

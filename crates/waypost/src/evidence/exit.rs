@@ -30,6 +30,10 @@ impl Probe for ExitProbe {
         false
     }
 
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let wanted = match codes(&claim.expect) {
             Ok(wanted) => wanted,

@@ -19,6 +19,7 @@ use crate::record::Claim;
 
 use super::beneath::{LastLink, Lost, Place};
 use super::expect::{InvalidExpectation, size_fits};
+use super::pattern::is_pattern;
 use super::tree::Survey;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 
@@ -154,6 +155,10 @@ impl Probe for ExistsProbe {
 
     fn is_local(&self, _: &Claim) -> bool {
         true
+    }
+
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
@@ -300,6 +305,18 @@ impl Probe for Sha256Probe {
         true
     }
 
+    fn glance(&self, claim: &Claim, site: &Site) -> Option<Finding> {
+        let stamp = claim.stamp.as_ref().filter(|_| claim.terms.fast)?;
+        let expect = digest_of(&claim.expect).ok()?;
+        if is_pattern(&claim.subject) {
+            return None;
+        }
+        let stat = Place::look(site, &claim.subject).ok()?;
+        // All that is in a folder takes longer.
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        (is_file && Sight::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
+    }
+
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
         let expect = match digest_of(&claim.expect) {
             Ok(digest) => digest,
@@ -337,6 +354,15 @@ struct Sight {
     settled: Option<Timestamp>,
 }
 
+impl Sight {
+    /// That of what is no folder.
+    fn of(stat: &Stat) -> Self {
+        let stamp = Stamp::of(stat);
+        let text = format!("{} {stamp:?} {:?}", kind_of(stat), Stamp::inode(stat));
+        Self { stamp: Digest::of(text.as_bytes()).to_string(), settled: stamp.settled() }
+    }
+}
+
 impl Sha256Probe {
     /// Hashes what is to be trusted by its times from now on, and looks at these, where a later change must show in them: what
     /// was written a moment ago is waited for until then.
@@ -362,10 +388,7 @@ impl Sha256Probe {
             if let Some(survey) = Survey::of(&site, &subject, dropped)? {
                 return Ok(Sight { stamp: survey.stamp(), settled: survey.settled() });
             }
-            let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
-            let stamp = Stamp::of(&stat);
-            let text = format!("{} {stamp:?} {:?}", kind_of(&stat), Stamp::inode(&stat));
-            Ok(Sight { stamp: Digest::of(text.as_bytes()).to_string(), settled: stamp.settled() })
+            Ok(Sight::of(&Place::look(&site, &subject)?))
         });
         looked.await.map_err(finding_of)
     }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt as _};
+use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 
 use crate::clock::{Clock, SystemClock};
@@ -19,6 +19,8 @@ use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, oth
 const TRIES_MAX: u32 = 5;
 /// Pause before the second attempt; each further one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
+/// Claims that are glanced at in one go: some milliseconds.
+const GLANCES: usize = 512;
 /// Longest pause between looks at what is to come within some time: people do not see half a second.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -229,13 +231,51 @@ impl Verifier {
         let cost =
             |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
         places.sort_by_key(cost);
+        let glanced =
+            if aim == Aim::Check { self.glance(claims, &mut places, deadline).await } else { Vec::new() };
         let mut checks: Vec<Look<'_>> = Vec::new();
         for place in places {
             let (claim, site) = claims[place];
             let check = self.look(claim, aim, site, deadline);
             checks.push(Box::pin(async move { (place, check.await) }));
         }
-        stream::iter(checks).buffer_unordered(self.limits.parallel.max(1)).collect().await
+        let checked = stream::iter(checks).buffer_unordered(self.limits.parallel.max(1));
+        stream::iter(glanced).chain(checked).collect().await
+    }
+
+    /// Glances at the claims that trust a stamp, many in one go, since handing each to another thread takes longer than the
+    /// glance; what it says something of is no longer among the places.
+    async fn glance(
+        &self,
+        claims: &[(&Claim, &Site)],
+        places: &mut Vec<usize>,
+        deadline: Instant,
+    ) -> Vec<(usize, Finding)> {
+        let trusts = |place: &usize| {
+            let (claim, site) = claims[*place];
+            claim.terms.fast
+                && claim.stamp.is_some()
+                && !claim.terms.not
+                && site.is_foreign_to(claim).is_none()
+        };
+        let wanted: Vec<usize> = places.iter().copied().filter(trusts).collect();
+        let mut said: BTreeMap<usize, Finding> = BTreeMap::new();
+        let mut under_way = FuturesUnordered::new();
+        for chunk in wanted.chunks(GLANCES) {
+            if under_way.len() >= self.limits.parallel.max(1) {
+                said.extend(under_way.next().await.into_iter().flatten());
+            }
+            let asked = chunk.iter().filter_map(|place| {
+                let (claim, site) = claims[*place];
+                Some((*place, Arc::clone(self.probes.get(&claim.kind)?), claim.clone(), site.clone()))
+            });
+            under_way.push(glance_at(asked.collect(), deadline.min(Instant::now() + self.limits.claim)));
+        }
+        while let Some(more) = under_way.next().await {
+            said.extend(more);
+        }
+        places.retain(|place| !said.contains_key(place));
+        said.into_iter().collect()
     }
 
     /// Looks at one claim, again and again while that may help and there is time.
@@ -266,6 +306,28 @@ impl Verifier {
             }
             tokio::time::sleep(pause).await;
             pause = PAUSE_MAX.min(pause * 2);
+        }
+    }
+}
+
+/// Glances at claims on a thread where that may block, at once, and returns what was said of them, by their places. What hangs
+/// says nothing: claim by claim, it is told which.
+fn glance_at(
+    asked: Vec<(usize, Arc<dyn Probe>, Claim, Site)>,
+    limit: Instant,
+) -> impl Future<Output = Vec<(usize, Finding)>> {
+    let work = tokio::task::spawn_blocking(move || {
+        let glance = |(place, probe, claim, site): &(usize, Arc<dyn Probe>, Claim, Site)| {
+            Some((*place, probe.glance(claim, site)?))
+        };
+        let said: Vec<_> = asked.iter().filter_map(glance).collect();
+        // What was asked goes back with it: memory is given back where it was taken.
+        (said, asked)
+    });
+    async move {
+        match tokio::time::timeout_at(limit, work).await {
+            Ok(Ok((said, _asked))) => said,
+            Ok(Err(_)) | Err(_) => Vec::new(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -185,6 +186,42 @@ async fn what_is_trusted_by_its_times_is_not_read_again_until_they_change() {
 
     let plain = verifier.commit(&Pack::all([Claim::unchanged("out")]), &site).await;
     assert_eq!(plain.claims[0].stamp, None);
+}
+
+#[tokio::test]
+async fn of_many_that_are_trusted_by_their_times_only_those_that_changed_are_read() {
+    const FILES: usize = 1_200;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |file: usize| folder.path().join(file.to_string());
+    for file in 0..FILES {
+        fs::write(path(file), file.to_string()).unwrap();
+    }
+    // Until a further change would show in their times.
+    tokio::time::sleep(Duration::from_millis(3_100)).await;
+    let site = Site::beneath(folder.path()).on_host("here");
+    let probe = Sha256Probe::new();
+    let verifier = Verifier::new().with_probe(Arc::new(probe.clone()));
+    let terms = || Terms { fast: true, ..Terms::default() };
+    let claims = (0..FILES).map(|file| Claim::unchanged(file.to_string()).on_terms(terms()));
+    let pinned = verifier.commit(&Pack::all(claims), &site).await.claims;
+    assert!(pinned.iter().all(|claim| claim.stamp.is_some() && claim.verdict == Verdict::Ok));
+    let mut asked: Vec<(Claim, Site)> = pinned.into_iter().map(|claim| (claim, site.clone())).collect();
+    asked[5].0.terms.not = true;
+    asked[6].0.host = Some("elsewhere".to_owned());
+    fs::write(path(600), "600").unwrap();
+    fs::write(path(700), "other").unwrap();
+    fs::remove_file(path(800)).unwrap();
+    fs::remove_file(path(1_100)).unwrap();
+    symlink("900", path(1_100)).unwrap();
+
+    let before = probe.files_read();
+    let checked = verifier.verify_all(&asked).await;
+
+    let otherwise: Vec<_> = (0..FILES).filter(|file| checked[*file].verdict != Verdict::Ok).collect();
+    assert_eq!(otherwise, [5, 6, 700, 800, 1_100]);
+    assert_eq!(checked[6].verdict, Verdict::Unknown);
+    assert!(checked.iter().zip(&asked).all(|(claim, (was, _))| claim.subject == was.subject));
+    assert_eq!(probe.files_read() - before, 3, "600, 700, and what 1100 leads to");
 }
 
 #[tokio::test]
