@@ -330,6 +330,10 @@ fn command(checker: &mut Checker<'_>, node: &Node, key: &str) -> Option<Template
 }
 
 fn filled(checker: &mut Checker<'_>, node: &Node, key: &str, what: &str) -> Option<Template> {
+    if matches!(node.kind, Kind::Map(_) | Kind::List(_)) {
+        checker.mismatch(node, key, "text", &format!("write {what} right behind it: `{key}: TEXT`"));
+        return None;
+    }
     let template = checker.template(node, key)?;
     if template.as_str().trim().is_empty() {
         checker.wrong(node, format!("`{key}` is empty"), &format!("write {what}"));
