@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use serde::Serialize;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel, Waiting,
@@ -23,6 +24,7 @@ use crate::ladder;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
+use crate::staying::Staying;
 use crate::view::{VERSION, WaitView};
 
 /// A session that is about to begin.
@@ -34,6 +36,8 @@ pub(crate) struct Session<'a> {
     progress: Arc<Progress>,
     /// When its time is up, waits included.
     deadline: Option<Instant>,
+    /// What is said to whoever works on a run since then is meant for this session.
+    began: Timestamp,
 }
 
 /// How often is looked whether a signal has come.
@@ -87,7 +91,7 @@ impl<'a> Session<'a> {
         let stop = StopHandle::default();
         ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(Self { context, stop, progress, deadline })
+        Ok(Self { context, stop, progress, deadline, began: now() })
     }
 
     /// Makes the engine of this session, for a workflow.
@@ -122,6 +126,8 @@ impl<'a> Session<'a> {
         wait: Duration,
     ) -> Result<Outcome<WorkflowState>, Error> {
         let end = Instant::now() + wait;
+        let _staying = (outcome.status == RunStatus::Waiting)
+            .then(|| Staying::begin(engine.store().as_ref(), &outcome.run));
         while outcome.status == RunStatus::Waiting {
             let came = tokio::select! {
                 biased;
@@ -179,7 +185,13 @@ impl<'a> Session<'a> {
                 }
                 _ => false,
             };
-            if signals && engine.store().signals(&outcome.run).await?.iter().any(is_meant) {
+            let said = engine.store().signals(&outcome.run).await?;
+            // One that was there before is of a process that ended before it heard it.
+            let stops = |signal: &&Signal| signal.kind == SignalKind::Stop && signal.created_at >= self.began;
+            if let Some(stop) = said.iter().find(stops) {
+                return Ok(Came::Stop(stop.sender.clone()));
+            }
+            if signals && said.iter().any(is_meant) {
                 return Ok(Came::Something);
             }
             if Instant::now() >= last {

@@ -38,6 +38,7 @@ mod reference;
 mod script;
 mod size;
 mod standing;
+mod staying;
 mod surroundings;
 mod time;
 mod view;

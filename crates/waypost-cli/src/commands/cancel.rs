@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
 use crate::reference::find_whole;
+use crate::staying::who_stays;
 use crate::view::{CancelledView, UndoneView, VERSION};
 
 /// Who cancels, as records and messages name it.
@@ -66,7 +67,8 @@ async fn stopped_lease(
 ) -> Result<(Lease, bool), Error> {
     let (began, mut stopped) = (Instant::now(), false);
     loop {
-        if let Some(holder) = store.run(run).await?.summary.holder {
+        let holder = store.run(run).await?.summary.holder;
+        if let Some(holder) = holder.or_else(|| who_stays(store.as_ref(), run)) {
             if holder.is_gone() {
                 let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
                 context.output.note(&first_upper(&note));

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
 use crate::reference::{Default, find, find_whole};
+use crate::staying::who_stays;
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
@@ -57,11 +58,12 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     store.wait_while_dying(run).await?;
     match store.run(run).await {
-        Ok(entry) if entry.summary.holder.is_some() => {
-            Err(StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into())
-        }
+        Ok(entry) => match entry.summary.holder.or_else(|| who_stays(store, run)) {
+            None => Ok(()),
+            holder => Err(StoreError::Held { run: run.clone(), holder }.into()),
+        },
         // A damaged run can be deleted too, and one of which only its log is left.
-        Ok(_) | Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
 use crate::reference::{Default, find};
+use crate::staying::who_stays;
 use crate::time;
 use crate::view::{StoppedView, VERSION};
 
@@ -24,8 +25,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let summary = store.run(&run).await?.summary;
-    let Some(holder) = &summary.holder else {
-        // A message that nobody takes in would stop the next resume.
+    let Some(holder) = summary.holder.or_else(|| who_stays(store.as_ref(), &run)) else {
         return told(context, &run, summary.status, false);
     };
     let began = Instant::now();
@@ -47,7 +47,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     told(context, &run, status, true)
 }
 
-/// Waits until nobody has the run any more, and says how it then stands.
+/// Waits until nobody has the run any more, or stays for it, and says how it then stands.
 pub(super) async fn freed(
     store: &dyn Store,
     run: &RunId,
@@ -55,7 +55,7 @@ pub(super) async fn freed(
 ) -> Result<RunStatus, Error> {
     loop {
         let summary = store.run(run).await?.summary;
-        match summary.holder {
+        match summary.holder.or_else(|| who_stays(store, run)) {
             None => return Ok(summary.status),
             Some(holder) if began.elapsed() >= wait && holder.is_gone() => {
                 return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());

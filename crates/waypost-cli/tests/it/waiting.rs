@@ -321,3 +321,35 @@ fn the_events_of_a_run_tell_signals_from_answers() {
     assert_eq!((&of("signalled")["step"], &of("signalled")["value"]), (&"w".into(), &5.into()));
     assert_eq!(of("answered")["step"], "ask");
 }
+
+#[test]
+fn who_stays_for_a_run_that_waits_is_stopped_and_no_run_is_deleted_under_it() {
+    for (store, waits) in [("sqlite:kept/waypost.db", "sleep: 60s"), ("file:kept", "wait: go")] {
+        let rig = Rig::with(&format!("steps:\n  - {{id: a, {waits}}}\n  - run: echo done >> trace\n")).at(store);
+        let stays = |run: &str| rig.path(&format!("kept/locks/{run}.waits")).exists();
+        let run = |name: &'static str| {
+            let running = rig.start(&["run", "flow.yaml", "--id", name, "-q"]);
+            wait_until("it stays", || stays(name));
+            running
+        };
+
+        let running = run("s");
+        let stopped = rig.json(&["stop", "s", "--json"]);
+        assert_eq!(stopped, json!({"v": 1, "run": "s", "status": "waiting", "stopped": true}));
+        let ended = running.end();
+        assert_eq!(ended.status.code(), Some(130), "{}", rig.told(&ended));
+        assert!(!stays("s"));
+        assert_eq!(rig.json(&["stop", "s", "--json"])["stopped"], false);
+        // What was said to that process is not meant for the next.
+        assert_eq!(code(&rig, &["resume", "s", "-q", "--wait", "1s"]), Some(75));
+
+        let running = run("d");
+        assert_eq!(code(&rig, &["delete", "d", "--yes"]), Some(6));
+        assert_eq!(code(&rig, &["cancel", "d"]), Some(0));
+        let ended = running.end();
+        assert_eq!(ended.status.code(), Some(130), "{}", rig.told(&ended));
+        assert_eq!(rig.json(&["show", "d", "--json"])["status"], "cancelled");
+        assert_eq!(code(&rig, &["delete", "d", "--yes"]), Some(0));
+        assert!(!rig.path("trace").exists());
+    }
+}
