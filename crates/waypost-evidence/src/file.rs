@@ -104,6 +104,9 @@ impl FileProbe {
             let is_of_none = paths.is_empty() && expect.keys().any(|name| name != "type");
             return Ok(if is_of_none { finding.either_way() } else { finding });
         }
+        if paths.is_empty() && !is_zero(&count) {
+            return Err(Finding::failed("nothing has such a name, and then only `count: 0` holds"));
+        }
         if expect.is_empty() {
             return Ok(Finding::ok(found));
         }
@@ -212,6 +215,12 @@ fn of_other(finding: Finding, name: &str) -> Finding {
 }
 
 /// Makes of what is there that it is not absent, and the other way round.
+/// Says whether a count is that of nothing, and of nothing else.
+fn is_zero(count: &Value) -> bool {
+    let holds = |number: u64| fits(count, &json!(number)).unwrap_or(true);
+    !count.is_array() && !holds(1) && !holds(u64::MAX)
+}
+
 fn absence(finding: Finding) -> Finding {
     match finding.verdict() {
         Verdict::Ok => Finding::differs(finding.found().clone()),

@@ -144,11 +144,18 @@ fn allowed(context: AuthContext<'_>) -> Authorization {
 
 /// Says of an error whether trying again may help. None says that a claim holds.
 fn told_of(error: &rusqlite::Error) -> Finding {
+    // What the text itself says is wrong, or names what is not there.
+    if let rusqlite::Error::SqlInputError { error: inner, .. } = error
+        && inner.code == ErrorCode::Unknown
+    {
+        return Finding::failed(format!("it cannot be asked so: {error}"));
+    }
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Finding::unknown_yet(format!("it is in use: {error}"))
         }
         Some(ErrorCode::AuthorizationForStatementDenied) => rows::not_reading(),
+        Some(ErrorCode::NotADatabase) => Finding::failed("it is no database"),
         _ => Finding::unknown(format!("it cannot be asked: {error}")),
     }
 }

@@ -230,7 +230,9 @@ impl Wanted {
             wanted => wanted == kind,
         };
         if !fits {
-            return none(Finding::differs(found));
+            // Something is there, though nothing that would do.
+            let finding = Finding::differs(found);
+            return if self.kind == "any" { finding.either_way() } else { none(finding) };
         }
         if !self.modes.is_empty() {
             let mode = stat.st_mode & MODE_BITS;

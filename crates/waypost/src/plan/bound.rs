@@ -6,8 +6,9 @@
 //! ```text
 //!   an older claim about          is bound to the newest claim about
 //!   a file                        that file
-//!   the bytes of a folder         that folder, or anything in it; the same goes for a pattern
-//!   anything in a folder          the bytes of that folder, or of a pattern that names it
+//!   the bytes of a folder         that folder, or anything in it
+//!   what a pattern names          the same pattern, or anything that it names
+//!   anything in a folder          the bytes of that folder, or what a pattern claims that names it
 //!   rows of a database            the same rows, or the bytes of its file
 //!   anything else                 the same subject, by the same kind
 //! ```
@@ -43,7 +44,7 @@ pub(crate) struct Bound {
 enum By {
     /// A file that is there, or something in it.
     File,
-    /// The bytes of a file, or of all that are in a folder or named by a pattern.
+    /// The bytes of a file, or of all that are in a folder; or anything about all that a pattern names.
     Bytes,
     Rows(String),
     Kind(String),
@@ -54,6 +55,8 @@ impl Bound {
         let name = claim.file.clone().unwrap_or_else(|| resolved(&claim.subject));
         let by = match claim.kind.as_str() {
             FILE_SHA256 => By::Bytes,
+            // What is said of all that a pattern names is said of what is in each.
+            ARTIFACT_EXISTS | JSON_VALUE if is_pattern(&name) => By::Bytes,
             ARTIFACT_EXISTS | JSON_VALUE => By::File,
             DB_ROW => By::Rows(asked(&claim.expect)),
             kind => By::Kind(kind.to_owned()),
@@ -247,6 +250,10 @@ mod tests {
             assert!(folder.gives_way_to(&inner) && inner.gives_way_to(&folder), "{inner:?}");
         }
         assert!(pattern.gives_way_to(&bound(ARTIFACT_EXISTS, "d/x.csv")));
+        let holding = bound(ARTIFACT_EXISTS, "d/*.csv");
+        for one in [bound(FILE_SHA256, "d/x.csv"), bound(JSON_VALUE, "d/x.csv"), pattern.clone()] {
+            assert!(one.gives_way_to(&holding) && holding.gives_way_to(&one), "{one:?}");
+        }
         assert!(!pattern.gives_way_to(&bound(ARTIFACT_EXISTS, "d/x.txt")));
         assert!(!folder.gives_way_to(&bound(FILE_SHA256, "data/x.csv")), "another folder");
         let there = bound(ARTIFACT_EXISTS, "d");
