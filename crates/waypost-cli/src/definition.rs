@@ -124,8 +124,13 @@ impl Chosen {
             let same = |decision: &&mut Decision| {
                 decision.step == question.step && decision.branch == question.branch
             };
-            if let Some(decision) = plan.decisions.iter_mut().find(same) {
-                decision.clone_from(question);
+            match plan.decisions.iter_mut().find(same) {
+                Some(decision) => decision.clone_from(question),
+                // The file does not have it any more, or what opened its branch.
+                None if matches!(question.cause, Cause::InDoubt(_) | Cause::Unbelieved(_)) => {
+                    plan.decisions.push(question.clone());
+                }
+                None => {}
             }
         }
         Ok(plan)

@@ -146,3 +146,47 @@ fn a_decision_is_taken_although_something_else_does_not_hold() {
         }
     }
 }
+
+// What happened: a step that was cut and must not be repeated was done again without a word once the file called it, or
+// what opened its branch, otherwise. Why: only the steps of the new file were asked about. What stops it now: those of the
+// old one that are not gone on with are, too.
+#[test]
+fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_more() {
+    const CUT: &str = "{id: p, idempotent: false, run: 'echo p >> trace; test -e go || kill -9 $PPID'}";
+    let on_item = format!(
+        "steps:\n  - id: e\n    foreach: {{items: [1], steps: [{CUT}]}}\n  - {{id: z, run: echo z >> trace}}\n"
+    );
+    let on_main = format!(
+        "steps:\n  - {{id: a, run: echo a >> trace}}\n  - {CUT}\n  - {{id: z, run: echo z >> trace}}\n"
+    );
+    let edits = [
+        (&on_item, "id: e\n", "id: ee\n", &["--with", "flow.yaml"][..], &["p", "z"][..]),
+        (&on_item, "id: p, idempotent: false", "id: pp", &["--with", "flow.yaml"], &["p", "z"]),
+        (&on_item, "idempotent: false, run: 'echo", "run: 'echo ", &["--with", "flow.yaml"], &["p", "z"]),
+        (&on_main, "id: p,", "id: pp,", &["--from", "a"], &["p", "z"]),
+        (&on_main, "id: p,", "id: pp,", &[], &["p", "z"]),
+        (&on_main, CUT, "{id: b, run: 'true'}", &[], &["z"]),
+        (&on_main, "  - {id: p", "  - {id: n, run: 'true'}\n  - {id: p", &[], &["p", "z"]),
+    ];
+    for store in STORES {
+        for (flow, from, to, how, then) in edits {
+            let rig = Rig::with(flow).at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 8, flow);
+            ran(&rig);
+            rig.write("go", "");
+            rig.write("flow.yaml", &flow.replace(from, to));
+
+            let plan = rig.json(&["plan", "r", "--json"]);
+            let asks = |decision: &&serde_json::Value| decision["action"] == "ask" && decision["step"] == "p";
+            assert_eq!(plan["decisions"].as_array().unwrap().iter().filter(asks).count(), 1, "{to}: {plan}");
+            let resume = [&["resume", "r", "-q"], how].concat();
+            has_ended(&rig, &resume, 8, to);
+            assert_eq!(ran(&rig), [""; 0], "{store} {to}");
+
+            // Who goes back to a step decides first.
+            let how = if how.contains(&"--from") { &[][..] } else { how };
+            has_ended(&rig, &[&["resume", "r", "-q", "--treat-as", "retry"], how].concat(), 0, to);
+            assert_eq!(ran(&rig), then, "{store} {to}");
+        }
+    }
+}

@@ -325,7 +325,8 @@ fn the_events_of_a_run_tell_signals_from_answers() {
 #[test]
 fn who_stays_for_a_run_that_waits_is_stopped_and_no_run_is_deleted_under_it() {
     for (store, waits) in [("sqlite:kept/waypost.db", "sleep: 60s"), ("file:kept", "wait: go")] {
-        let rig = Rig::with(&format!("steps:\n  - {{id: a, {waits}}}\n  - run: echo done >> trace\n")).at(store);
+        let rig =
+            Rig::with(&format!("steps:\n  - {{id: a, {waits}}}\n  - run: echo done >> trace\n")).at(store);
         let stays = |run: &str| rig.path(&format!("kept/locks/{run}.waits")).exists();
         let run = |name: &'static str| {
             let running = rig.start(&["run", "flow.yaml", "--id", name, "-q"]);

@@ -18,7 +18,7 @@ use super::anew;
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
-use super::doubt::{decide_as_told, questions_of_lost, questions_of_passed, salvaged, settle_salvaged};
+use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
@@ -315,12 +315,11 @@ async fn find_begin<P: Program>(
     if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
         return Err(in_doubt(stand.questions));
     }
-    let mut drafts = Vec::new();
+    let (mut drafts, before) = (Vec::new(), base.position.clone());
     let asks = !matches!(options.on_doubt, OnDoubt::Retry);
     if let Some(from) = &options.from {
         // Branches that are under way have a state of their own: one that is changed above them, they do not see.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
-        let before = base.position.clone();
         let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
@@ -328,16 +327,17 @@ async fn find_begin<P: Program>(
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
-        let passed = questions_of_passed(program.shape(), (&before, &base.position), from);
-        if !passed.is_empty() && !matches!(options.on_doubt, OnDoubt::Retry) {
-            return Err(in_doubt(passed));
-        }
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let carried = adopt_change(base, program.shape(), (adoption, asks)).map_err(misfit)?;
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
+    }
+    if asks {
+        let wanted =
+            (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
+        refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
     }
     if options.from.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;

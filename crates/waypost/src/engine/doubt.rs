@@ -3,12 +3,14 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Try, Verdict};
+use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Verdict};
 use crate::shape::Shape;
 
 use super::begin::decode_state;
 use super::fit::{Forget, forget};
 use super::line::Line;
+use super::redo::opener_of;
+use super::snapshot::{Snapshot, position_of};
 use super::{
     Doubtful, Engine, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage, Settlement, Spot, TreatAs,
 };
@@ -32,22 +34,88 @@ pub(super) fn questions_of_lost(
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
 }
 
-/// Asks about steps of the main branch that were cut, and that going back to another step would have run again without a
-/// word: they do not come next there, but will. Whoever goes back to a checkpoint has seen what comes after it.
-pub(super) fn questions_of_passed(
-    shape: &Shape,
+/// Asks about steps that were cut, and that the run would leave behind without a word: those of the main branch that going
+/// back to another step has run again, which do not come next there, but will; and those of branches that another
+/// definition does not go on with. Whoever goes back to a checkpoint has seen what comes after it.
+///
+/// `before` and `after`: where the main branch stood, by the graph `began_with`, and where it stands by that in hand, which
+/// may be adopted only now. `asks`: nothing was said of them yet.
+///
+/// # Errors
+/// [`RunError::InDoubt`]: there are some. [`RunError::NotSettled`]: one was to be settled in another way than by having it
+/// repeated.
+pub(super) async fn refuse_to_leave(
+    engine: &Engine,
+    run: &RunId,
+    began_with: &Shape,
     (before, after): (&Position, &Position),
-    from: &ResumeFrom,
-) -> Vec<Decision> {
-    let ResumeFrom::Step(named) = from else { return Vec::new() };
-    let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
-    let cut = cut_in(before, shape).into_iter().filter(|step| step != named && !stands(step));
-    let ask = |step: StepId| {
-        let entry = before.frontier.iter().find(|entry| entry.step == step);
-        let cause = entry.map_or(Cause::InDoubt(Try::default()), |entry| Cause::of_doubt(before, entry));
-        Decision { branch: BranchPath::main(), step, action: Action::Ask, cause }
+    (from, adopts, asks): (Option<&ResumeFrom>, bool, bool),
+) -> Result<(), RunError> {
+    let mut questions = Vec::new();
+    if let Some(ResumeFrom::Step(named)) = from {
+        let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
+        let main = BranchPath::main();
+        let cut = questions_at(before, began_with, &main);
+        questions.extend(cut.filter(|question| question.step != *named && !stands(&question.step)));
+    }
+    if adopts && !matches!(from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
+        let left = questions_of_left(engine, run, began_with, (before, after)).await?;
+        if let Some(Decision { branch, step, .. }) = left.first()
+            && !asks
+        {
+            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
+            let why = "the definition in hand does not go on with its branch; go on with the run's own first";
+            return Err(RunError::NotSettled { run, branch, step, why: why.to_owned() });
+        }
+        questions.extend(left);
+    }
+    if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run: run.clone(), questions }) }
+}
+
+/// Asks about steps of branches that are not gone on with: what opened them is another step now, or gone.
+async fn questions_of_left(
+    engine: &Engine,
+    run: &RunId,
+    began_with: &Shape,
+    (before, after): (&Position, &Position),
+) -> Result<Vec<Decision>, RunError> {
+    let goes_on = |step: &StepId| {
+        let stands = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+        stands || after.undone.contains(step)
     };
-    cut.map(ask).collect()
+    let open = before.frontier.iter().filter(|entry| entry.fan.is_some()).map(|entry| &entry.step);
+    let left: Vec<&StepId> = open.filter(|step| !goes_on(step)).collect();
+    let mut questions = Vec::new();
+    if left.is_empty() {
+        return Ok(questions);
+    }
+    for head in &Snapshot::read(engine.store.as_ref(), run).await?.heads {
+        let branch = &head.record.header().branch;
+        let mut top = branch.clone();
+        while let Some(above) = top.parent().filter(|above| !above.is_main()) {
+            top = above;
+        }
+        let opener = opener_of(began_with, &top).filter(|opener| left.contains(&opener));
+        if let Some(shape) = opener.and_then(|_| began_with.of_branch(branch)) {
+            questions.extend(questions_at(&position_of(&head.record)?, shape, branch));
+        }
+    }
+    Ok(questions)
+}
+
+/// Asks about the steps that were cut at a position of a branch.
+fn questions_at<'a>(
+    position: &'a Position,
+    shape: &'a Shape,
+    branch: &'a BranchPath,
+) -> impl Iterator<Item = Decision> + 'a {
+    let is_cut = |entry: &&FrontierEntry| entry.is_unsettled() && shape.must_ask(position, &entry.step);
+    position.frontier.iter().filter(is_cut).map(|entry| Decision {
+        branch: branch.clone(),
+        step: entry.step.clone(),
+        action: Action::Ask,
+        cause: Cause::of_doubt(position, entry),
+    })
 }
 
 /// Returns the steps that were cut at a position and must not be repeated blindly.
@@ -200,8 +268,15 @@ pub(super) fn decide_as_told<P: Program>(
             }
             continue;
         }
-        let Some(place) = line.shape.place(step.as_str()).filter(|_| standing) else {
-            let why = format!("step `{step}` is in doubt, and does not come next any more");
+        let place = line.shape.place(step.as_str());
+        // It runs when its turn comes; or the definition in hand does not have it, which then has nothing to settle.
+        if !standing && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
+            continue;
+        }
+        let Some(place) = place.filter(|_| standing) else {
+            let why = format!(
+                "step `{step}` is in doubt, and does not come next any more: it can be settled by the run's own definition"
+            );
             return Err(RunError::Changed { run, why });
         };
         let begun = line.position.aside.iter().find(|entry| entry.step == *step).cloned();

@@ -262,6 +262,14 @@ impl Engine {
         if let Some(adoption) = &start.adoption {
             let carried = super::fit::carried(&position, &definition, program.shape(), (adoption, true))
                 .map_err(refused)?;
+            let known = |step: &&StepId| program.shape().place(step.as_str()).is_none();
+            if let Some(gone) = cut.iter().find(known) {
+                let why = format!(
+                    "step `{gone}` is in doubt there, and the definition in hand does not have it: decide about it in run {} first",
+                    header.run
+                );
+                return Err(refused(why));
+            }
             position = carried.position;
             redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
         }
