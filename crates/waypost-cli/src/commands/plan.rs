@@ -54,10 +54,15 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
                 }
             }
         }
-        None => match plan.decisions.iter().find(open).or(plan.decisions.last()) {
-            Some(decision) => decision,
-            None => return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps")),
-        },
+        // What a person must decide stops all else.
+        None => {
+            match plan.questions().next().or(plan.decisions.iter().find(open)).or(plan.decisions.last()) {
+                Some(decision) => decision,
+                None => {
+                    return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps"));
+                }
+            }
+        }
     };
     let head = snapshot.heads.iter().find(|head| head.record.header().branch == decision.branch);
     let newest = match head {

@@ -190,3 +190,32 @@ fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_mor
         }
     }
 }
+
+// What happened: `plan` and `why` asked about a step of an item that a resume settled by its evidence, and `why` of the whole
+// run named the step that waits for the items. What stops it now: evidence of branches is looked at, and questions come first.
+#[test]
+fn steps_of_items_that_were_cut_are_planned_by_their_evidence() {
+    const FLOW: &str = "steps:\n  - id: e\n    foreach: {items: [1], steps: [{id: p, idempotent: false, run: 'echo p >> trace; echo 1 > made; kill -9 $PPID', evidence: [{file: made}]}]}\n";
+    for store in STORES {
+        let rig = Rig::with(FLOW).at(store);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 8, store);
+        let action = || {
+            let plan = rig.json(&["plan", "r", "--json"]);
+            let of_p =
+                plan["decisions"].as_array().unwrap().iter().find(|found| found["step"] == "p").cloned();
+            of_p.expect("it is open")["action"].clone()
+        };
+
+        std::fs::rename(rig.path("made"), rig.path("aside")).expect("it was made");
+        assert_eq!(action(), "ask");
+        let told = rig.waypost(&["why", "r"]);
+        assert!(told.contains("step p on e:1: a person must decide"), "{told}");
+        has_ended(&rig, &["resume", "r", "-q"], 8, store);
+
+        std::fs::rename(rig.path("aside"), rig.path("made")).expect("it is there");
+        assert_eq!(action(), "reuse");
+        assert!(rig.waypost(&["why", "r"]).contains("step e: it waits"));
+        has_ended(&rig, &["resume", "r", "-q"], 0, store);
+        assert_eq!(ran(&rig), ["p"]);
+    }
+}

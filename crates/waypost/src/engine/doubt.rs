@@ -104,7 +104,7 @@ async fn questions_of_left(
 }
 
 /// Asks about the steps that were cut at a position of a branch.
-fn questions_at<'a>(
+pub(super) fn questions_at<'a>(
     position: &'a Position,
     shape: &'a Shape,
     branch: &'a BranchPath,
@@ -195,20 +195,18 @@ pub(super) async fn salvaged<P: Program>(
     found
 }
 
-/// Takes those questions away that evidence answers: steps of the main branch that were cut and are done.
+/// Returns those of some questions about a branch, as a record has it, that evidence answers: steps that were cut and are done.
 pub(super) async fn salvageable<P: Program>(
     engine: &Engine,
     program: &P,
-    (site, record): (&Site, &Record),
-    questions: &mut Vec<Decision>,
+    (shape, site, record): (&Shape, &Site, &Record),
+    asked: Vec<Decision>,
 ) -> Result<Vec<Decision>, RunError> {
-    if !questions.iter().any(|question| question.cause.is_of_one_try()) {
+    if !asked.iter().any(|question| question.cause.is_of_one_try()) {
         return Ok(Vec::new());
     }
-    let (shape, main) = (program.shape(), BranchPath::main());
-    let state = decode_state(program, shape.level(), record)?;
-    let asked = questions.clone();
-    let found = salvaged(engine, program, shape, (site, &main, &state), questions).await;
+    let (branch, state) = (&record.header().branch, decode_state(program, shape.level(), record)?);
+    let found = salvaged(engine, program, shape, (site, branch, &state), &mut asked.clone()).await;
     let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
     Ok(asked.into_iter().filter(is_found).collect())
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, plan};
-use crate::record::{Claim, FrontierEntry, Occasion, Record, Verdict};
+use crate::record::{Claim, Occasion, Record, Verdict};
 use crate::shape::{Shape, Unfinished};
 
-use super::doubt::salvageable;
+use super::doubt::{questions_at, salvageable};
 use super::recheck::{forget_other_names, in_flux, verify};
 use super::snapshot::{Snapshot, effective_of, position_of};
 use super::stand::survey;
@@ -121,15 +121,18 @@ impl Engine {
         let mut doubted: Vec<Decision> = planned.decisions.into_iter().filter(is_doubted).collect();
         doubted.extend(ended.iter().filter(|decision| is_doubted(decision)).cloned());
         let site = self.site(run);
-        let cut = |entry: &FrontierEntry| entry.is_unsettled() && shape.must_ask(&position, &entry.step);
-        let ask = |entry: &FrontierEntry| Decision {
-            branch: BranchPath::main(),
-            step: entry.step.clone(),
-            action: Action::Ask,
-            cause: Cause::of_doubt(&position, entry),
-        };
-        let mut asked = position.frontier.iter().filter(|entry| cut(entry)).map(ask).collect();
-        let settled = salvageable(self, program, (&site, newest), &mut asked).await?;
+        let mut settled = Vec::new();
+        for known in branches.values() {
+            let header = known.record.header();
+            let (branch, is_main) = (&header.branch, header.branch.is_main());
+            let (record, position) =
+                if is_main { (newest, &position) } else { (&known.record, &known.position) };
+            let Some(shape) = shape.of_branch(branch).filter(|_| is_main || header.end.is_none()) else {
+                continue;
+            };
+            let asked: Vec<Decision> = questions_at(position, shape, branch).collect();
+            settled.extend(salvageable(self, program, (shape, &site, record), asked).await?);
+        }
         let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
         if occasion == Occasion::Resume {
             stand_as_committed(&effective, &mut verdicts);

@@ -111,7 +111,9 @@ pub(super) async fn stand<P: Program>(
         }
         let mut settled = Vec::new();
         if asked.salvages {
-            settled = salvageable(engine, program, (&site, &base.record), &mut judged.questions).await?;
+            let asked = judged.questions.clone();
+            settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
+            judged.questions.retain(|question| !settled.contains(question));
         }
         if asked.by_hand || !judged.questions.is_empty() {
             judged.ask();
