@@ -97,6 +97,13 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             ("not_permitted", Exit::NotTrusted, None)
         }
+        StoreError::Io { action: "use", source, .. } if source.kind() == io::ErrorKind::InvalidData => (
+            "damaged",
+            Exit::Damaged,
+            hint(
+                "put the file back; `waypost resume RUN --from STEP` of the step over items makes the list anew",
+            ),
+        ),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => (
             "damaged",
             Exit::Damaged,

@@ -26,7 +26,7 @@ use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::doubt::{cut_in, cut_there};
-use super::fan::{FanOut, Item, Items, thaw};
+use super::fan::{FanOut, Item, Items, not_as_frozen, thaw};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::open::Begin;
 use super::recheck::joined_on;
@@ -232,9 +232,9 @@ impl Along {
                 }
                 text.extend_from_slice(&chunk);
             }
-            if Digest::of(&text) != digest {
-                let why = format!("the frozen items of run {run} in blob `{blob}` are not what was frozen");
-                return Err(StoreError::Invalid(why).into());
+            let actual = Digest::of(&text);
+            if actual != digest {
+                return Err(not_as_frozen(run, &blob, (text.len() as u64, actual), digest).into());
             }
             read += bytes;
             self.items.insert(blob, text);

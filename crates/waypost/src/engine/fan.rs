@@ -10,6 +10,7 @@
 //! that has not begun, however many end in one turn. So the number of children is bounded by the disk.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -292,9 +293,22 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
             "run {run} lacks the items that its branches work on: it died while they were copied to it; delete it, and fork or import it again"
         )));
     }
-    Err(StoreError::Invalid(format!(
-        "the frozen items of run {run} in blob `{blob}` are not what was frozen: digest {actual}, recorded was {expect}"
-    )))
+    Err(not_as_frozen(run, blob, (offset, actual), expect))
+}
+
+/// Says of frozen items that they are gone, or not what was frozen, by how much was read and its digest.
+pub(super) fn not_as_frozen(
+    run: &RunId,
+    blob: &str,
+    (bytes, actual): (u64, Digest),
+    expect: Digest,
+) -> StoreError {
+    let why = match bytes {
+        0 => "they are not there any more".to_owned(),
+        _ => format!("they are not what was frozen: their digest is {actual}, recorded was {expect}"),
+    };
+    let place = format!("the frozen items `{blob}` of run {run}");
+    StoreError::Io { action: "use", place, source: io::Error::new(io::ErrorKind::InvalidData, why) }
 }
 
 /// Reads items one after the other.
