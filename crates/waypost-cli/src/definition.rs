@@ -30,6 +30,8 @@ use crate::surroundings;
 pub(crate) struct Choice {
     with: Option<PathBuf>,
     keep: bool,
+    /// Dead letters are tried again, which never goes by a changed file.
+    letters: bool,
     restart: bool,
     /// Nothing is decided, only looked at.
     looks: bool,
@@ -40,8 +42,9 @@ pub(crate) struct Choice {
 impl Choice {
     /// Takes it from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
-        let ResumeArgs { with, keep_definition, restart, .. } = args;
-        Self { with: with.clone(), keep: *keep_definition, restart: *restart, ..Self::default() }
+        let ResumeArgs { with, keep_definition, restart, retry, .. } = args;
+        let letters = !retry.is_empty();
+        Self { with: with.clone(), keep: *keep_definition, letters, restart: *restart, ..Self::default() }
     }
 
     /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
@@ -225,11 +228,15 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
     let own = own_copy(store, frozen, &snapshot.definition)?;
     let ended = snapshot.ended.as_ref().filter(|_| !choice.restart).map(Record::header);
     // What was cancelled is not gone on with, by whatever definition.
-    if choice.keep || ended.is_some_and(|header| header.end == Some(End::Cancelled)) {
+    let is_cancelled = ended.is_some_and(|header| header.end == Some(End::Cancelled));
+    if is_cancelled || (choice.keep && !choice.letters) {
         return Ok(own);
     }
     let path = path_in_force(frozen, &snapshot.definition);
     let recorded = path.map(|path| place::from_home(store.home(), path));
+    if choice.keep {
+        return Ok(beside_the_file(own, snapshot, recorded.as_deref()));
+    }
     let file = match (&choice.with, recorded) {
         (Some(file), _) => file.clone(),
         (None, Some(file)) if file.exists() => file,
@@ -270,6 +277,23 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
         chosen.path = path;
     }
     Ok(chosen)
+}
+
+/// Goes on with the run's own copy, and says so if the file reads otherwise by now.
+fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Chosen {
+    let (text, run) = (&snapshot.definition.text, &snapshot.entry.summary.run);
+    // A file that is gone or cannot be read decides nothing here.
+    let read = file.and_then(|file| Some((file, std::fs::read_to_string(file).ok()?)));
+    match read.filter(|(_, read)| text.as_ref().is_some_and(|text| text != read)) {
+        Some((file, _)) => {
+            let file = shown(file);
+            own.with_note(format!(
+                "{file} changed since; dead letters are tried again by the run's own copy of it. By the file: `waypost resume {run} \
+                 --retry-failed --with {file}`"
+            ))
+        }
+        None => own,
+    }
 }
 
 /// Returns the file that a definition of a run is from, as records name it.

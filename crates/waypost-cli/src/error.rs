@@ -528,6 +528,9 @@ impl Error {
                 let exit = stopped_by.as_deref().map_or(Exit::StepFailed, ladder::exit_of);
                 ("not_undone", exit, Some(undo::way_out(run, *to)))
             }
+            Self::Run(RunError::NotBegun { run, by }) => {
+                ("not_begun", ladder::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
+            }
             Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
             Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
             Self::Run(RunError::NotSettled { .. }) => (

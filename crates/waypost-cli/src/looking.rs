@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::StepId;
 use waypost::engine::{Engine, Look, Snapshot};
 use waypost::plan::{Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
+use waypost::{BranchPath, StepId};
 use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
@@ -80,15 +80,19 @@ fn to_look(
     Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 
-/// Pins the evidence of a finished step as it is found now; returns how many packs were.
+/// Pins the evidence of a finished step as it is found now, on one branch or on all; returns how many packs were.
 pub(crate) async fn accept(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
-    step: &StepId,
+    (branch, step): (Option<&BranchPath>, &StepId),
 ) -> Result<usize, Error> {
     let (engine, program) = to_look(store, snapshot, chosen)?;
-    Ok(engine.accept_program(&program, &snapshot.entry.summary.run, step).await?)
+    let run = &snapshot.entry.summary.run;
+    Ok(match branch {
+        Some(branch) => engine.accept_program_on(&program, run, (branch, step)).await?,
+        None => engine.accept_program(&program, run, step).await?,
+    })
 }
 
 /// Takes finished steps as done whose evidence does not hold and that must not be repeated blindly, as a person says. Says

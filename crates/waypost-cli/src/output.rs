@@ -43,7 +43,7 @@ pub(crate) struct Output {
     pub(crate) paint: Paint,
     /// Paints what goes to stderr.
     pub(crate) paint_err: Paint,
-    /// stderr is a terminal: progress may move the cursor.
+    /// stderr is the terminal of a person: progress may move the cursor.
     pub(crate) live: bool,
     /// stderr is the log of a job of GitHub Actions.
     pub(crate) actions: bool,
@@ -51,6 +51,18 @@ pub(crate) struct Output {
     pub(crate) columns: Option<usize>,
     /// stdout is a terminal.
     pub(crate) terminal: bool,
+}
+
+/// Says whether stderr is the screen of a person, who sees what is drawn there: the log of a job is none, although some
+/// services give their jobs a terminal.
+fn is_screen() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stderr().is_terminal() && !is_dumb && !is_ci()
+}
+
+/// Says whether this is a job of a service for continuous integration: those set `CI`.
+fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
 impl Output {
@@ -64,8 +76,8 @@ impl Output {
             verbose: global.verbose,
             paint: Paint(colours(color, &io::stdout())),
             paint_err: Paint(colours(color, &io::stderr())),
-            live: io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
-            actions: !global.json && !io::stderr().is_terminal() && actions::is_job(),
+            live: is_screen(),
+            actions: !global.json && (is_ci() || !io::stderr().is_terminal()) && actions::is_job(),
             columns: columns(),
             terminal: io::stdout().is_terminal(),
         }
@@ -203,7 +215,7 @@ impl Output {
     /// Says whether a person can be asked.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn can_ask(&self) -> bool {
-        io::stdin().is_terminal() && io::stderr().is_terminal()
+        io::stdin().is_terminal() && io::stderr().is_terminal() && !is_ci()
     }
 
     fn err(&self, text: &str) {

@@ -71,7 +71,7 @@ pub use anew::opened_again;
 pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
 pub use by_hand::{MARK, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
-pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes};
+pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use look::Look;
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
@@ -251,7 +251,7 @@ impl Engine {
         options: ResumeOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         let holder = self.holder()?;
-        begin::resumed(self, program, run, options, &holder).await
+        take_up::resumed(self, program, run, options, &holder).await
     }
 
     /// Returns the configuration that is in force at a position.

@@ -52,7 +52,9 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     let mut text = format!("# {}\n\n", inline(&run.workflow));
     let mut facts = vec![("run", code(run.run.as_str())), ("status", format!("**{}**", status.name()))];
     if let Some(path) = &run.path {
-        facts.push(("workflow", code(path)));
+        // Both are named from the store, which is not where a reader stands.
+        let below = |base: &String| path.strip_prefix(base.as_str())?.strip_prefix('/');
+        facts.push(("workflow", code(run.base.as_ref().and_then(below).unwrap_or(path))));
     }
     if let Some(parent) = &run.parent {
         let reference = crate::id::CheckpointRef {

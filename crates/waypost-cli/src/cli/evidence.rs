@@ -14,6 +14,6 @@ pub(crate) enum Evidence {
 pub(crate) struct EvidenceArgs {
     /// Run, `@` for the newest, or the beginning of its name
     pub(crate) run: String,
-    /// Step, on whatever branch
+    /// Step, on whatever branch, or BRANCH/STEP: that of one item
     pub(crate) step: String,
 }

@@ -1,5 +1,7 @@
 //! `waypost evidence`: what a step can be believed by, and a person's word that it may be as it is.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -8,16 +10,16 @@ use waypost::engine::Snapshot;
 use waypost::evidence::literal_path;
 use waypost::record::{Phase, Record};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{RunId, StepId};
+use waypost::{BranchPath, RunId, StepId};
 
 use super::Context;
 use crate::cli::{Evidence, EvidenceArgs};
-use crate::definition::{Choice, choose};
+use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
 use crate::place::{self, Access};
-use crate::reference::{Default, find};
+use crate::reference::{Default, StepRef, encoded, find, step_on};
 use crate::size;
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 
@@ -40,10 +42,11 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look())?;
-    let step = step_of(&run, &args.step, chosen.workflow.step(&args.step).is_some())?;
-    let accepted = looking::accept(&store, &snapshot, &chosen, &step).await?;
+    let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
+    let accepted = looking::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
+    let step = named.to_string();
     if context.output.json {
-        let (run, step) = (run.to_string(), step.to_string());
+        let run = run.to_string();
         context.output.document(&AcceptedView { v: VERSION, run, step, accepted })?;
         return Ok(Exit::Done);
     }
@@ -60,8 +63,9 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look())?;
-    let step = step_of(&run, &args.step, chosen.workflow.step(&args.step).is_some())?;
-    let (begun, ended) = times(store.as_ref(), &run, &step).await?;
+    let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
+    let (begun, ended) = times(store.as_ref(), &run, &named).await?;
+    let step = named.to_string();
     let frozen = snapshot.entry.record.record();
     let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
     let mask = looking::mask(&store, &snapshot, &chosen)?;
@@ -74,7 +78,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     written.truncate(SUGGESTED_MAX);
     if context.output.json {
         let evidence = written.iter().map(Written::claim).collect();
-        let (run, step) = (run.to_string(), step.to_string());
+        let run = run.to_string();
         context.output.document(&SuggestedView { v: VERSION, run, step, evidence, more, secret })?;
         return Ok(Exit::Done);
     }
@@ -101,18 +105,52 @@ fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> 
     (!lines.is_empty()).then(|| format!("evidence:\n{}", lines.join("\n")))
 }
 
-fn step_of(run: &RunId, name: &str, is_there: bool) -> Result<StepId, Error> {
-    let step = StepId::new(name).ok().filter(|_| is_there);
-    step.ok_or_else(|| Error::NotFound {
-        what: format!("step `{name}` in run {run}"),
-        hint: Some(format!("`waypost show {run}` lists its steps")),
-    })
+/// A step whose evidence is meant: on one branch, or on whatever branch it stands.
+#[derive(Debug)]
+struct Named {
+    branch: Option<BranchPath>,
+    step: StepId,
 }
 
-/// Returns when a step last began and ended, on whatever branch.
-async fn times(store: &dyn Store, run: &RunId, step: &StepId) -> Result<(SystemTime, SystemTime), Error> {
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.branch {
+            Some(branch) => f.write_str(&step_on(branch, self.step.as_str())),
+            None => write!(f, "{}", self.step),
+        }
+    }
+}
+
+/// Reads which step is meant: `STEP`, or `BRANCH/STEP` of a branch of the run.
+async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) -> Result<Named, Error> {
+    let text = encoded(store, run, text).await?;
+    let StepRef { branch, step } = StepRef::parse(&text);
+    let Some(step) = step else {
+        let hint = format!("write {text}/STEP: the step on it whose evidence is meant");
+        return Err(Error::usage(format!("`{text}` names a branch, and no step of it"), hint));
+    };
+    let is_there = match &branch {
+        Some(branch) if !store.branches(run).await?.contains(branch) => false,
+        _ => chosen.workflow.step(&step).is_some(),
+    };
+    match StepId::new(&step).ok().filter(|_| is_there) {
+        Some(step) => Ok(Named { branch, step }),
+        None => Err(Error::not_found(
+            format!("step `{text}` in run {run}"),
+            format!("see its steps: `waypost show {run}`"),
+        )),
+    }
+}
+
+/// Returns when a step last began and ended, on its branch or on whatever branch.
+async fn times(store: &dyn Store, run: &RunId, named: &Named) -> Result<(SystemTime, SystemTime), Error> {
+    let Named { branch, step } = named;
     let mut found = None;
-    for branch in store.branches(run).await? {
+    let branches = match branch {
+        Some(branch) => BTreeSet::from([branch.clone()]),
+        None => store.branches(run).await?,
+    };
+    for branch in branches {
         let newest = store.newest(run, &branch).await?.header().seq;
         let ends = |record: &Record| {
             let header = record.header();
@@ -128,7 +166,7 @@ async fn times(store: &dyn Store, run: &RunId, step: &StepId) -> Result<(SystemT
     }
     let (begun, ended) = found.ok_or_else(|| {
         Error::usage(
-            format!("step `{step}` of run {run} has not ended, so that it cannot be told what it wrote"),
+            format!("step `{named}` of run {run} has not ended, so that it cannot be told what it wrote"),
             "run it first",
         )
     })?;

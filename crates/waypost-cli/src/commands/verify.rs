@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use waypost::engine::{Engine, RunError, Snapshot};
+use waypost::engine::{Engine, RunError, Snapshot, damaged_items};
 use waypost::record::{Claim, Flaw, Occasion, Pack, Reason, Record, Verdict};
-use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError};
+use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
 use super::{Context, checkpoints};
@@ -303,6 +303,14 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
         errors.push("it has no checkpoints".to_owned());
     }
     let mut checkpoints = Vec::new();
+    for branch in &order {
+        // What has ended works on no items any more, and of what is damaged no items are known.
+        if let Some(Chain { over: false, broken: false, .. }) = branches.get(branch)
+            && let Ok(newest) = store.newest(run, branch).await
+        {
+            errors.extend(damaged_items(store, &newest).await?);
+        }
+    }
     for branch in order {
         let chain = branches.remove(&branch).expect("every branch of the order was just made");
         let newest = chain.newest_without_state();
@@ -365,6 +373,8 @@ fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
 struct Chain {
     /// Seq and digest of the newest record with a sound header.
     last: Option<(u64, Digest)>,
+    /// Its newest record with a sound header ended it.
+    over: bool,
     /// Damage was met since then, so that a link to it cannot be checked.
     broken: bool,
     checkpoints: Vec<VerifiedView>,
@@ -395,7 +405,7 @@ impl Chain {
                 let header = record.header();
                 self.checkpoints.push(verified(header.reference(), error, header.evidence.as_ref()));
                 self.last = Some((header.seq, record.digest()));
-                self.broken = false;
+                (self.broken, self.over) = (false, header.end.is_some());
             }
         }
         Ok(())

@@ -165,6 +165,38 @@ fn evidence_is_accepted_as_it_is_found() {
     }
 }
 
+// One item is named as everywhere else; the others are not believed by that.
+#[test]
+fn evidence_of_one_item_is_suggested_and_accepted() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:\n  - id: each\n    foreach: {items: [a/1, b], steps: [{id: w, run: 'sleep 0.05; echo ${{ item }} >> trace; \
+             mkdir -p out/a; echo one > out/${{ item }}; sleep 0.05', evidence: [{sha256: 'out/${{ item }}'}]}]}\n",
+        )
+        .at(store);
+        let ran = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+        assert_eq!(ran.status.code(), Some(0), "{}", rig.told(&ran));
+
+        let suggested = rig.json(&["evidence", "suggest", "r", "each:a/1/w", "--json"]);
+        rig.write("out/a/1", "two\n");
+        rig.write("out/b", "two\n");
+        let accepted = rig.json(&["evidence", "accept", "r", "each:a/1/w", "--json"]);
+
+        assert_eq!(suggested["step"], "each:a%2F1/w");
+        assert_eq!(accepted["accepted"], 1);
+        assert!(
+            suggested["evidence"].as_array().unwrap().contains(&serde_json::json!({"sha256": "out/a/1"}))
+        );
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+        assert_eq!(rig.read("trace").matches("a/1").count(), 1, "{store}");
+        assert_eq!(rig.read("trace").matches('b').count(), 2, "{store}: its evidence was not accepted");
+        for (missing, code) in [("each:c/w", 5), ("each:b/x", 5), ("each:b", 2)] {
+            let refused = rig.call(&["evidence", "accept", "r", missing]);
+            assert_eq!(refused.status.code(), Some(code), "{}", rig.told(&refused));
+        }
+    }
+}
+
 // What a step wrote is suggested, and what it suggests is believed when it is put into the file.
 #[test]
 fn evidence_is_suggested_by_what_a_step_wrote() {

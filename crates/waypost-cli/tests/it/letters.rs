@@ -257,3 +257,28 @@ fn why_says_that_an_item_was_left_behind() {
         assert!(["e:x/p", "e:x/in:1/q", "e:x/p:on_success/h"].iter().all(|step| used(step)), "{store}");
     }
 }
+
+// What happened: who mended the command of an item in the file and tried its dead letter again had the old one run, without a
+// word. What stops it now: it is said, with the call that goes by the file.
+#[test]
+fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
+    let flow = "steps:\n  - id: e\n    foreach: {items: [a, b], as: item, steps: [{id: work, run: 'echo \"$I\" >> trace; [ \"$I\" != b ]', env: {I: \"${{ item }}\"}}]}\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    let as_it_was = rig.told(&rig.call(&["dead-letters", "retry", "r"]));
+    rig.write("flow.yaml", &flow.replace("!= b", "!= q"));
+
+    let old = rig.call(&["dead-letters", "retry", "r"]);
+
+    assert_eq!(old.status.code(), Some(3));
+    let way = "resume r --retry-failed --with flow.yaml`";
+    assert!(
+        rig.told(&old).contains("flow.yaml changed since") && rig.told(&old).contains(way),
+        "{}",
+        rig.told(&old)
+    );
+    assert!(!as_it_was.contains("changed since"), "{as_it_was}");
+    assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "--with", "flow.yaml", "-q"]), Some(0));
+    let count = |item: &str| rig.read("trace").lines().filter(|line| *line == item).count();
+    assert_eq!((count("a"), count("b")), (1, 4), "the other item is not worked on again");
+}

@@ -40,6 +40,37 @@ fn the_newest_file_taken_away_is_told_and_healed() {
     assert!(newest.exists(), "it was written again");
 }
 
+// What happened: `verify` called a run sound whose list of items was altered or gone, and the resume refused to go on with
+// it. Why: only records were looked at. What stops it now: `verify` reads what branches that go on are amid of.
+#[test]
+fn items_that_are_gone_or_altered_are_damage_to_verify() {
+    for url in ["sqlite:kept/waypost.db", "file:kept"] {
+        let each = "foreach: {items: [a, b, c], max_parallel: 1, on_item_failure: stop, steps: [{id: w, run: 'test ${{ item }} != b || test -e go'}]}";
+        let rig =
+            Rig::with(&format!("steps:\n  - id: each\n    {each}\n  - {{id: z, run: 'true'}}\n")).at(url);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
+        let items = rig.path("kept/runs/r/blobs/items/main.each.1.2.jsonl");
+        let sound = fs::read_to_string(&items).unwrap();
+        for (altered, said) in
+            [(Some(sound.replace("\"c\"", "\"d\"")), "not what was frozen"), (None, "not there any more")]
+        {
+            match altered {
+                Some(text) => fs::write(&items, text).unwrap(),
+                None => fs::remove_file(&items).unwrap(),
+            }
+            expect(&rig, &["verify", "r"], 7, &["items/main.each.1.2.jsonl", said]);
+            expect(&rig, &["verify", "--all"], 7, &["items/main.each.1.2.jsonl", said]);
+            expect(&rig, &["resume", "r"], 7, &["items/main.each.1.2.jsonl", said]);
+        }
+        fs::write(&items, sound).unwrap();
+        rig.write("go", "");
+        expect(&rig, &["resume", "r"], 0, &[]);
+        fs::remove_file(&items).unwrap();
+        expect(&rig, &["verify", "r"], 0, &[]);
+    }
+}
+
 // What happened: the run fell back by a step though `checkpoint.json` had the newest checkpoint sound. Why: it was asked
 // only where the newest file was gone. What stops it now: it stands in for a damaged one too (file/witness.rs).
 #[test]

@@ -1,6 +1,6 @@
 //! Narrow screens, colours, readers that go away, and names that are not text.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
@@ -119,14 +119,55 @@ fn a_log_cannot_move_the_cursor_of_a_terminal() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
     assert_eq!(rig.call(&["logs", "r"]).stdout, "gr\u{fc}n\u{1b}[2J\r\nend".as_bytes());
 
-    let (terminal, ours) = terminal();
-    let ended = rig.command(&["logs", "r"]).stdout(ours).status().unwrap();
+    let shown = on_terminal(|ours| {
+        assert_eq!(rig.command(&["logs", "r"]).stdout(ours).status().unwrap().code(), Some(0));
+    });
 
-    assert_eq!(ended.code(), Some(0));
-    let mut shown = Vec::new();
-    // Its other end is closed: what is left of it is read, then an error.
-    let _ = std::fs::File::from(terminal).read_to_end(&mut shown);
-    assert_eq!(String::from_utf8_lossy(&shown), "gr\u{fc}n\\u{1b}[2J\r\nend");
+    assert_eq!(shown, "gr\u{fc}n\\u{1b}[2J\nend");
+}
+
+// Some services give their jobs a terminal: nobody looks at it, and what is drawn there is kept as a log.
+#[test]
+fn a_job_with_a_terminal_gets_a_line_an_event() {
+    let rig = Rig::with("steps:\n  - {id: a, run: sleep 0.3}\n  - {id: b, run: 'false'}\n");
+    let shown = |env: &[(&str, &str)]| {
+        on_terminal(|ours| {
+            let mut command = rig.command(&["run", "flow.yaml"]);
+            command.env("TERM", "xterm").envs(env.iter().copied());
+            assert_eq!(command.stderr(ours).status().unwrap().code(), Some(1));
+        })
+    };
+    let moves =
+        |shown: &str| shown.contains('\r') || shown.contains("\u{1b}[1A") || shown.contains("\u{1b}[J");
+
+    let (of_person, not_ci, of_job) = (shown(&[]), shown(&[("CI", "false")]), shown(&[("CI", "true")]));
+    let of_actions = shown(&[("CI", "true"), ("GITHUB_ACTIONS", "true")]);
+
+    assert!(moves(&of_person) && moves(&not_ci), "{of_person:?} {not_ci:?}");
+    assert!(!moves(&of_job) && of_job.contains("step_started a"), "{of_job:?}");
+    assert!(!moves(&of_actions) && of_actions.contains("::error"), "{of_actions:?}");
+}
+
+/// Returns what is shown on a terminal; the lines of it end as they were written.
+fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
+    const END: &[u8] = b"\x04the end\x04";
+    let (terminal, ours) = terminal();
+    let mut last = std::fs::File::from(ours.try_clone().unwrap());
+    let reader = std::thread::spawn(move || {
+        let (mut shown, mut terminal) = (Vec::new(), std::fs::File::from(terminal));
+        let mut byte = [0];
+        // What is left in a terminal may be lost when its other end is closed.
+        while !shown.ends_with(END) {
+            terminal.read_exact(&mut byte).unwrap();
+            shown.push(byte[0]);
+        }
+        shown.truncate(shown.len() - END.len());
+        shown
+    });
+    write(ours);
+    last.write_all(END).unwrap();
+    // The terminal makes these of each end of a line.
+    String::from_utf8(reader.join().unwrap()).unwrap().replace("\r\n", "\n")
 }
 
 /// Makes a terminal: what is written to the second is read from the first.

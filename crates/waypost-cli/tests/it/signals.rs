@@ -52,6 +52,42 @@ fn sighup_stops_and_checkpoints() {
     stopped_by(libc::SIGHUP, "sighup");
 }
 
+// What happened: Ctrl-C while a resume looked at evidence was heard when all of that had been looked at, which may take
+// minutes; of a run that was completed it ended with 0. Why: only sessions heard it. What stops it now: the resume ends at
+// once, what it asked is killed, and the run stands as it stood.
+#[test]
+fn a_resume_is_stopped_while_it_looks_at_evidence() {
+    for (last, status, code) in [("true", "completed", 0), ("false", "failed", 1)] {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, run: 'true', evidence: [{{command: 'test ! -e slow || (echo $$ >> pids; exec sleep 1000)', timeout: 15m}}]}}\n  \
+             - {{id: b, run: '{last}; exit $?'}}\n"
+        ));
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(code));
+        rig.write("slow", "");
+        for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+            let _ = std::fs::remove_file(rig.path("pids"));
+            let resuming = rig.start(&["resume", "r-1"]);
+            rig.wait_for("pids", |text| text.ends_with('\n'));
+            let begun = std::time::Instant::now();
+            resuming.signal(signal);
+            let ended = resuming.end();
+
+            assert_eq!(ended.status.code(), Some(code), "{}", rig.told(&ended));
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not wait for all of it");
+            let told = rig.told(&ended);
+            assert!(told.contains("was not gone on with") && told.contains("waypost resume r-1"), "{told}");
+            assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], status);
+            wait_until("the probe is gone", || rig.read("pids").lines().all(|pid| !lives(pid)));
+        }
+        std::fs::remove_file(rig.path("slow")).expect("it was written");
+        assert_eq!(
+            rig.call(&["resume", "r-1", "-q"]).status.code(),
+            Some(code),
+            "it goes on as if nothing had been"
+        );
+    }
+}
+
 // What happened: a run whose step `idempotent: false` was cut by a signal ended with 8, and nothing said whether that or the
 // signal's own code is right. Why: WORKFLOW 5 has both. What stops it now: 8 is, since a resume does not go on by itself
 // before somebody has decided; docs/workflow-file.md and the table in `--help` say so.

@@ -168,12 +168,17 @@ fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxErro
     let named = index >= 2
         && tokens[index - 1].kind == Kind::Name
         && (tokens[index - 2].is("(") || tokens[index - 2].is(","));
-    match named {
-        true => Ok(()),
-        false => {
-            Err(SyntaxError::new(tokens[index].range.clone(), "`=` does not compare").help("write `==`"))
-        }
+    if named {
+        return Ok(());
     }
+    let behind = tokens.get(index + 1).filter(|next| next.range.start == tokens[index].range.end);
+    let help = match behind.map(|next| next.text) {
+        Some(">") => "write `>=`",
+        Some("<") => "write `<=`",
+        Some("!") => "write `!=`",
+        _ => "write `==`",
+    };
+    Err(SyntaxError::new(tokens[index].range.clone(), "`=` does not compare").help(help))
 }
 
 fn name(tokens: &[Token<'_>], index: usize, locals: &[String], uses: &mut Uses) -> Result<(), SyntaxError> {

@@ -56,6 +56,11 @@ pub(super) fn explain(source: &Source, error: &Error) -> Problem {
         }
         other => {
             let message = plain_message(other);
+            if message.contains("tab")
+                && let Some(tab) = tab_that_indents(source, span.start)
+            {
+                return source.problem(&(tab..tab + 1), "a tab indents this line").help("indent with spaces");
+            }
             let help = usual_cause(&message, line, before);
             if message.contains("tag")
                 && let Some(mark) = before.rfind('!')
@@ -91,6 +96,19 @@ fn line_text(source: &Source, at: usize) -> &str {
     let start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     let end = source.text[at..].find('\n').map_or(source.text.len(), |newline| at + newline);
     &source.text[start..end]
+}
+
+/// Finds the first tab among what a line begins with, from the line of `at` on: the parser names the value before it.
+fn tab_that_indents(source: &Source, at: usize) -> Option<usize> {
+    let mut start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+    for line in source.text[start..].split_inclusive('\n') {
+        let indent = line.len() - line.trim_start_matches([' ', '\t', '-']).len();
+        if let Some(tab) = line[..indent].find('\t') {
+            return Some(start + tab);
+        }
+        start += line.len();
+    }
+    None
 }
 
 fn column_bytes(source: &Source, at: usize) -> usize {

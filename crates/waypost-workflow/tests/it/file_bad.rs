@@ -43,6 +43,7 @@ fn yaml_that_is_broken_is_shown_where_it_breaks() {
             "steps: [\n",
             "steps:\n  - run: echo a: b\n",
             "steps:\n\t- run: a\n",
+            "steps:\n  - id: a\n\trun: b\n",
             "steps:\n  - run: 'open\n  - run: b\n",
             "steps:\n  - run: \"a\\qb\"\n",
             "steps:\n  - run: @a\n",

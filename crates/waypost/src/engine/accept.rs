@@ -46,7 +46,20 @@ impl Engine {
         run: &RunId,
         step: &StepId,
     ) -> Result<usize, RunError> {
-        self.accept_as(program, run, (step, Word::Pinned)).await
+        self.accept_as(program, run, (None, step, Word::Pinned)).await
+    }
+
+    /// As [`accept_program`](Self::accept_program), on one branch only: a step of one item, say.
+    ///
+    /// # Errors
+    /// As of [`accept_program`](Self::accept_program).
+    pub async fn accept_program_on<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        (branch, step): (&BranchPath, &StepId),
+    ) -> Result<usize, RunError> {
+        self.accept_as(program, run, (Some(branch), step, Word::Pinned)).await
     }
 
     /// Takes a finished step as done although its evidence does not hold, or cannot be checked, on a person's word: of the
@@ -61,21 +74,21 @@ impl Engine {
         run: &RunId,
         step: &StepId,
     ) -> Result<usize, RunError> {
-        self.accept_as(program, run, (step, Word::Done)).await
+        self.accept_as(program, run, (None, step, Word::Done)).await
     }
 
     async fn accept_as<P: Program>(
         &self,
         program: &P,
         run: &RunId,
-        (step, word): (&StepId, Word),
+        (branch, step, word): (Option<&BranchPath>, &StepId, Word),
     ) -> Result<usize, RunError> {
         if !program.shape().has_anywhere(step) {
             return Err(RunError::InvalidStep(step.clone()));
         }
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        let accepted = self.accept_under(program, &lease, (step, word)).await;
+        let accepted = self.accept_under(program, &lease, (branch, step, word)).await;
         match accepted {
             // The batch gave the lease back.
             Ok(count) if count > 0 => Ok(count),
@@ -90,7 +103,7 @@ impl Engine {
         &self,
         program: &P,
         lease: &Lease,
-        (step, word): (&StepId, Word),
+        (branch, step, word): (Option<&BranchPath>, &StepId, Word),
     ) -> Result<usize, RunError> {
         let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
@@ -103,8 +116,9 @@ impl Engine {
         // What could not be checked may be found when it is pinned anew; else that says so.
         let trust = Trust::Checked(OnUnknown::RunAgain);
         let judged = judge(self, program, program.shape(), (run, &branches), trust).await?;
-        let meant: Vec<Broken> =
-            judged.broken.into_iter().chain(judged.held).filter(|broken| broken.step == *step).collect();
+        let is_meant =
+            |broken: &Broken| broken.step == *step && branch.is_none_or(|branch| broken.branch == *branch);
+        let meant: Vec<Broken> = judged.broken.into_iter().chain(judged.held).filter(is_meant).collect();
         let site = self.site(run);
         let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
         for broken in &meant {

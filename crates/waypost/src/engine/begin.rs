@@ -5,14 +5,14 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::change;
-use crate::id::{BranchPath, RunId};
+use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{
     Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError, StoreExt as _};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 
 use super::anew;
 use super::back::go_back;
@@ -27,10 +27,9 @@ use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
 use super::schedule::BEFORE;
-use super::session::{Carried, Session, Worked};
+use super::session::{Carried, Session};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
-use super::take_up::stop_requests;
 use super::undo::refuse_amid;
 use super::unlooked::Unlooked;
 use super::wish::Wishes;
@@ -69,46 +68,8 @@ pub(super) fn first_position(shape: &Shape, epoch: u32) -> Position {
     Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() }
 }
 
-/// Takes a run up where it stood.
-pub(super) async fn resumed<P: Program>(
-    engine: &Engine,
-    program: &P,
-    run: &RunId,
-    options: ResumeOptions<P::State>,
-    holder: &Holder,
-) -> Result<Outcome<P::State>, RunError> {
-    engine.store.wait_while_dying(run).await?;
-    // Read before the lease is held: a stop that is asked for from then on is meant for this session.
-    let mut overtaken = stop_requests(engine, run).await?;
-    let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
-    let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
-    let (mut options, mut carried) = (options, None);
-    loop {
-        let is_again = carried.is_some();
-        let mut session = match prepare_resume(engine, program, &lease, options, carried.take()).await {
-            Ok(Prepared::Session(session)) => session,
-            ended => {
-                if is_again {
-                    program.end().await;
-                }
-                let released = engine.store.release(lease, None).await;
-                let Prepared::Idle(outcome) = ended? else { unreachable!("the others were seen above") };
-                return released.map(|()| *outcome).map_err(RunError::from);
-            }
-        };
-        session.consumed = std::mem::take(&mut overtaken);
-        if then == Then::Stop {
-            return session.write_and_stop(lease).await;
-        }
-        match session.continue_with(lease.clone()).await? {
-            Worked::Done(outcome) => return Ok(*outcome),
-            Worked::Again(held) => carried = Some(held),
-        }
-        options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };
-    }
-}
-
-enum Prepared<'a, P: Program> {
+/// What a resume has to go on with.
+pub(super) enum Prepared<'a, P: Program> {
     Session(Box<Session<'a, P>>),
     Idle(Box<Outcome<P::State>>),
 }
@@ -129,7 +90,8 @@ pub(super) struct Base {
     pub(super) redone: Vec<Forget>,
 }
 
-async fn prepare_resume<'a, P: Program>(
+/// Finds out where a resume goes on.
+pub(super) async fn prepare_resume<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,

@@ -296,6 +296,29 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
     Err(not_as_frozen(run, blob, (offset, actual), expect))
 }
 
+/// Says what is wrong with the frozen items that the branch of a record is amid of: they are gone, or not as they were frozen. A
+/// resume refuses to go on with those.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn damaged_items(store: &dyn Store, newest: &Record) -> Result<Vec<String>, StoreError> {
+    let position = newest.position().unwrap_or_default();
+    let fans = position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.of_work());
+    let mut damaged = Vec::new();
+    for items in fans.filter_map(|fan| fan.items.as_ref()) {
+        match check_items(store, &newest.header().run, items).await {
+            Ok(()) => {}
+            Err(StoreError::Invalid(why)) => damaged.push(why),
+            Err(StoreError::Io { action: USE, place, source }) => damaged.push(format!("{place}: {source}")),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(damaged)
+}
+
+/// What is done with frozen items.
+const USE: &str = "use";
+
 /// Says of frozen items that they are gone, or not what was frozen, by how much was read and its digest.
 pub(super) fn not_as_frozen(
     run: &RunId,
@@ -308,7 +331,7 @@ pub(super) fn not_as_frozen(
         _ => format!("they are not what was frozen: their digest is {actual}, recorded was {expect}"),
     };
     let place = format!("the frozen items `{blob}` of run {run}");
-    StoreError::Io { action: "use", place, source: io::Error::new(io::ErrorKind::InvalidData, why) }
+    StoreError::Io { action: USE, place, source: io::Error::new(io::ErrorKind::InvalidData, why) }
 }
 
 /// Reads items one after the other.

@@ -224,6 +224,14 @@ pub enum RunError {
         /// The questions.
         questions: Vec<Decision>,
     },
+    /// The resume was told to stop while it looked at what is finished. Nothing changed, nothing was run: resume it again.
+    #[error("run {run} was not gone on with: {by} came while its evidence was looked at")]
+    NotBegun {
+        /// The run.
+        run: RunId,
+        /// Who asked for it: `SIGINT`, or a person.
+        by: String,
+    },
     /// It waits for no such answer. Nothing changed.
     #[error("run {run} does not wait for an answer `{id}`{}", waits_of(waiting))]
     NoSuchWait {

@@ -1,14 +1,71 @@
 //! How a session of a resume begins: what is written first, and whether there is anything to do at all.
 
-use crate::id::RunId;
+use crate::id::{BranchPath, RunId};
+use crate::lock::Holder;
 use crate::record::RunStatus;
-use crate::store::{Lease, SignalKind};
+use crate::store::{Lease, SignalKind, StoreExt as _};
 
-use super::begin::by_hand;
+use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;
 use super::line::MAIN;
 use super::session::{Session, Worked};
-use super::{Engine, Outcome, Program, RunError, StopLevel};
+use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
+
+/// Takes a run up where it stood.
+pub(super) async fn resumed<P: Program>(
+    engine: &Engine,
+    program: &P,
+    run: &RunId,
+    options: ResumeOptions<P::State>,
+    holder: &Holder,
+) -> Result<Outcome<P::State>, RunError> {
+    engine.store.wait_while_dying(run).await?;
+    // Read before the lease is held: a stop that is asked for from then on is meant for this session.
+    let mut overtaken = stop_requests(engine, run).await?;
+    let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+    let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
+    let (mut options, mut carried) = (options, None);
+    loop {
+        let is_again = carried.is_some();
+        let prepared = prepare_resume(engine, program, &lease, options, carried.take());
+        let prepared =
+            if is_again { prepared.await } else { unless_stopped(&kept.stop, run, prepared).await };
+        let mut session = match prepared {
+            Ok(Prepared::Session(session)) => session,
+            ended => {
+                if is_again {
+                    program.end().await;
+                }
+                let released = engine.store.release(lease, None).await;
+                let Prepared::Idle(outcome) = ended? else { unreachable!("the others were seen above") };
+                return released.map(|()| *outcome).map_err(RunError::from);
+            }
+        };
+        session.consumed = std::mem::take(&mut overtaken);
+        if then == Then::Stop {
+            return session.write_and_stop(lease).await;
+        }
+        match session.continue_with(lease.clone()).await? {
+            Worked::Done(outcome) => return Ok(*outcome),
+            Worked::Again(held) => carried = Some(held),
+        }
+        options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };
+    }
+}
+
+/// Prepares a resume, unless it is told to stop before that is done: evidence may be looked at for minutes. Nothing is written
+/// meanwhile but that damaged records go into quarantine, which the next resume does all the same.
+async fn unless_stopped<T>(
+    stop: &StopHandle,
+    run: &RunId,
+    prepared: impl Future<Output = Result<T, RunError>>,
+) -> Result<T, RunError> {
+    tokio::select! {
+        biased;
+        prepared = prepared => prepared,
+        stop = stop.stopped() => Err(RunError::NotBegun { run: run.clone(), by: stop.by }),
+    }
+}
 
 /// How a resume begins.
 enum Taken {

@@ -69,7 +69,16 @@ impl Place {
         let path = if Path::new(subject).is_absolute() { base.to_owned() } else { PathBuf::new() };
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())
             .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
-        Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 }.go(last)
+        let walk = Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 };
+        // As in the kernel: what a `/` comes after is a folder, or a link to one.
+        if !subject.ends_with('/') {
+            return walk.go(last);
+        }
+        let place = walk.go(LastLink::Follow)?;
+        match FileType::from_raw_mode(place.stat()?.st_mode) {
+            FileType::Directory => Ok(place),
+            _ => Err(Lost::Refused("it is not a folder, which the `/` behind it says".to_owned())),
+        }
     }
 
     /// Walks to what `subject` names, and looks at it; what it is itself, if it is a link that leads to one.

@@ -149,6 +149,7 @@ fn a_summary_counts_and_gives_the_rate() {
 async fn a_file_or_folder_is_there_as_expected() {
     let outer = folder();
     symlink("a.txt", outer.path().join("base/link")).unwrap();
+    symlink("sub", outer.path().join("base/folder link")).unwrap();
     rustix_fifo(&outer.path().join("base/pipe"));
     let site = site(&outer);
     let typed = |path: &str, kind: &str| Claim::exists(path).expecting(json!({ "type": kind }));
@@ -159,6 +160,8 @@ async fn a_file_or_folder_is_there_as_expected() {
         Claim::exists("./sub//b.txt"),
         Claim::exists("sub"),
         Claim::exists("."),
+        Claim::exists("sub/"),
+        Claim::exists("folder link/"),
         Claim::file("a.txt"),
         Claim::file("link"),
         typed("sub", "directory"),
@@ -179,6 +182,8 @@ async fn a_file_or_folder_is_there_as_expected() {
     let fails = [
         Claim::exists("gone.txt"),
         Claim::exists("a.txt/b"),
+        Claim::exists("a.txt/"),
+        Claim::exists("link/"),
         Claim::file("sub"),
         typed("a.txt", "directory"),
         typed("a.txt", "symlink"),
