@@ -241,7 +241,8 @@ impl<'a> Session<'a> {
                 let item = failed_item(engine.store().as_ref(), program, outcome, told).await?;
                 let words = told.store_words.as_deref().unwrap_or_default();
                 let item = item.map(|item| item.told(output.paint_err, told.run.as_str(), words));
-                output.aside(&self.failure(at, failure, item.as_deref()));
+                let help = told.resume_line().and_then(|line| at.help(failure, &line));
+                output.aside(&self.failure(at, failure, item.as_deref(), help));
             }
             output.answer(&sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at)))?;
         }
@@ -303,7 +304,7 @@ impl<'a> Session<'a> {
     }
 
     /// Says why the run failed, with the end of the log, an `item` for which it did, and the step's place in the file.
-    fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>) -> String {
+    fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>, help: Option<String>) -> String {
         let paint = self.context.output.paint_err;
         let mut errors = failure.error.iter();
         let first = errors.next().map_or("it failed", String::as_str);
@@ -320,6 +321,9 @@ impl<'a> Session<'a> {
         }
         if let Some((file, line)) = &at.place {
             text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
+        }
+        if let Some(help) = help {
+            text.push_str(&format!("\n{} {help}", paint.cyan("hint:")));
         }
         text
     }

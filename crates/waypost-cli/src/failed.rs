@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use waypost::record::{Failure, FailureKind};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{Work, Workflow};
 
 use crate::output::shown;
+use crate::reference::step_on;
 
 /// A step that failed.
 #[derive(Debug)]
@@ -14,6 +16,16 @@ pub(crate) struct FailedAt {
     pub(crate) name: String,
     /// Its file and line, where they are known.
     pub(crate) place: Option<(PathBuf, usize)>,
+    /// The step as `--from` takes it, if its work is on branches.
+    opener: Option<(String, Opens)>,
+}
+
+/// What a step is whose work is on branches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opens {
+    Items,
+    Passes,
+    File,
 }
 
 impl FailedAt {
@@ -46,11 +58,42 @@ impl FailedAt {
             (Some(key), Some(path)) => format!("{step} of item {}, on branch {path}", shown(&key)),
             (None, Some(path)) => format!("{step} on branch {path}"),
         };
-        let line = within.and_then(|workflow| workflow.step(step.as_str())).map(|step| step.line);
+        let found = within.and_then(|workflow| workflow.step(step.as_str()));
+        let opener = found.and_then(|found| Opens::of(&found.work)).map(|opens| {
+            (step_on(branch.unwrap_or(&BranchPath::main()), step.as_str()), opens)
+        });
+        let line = found.map(|step| step.line);
         let file = file.map(|file| match own {
             Some(own) => file.parent().unwrap_or(Path::new("")).join(own),
             None => file.to_owned(),
         });
-        Self { name, place: file.zip(line) }
+        Self { name, place: file.zip(line), opener }
+    }
+
+    /// Says what helps where a resume does nothing of the step again but to look once more: what its branches did stands.
+    pub(crate) fn help(&self, failure: &Failure, resume: &str) -> Option<String> {
+        let (step, opens) = self.opener.as_ref()?;
+        let anew = match opens {
+            Opens::Items => "work on its items anew",
+            Opens::Passes => "begin its passes anew",
+            Opens::File => "run its file anew",
+        };
+        let way = match (failure.kind, opens) {
+            (FailureKind::Evidence, _) => "put that right and resume",
+            (FailureKind::Limit, Opens::Passes) => "raise `max` and resume",
+            _ => return None,
+        };
+        Some(format!("{way}, or {anew}: `{resume} --from {step}`"))
+    }
+}
+
+impl Opens {
+    fn of(work: &Work) -> Option<Self> {
+        match work {
+            Work::Foreach(_) => Some(Self::Items),
+            Work::Group(_) => Some(Self::Passes),
+            Work::Workflow(_) => Some(Self::File),
+            _ => None,
+        }
     }
 }
