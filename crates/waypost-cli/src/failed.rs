@@ -59,9 +59,9 @@ impl FailedAt {
             (None, Some(path)) => format!("{step} on branch {path}"),
         };
         let found = within.and_then(|workflow| workflow.step(step.as_str()));
-        let opener = found.and_then(|found| Opens::of(&found.work)).map(|opens| {
-            (step_on(branch.unwrap_or(&BranchPath::main()), step.as_str()), opens)
-        });
+        let opener = found
+            .and_then(|found| Opens::of(&found.work))
+            .map(|opens| (step_on(branch.unwrap_or(&BranchPath::main()), step.as_str()), opens));
         let line = found.map(|step| step.line);
         let file = file.map(|file| match own {
             Some(own) => file.parent().unwrap_or(Path::new("")).join(own),

@@ -207,6 +207,13 @@ pub enum EventKind {
         /// The size of header and body, if it has one; a store may keep them smaller.
         bytes: u64,
     },
+    /// A checkpoint could not be written when it was due, which is tolerated; what it would have held is in this one.
+    CheckpointFailed {
+        /// Which one it would have been.
+        at: String,
+        /// Why it could not be written.
+        error: String,
+    },
     /// The evidence of a step was checked.
     EvidenceChecked(Checked),
     /// A step was stopped before its end, or stopped itself to wait.
@@ -344,6 +351,8 @@ impl From<&Failure> for Failed {
 
 /// The note of a record that says that a service was started: with its `step`, and whether it `had_ended` before.
 pub const SERVICE_STARTED: &str = "service_started";
+/// The note of a record that says that one could not be written before it: `at`, and the `error`.
+pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
 
 /// Returns what a record says, in order: how the branch began or went on, what became of the step, what starts, how
 /// branch and run stand.
@@ -516,6 +525,10 @@ impl Told<'_> {
                     let service = data["step"].as_str().and_then(|step| StepId::new(step).ok());
                     let had_ended = data["had_ended"].as_bool().unwrap_or_default();
                     self.say_of(service.or(header.step.clone()), EventKind::ServiceStarted { had_ended });
+                }
+                Note::Event { name, data } if name == CHECKPOINT_FAILED => {
+                    let text = |key: &str| data[key].as_str().unwrap_or_default().to_owned();
+                    self.say(EventKind::CheckpointFailed { at: text("at"), error: text("error") });
                 }
                 Note::Event { name, data } => {
                     self.say(EventKind::Custom { name: name.clone(), data: data.clone() });

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use serde_json::json;
 
+use crate::events::CHECKPOINT_FAILED;
 use crate::id::StepId;
-use crate::record::{Body, End, FailedStep, Phase, Reason, RunStatus, Status};
+use crate::record::{Body, End, FailedStep, Note, Phase, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::chain::Draft;
@@ -272,6 +274,11 @@ impl<P: Program> Session<'_, P> {
         }
         self.lost += 1;
         self.consumed.extend(batch.consumed.iter().cloned());
+        let first = self.dirty.iter().map(|(_, id)| *id).next();
+        if let Some(draft) = first.and_then(|id| self.lines.get_mut(id).drafts.first_mut()) {
+            let data = json!({ "at": at, "error": source.to_string() });
+            draft.told.notes.push(Note::Event { name: CHECKPOINT_FAILED.to_owned(), data });
+        }
         let text = format!(
             "checkpoint {at} could not be written ({source}); a crash now would cost the steps since then"
         );

@@ -9,7 +9,7 @@ use waypost::memory::MemoryStore;
 use waypost::record::{Record, RunStatus};
 use waypost::store::{Scan, Store};
 
-use crate::faulty::{World, run_id};
+use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 use crate::toy::{Does, Toy};
 
@@ -120,4 +120,30 @@ async fn every_record_is_told_once_with_its_own_digest_and_size() {
         }
     }
     assert!(bare > 0, "some record has no body of its own");
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_could_not_be_written_is_told_with_the_next() {
+    for fork in [false, true] {
+        let world = World::memory();
+        let stage = Stage::default();
+        let graph = if fork { stage.fork() } else { stage.line() };
+        world.store.plan(2, 2, Fault::Refuse);
+
+        world.engine.run(&graph, "r", Notes::default()).tolerate_lost_checkpoints().await.unwrap();
+
+        let events = events(world.store.as_ref()).await;
+        let told = |event: &Event| match &event.what {
+            EventKind::CheckpointFailed { at, error } => Some((at.clone(), error.clone())),
+            _ => None,
+        };
+        let lost: Vec<(String, String)> = events.iter().filter_map(told).collect();
+        assert_eq!(lost.len(), 2, "{events:?}");
+        assert!(
+            lost.iter().all(|(at, error)| at.starts_with("r") && at.contains('@') && !error.is_empty()),
+            "{lost:?}"
+        );
+        let line = serde_json::to_value(events.iter().find(|event| told(event).is_some()).unwrap()).unwrap();
+        assert_eq!(line["event"], "checkpoint_failed");
+    }
 }
