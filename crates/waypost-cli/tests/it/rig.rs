@@ -28,7 +28,7 @@ steps:
 "#;
 
 /// How long a test waits for something that must happen; far more than it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A folder in which `waypost` is called.
 pub(crate) struct Rig {

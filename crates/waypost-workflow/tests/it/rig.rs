@@ -19,7 +19,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_waypost-supervise-test");
 pub(crate) const MARK: &str = "WAYPOST_TEST_MARK";
 
 /// How long anything may take before a test gives up: long, as machines may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A step that ends only by KILL: double-forked processes, in sessions of their own and in the group, deaf to TERM.
 pub(crate) fn stubborn_tree(count: usize) -> String {

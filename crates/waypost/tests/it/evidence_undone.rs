@@ -13,7 +13,7 @@ use waypost::{Context, Engine, Graph, RunError, StepError};
 use crate::play::{Notes, Stage};
 
 /// How long a resume may take that does three steps again: it must not go on for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A folder, and steps that write files in it.
 struct Desk {
