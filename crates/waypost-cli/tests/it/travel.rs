@@ -326,3 +326,36 @@ fn nobody_goes_back_to_what_does_not_hold_unless_it_is_done_again() {
         assert_eq!(code(&rig, &["rollback", "r@2", "--to", "verified"]), Some(2));
     }
 }
+
+// What happened: `fork -p` and `import -p` amid the items of a step, the passes of a group or another file did what was finished
+// there again, also what must not be repeated. Why: branches were taken to be blind for what is edited above them. What
+// stops it now: those of a workflow read params from above, as with `resume --set`, and come along.
+#[test]
+fn other_params_repeat_nothing_that_is_finished_amid_branches() {
+    let pay = "{id: pay, run: 'echo pay >> trace', idempotent: false}, {id: ask, approve: 'ok?'}, {id: told, run: 'echo ${{ params.p }} >> trace'}";
+    let around = [
+        ("foreach: {items: [1], steps: [PAY]}", "e:1/ask"),
+        ("repeat: {until: 'true', max: 2}, steps: [PAY]", "e:steps/ask"),
+    ];
+    for (opener, wait) in around {
+        for store in ["sqlite:kept/waypost.db", "file:kept"] {
+            let opener = opener.replace("PAY", pay);
+            let rig =
+                Rig::with(&format!("params: {{p: {{default: old}}}}\nsteps:\n  - {{id: e, {opener}}}\n"))
+                    .at(store);
+            assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(75));
+            assert_eq!(rig.call(&["export", "r", "r.wp", "-q"]).status.code(), Some(0));
+
+            for (id, begin) in [("f", &["fork", "r"][..]), ("i", &["import", "r.wp", "--trust"])] {
+                rig.write("trace", "");
+                let begun = rig.call(&[begin, &["--id", id, "-p", "p=new", "-q"]].concat());
+
+                assert_eq!(begun.status.code(), Some(75), "{}", rig.told(&begun));
+                assert_eq!(rig.read("trace"), "", "{store} {opener}: what is finished is not done again");
+                assert_eq!(rig.call(&["answer", id, wait, "yes"]).status.code(), Some(0));
+                assert_eq!(rig.call(&["resume", id, "-q"]).status.code(), Some(0));
+                assert_eq!(rig.read("trace"), "new\n", "{store} {opener}");
+            }
+        }
+    }
+}

@@ -149,8 +149,8 @@ impl Engine {
     /// Branches under way at that checkpoint, and still at the newest one, come along as they stand now: with their newest
     /// sound record, and the records that matter on them. So do those that are about to be joined. A step of theirs that
     /// was cut or waits begins from its top; one that has not ended since and must not be repeated blindly is in doubt, and
-    /// asked about. Branches that have been joined since, and all that were not joined where the
-    /// state is edited, are opened anew.
+    /// asked about. Branches that have been joined since are opened anew, and so are all that were not joined where the
+    /// state is edited, unless the program [keeps apart](Program::keeps_apart) what each step gave: then they see the change.
     ///
     /// Items of branches are copied right after the run was made. Who dies between the two has a run that a resume
     /// refuses; delete it.
@@ -176,8 +176,9 @@ impl Engine {
         let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
         let at = (checkpoint.header(), &mut position);
         let before = at.1.frontier.clone();
-        let along = Along::of_store(self, at, start.edit.is_some(), shape).await?;
-        for entry in before.iter().filter(|_| start.edit.is_none()) {
+        let edited = blinds(program, &start);
+        let along = Along::of_store(self, at, edited, shape).await?;
+        for entry in before.iter().filter(|_| !edited) {
             let now = position.frontier.iter().find(|now| now.step == entry.step);
             if now.is_some_and(|now| now.fan.is_none()) {
                 check_left(program.shape(), entry, &checkpoint)?;
@@ -224,7 +225,7 @@ impl Engine {
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
     /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
-    /// are about to be joined. Otherwise as for [`fork_program`](Self::fork_program).
+    /// are about to be joined, as there. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// [`RunError::NoState`]: it is a checkpoint of another branch than the main one. Otherwise as for [`fork_program`](Self::fork_program).
@@ -237,7 +238,7 @@ impl Engine {
     ) -> Result<Outcome<P::State>, RunError> {
         check_forkable(&from.reference())?;
         let mut position = from.position().clone().back_at_work();
-        let along = Along::of_portable(from, &mut position, start.edit.is_some())?;
+        let along = Along::of_portable(from, &mut position, blinds(program, &start))?;
         let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
         let known = from.history().iter().chain([from.checkpoint()]);
         let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
@@ -352,6 +353,11 @@ impl Engine {
         let state = decode_state(program, program.shape().level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
+}
+
+/// Says whether branches under way would not see how the state is edited above them: they have one of their own.
+fn blinds<P: Program>(program: &P, start: &StartOptions<P::State>) -> bool {
+    start.edit.is_some() && !program.keeps_apart()
 }
 
 fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
