@@ -131,7 +131,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     let doubtful = in_doubt(store.as_ref()).await?;
     if runs.is_empty() && doubtful.is_empty() && unreadable.is_empty() {
         context.output.note("Nothing to resume, because no run is interrupted or due.");
-        if context.output.json && !args.dry_run {
+        if context.output.json {
             context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
         }
         return Ok(Exit::Done);

@@ -21,6 +21,7 @@ use crate::definition::path_in_force;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::params::current;
 use crate::place::{self, Access, kept, relative};
 use crate::reference::{self, resumable_statuses};
 use crate::surroundings::{self, Local};
@@ -39,6 +40,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
         text: args.params.clone(),
     };
+    let given = over_those_of_run(context, &workflow, given, &args).await;
     let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args))?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
@@ -62,6 +64,27 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         context.output.detail(&check::rendered(&warnings));
     }
     begin(context, store, Beginning { workflow, params, id, base, args }).await
+}
+
+/// Puts what is given over the params of the run that is gone on with, if there is one: what is not given stays as it is.
+async fn over_those_of_run(
+    context: &Context,
+    workflow: &Workflow,
+    mut given: GivenParams,
+    args: &RunArgs,
+) -> GivenParams {
+    let Some(id) = args.id.as_deref().filter(|_| args.or_resume).and_then(|id| RunId::new(id).ok()) else {
+        return given;
+    };
+    // Where nothing can be read, a run is made, or what goes on with it says why not.
+    let Ok(store) = context.store(Some(&args.file), Access::Read) else { return given };
+    let Ok(snapshot) = Snapshot::read(store.as_ref(), &id).await else { return given };
+    let declared = |name: &str| workflow.params().iter().any(|param| param.name == name);
+    let mut params = current(&snapshot);
+    params.retain(|name, value| !value.is_null() && declared(name));
+    params.extend(given.file);
+    given.file = params;
+    given
 }
 
 /// Reads a params file, of which everything that is wrong is a wrong param.
@@ -301,6 +324,7 @@ async fn refuse_other(
     // Where it cannot be read, the resume says so.
     if let Ok(snapshot) = Snapshot::read(store, id).await {
         made.path = path_in_force(&made, &snapshot.definition).map(ToOwned::to_owned);
+        made.params = current(&snapshot);
     }
     let differs = differences(store, &made, params, args)?;
     if differs.is_empty() {

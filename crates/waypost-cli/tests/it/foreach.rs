@@ -674,3 +674,17 @@ fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
         assert!(rig.read("trace").ends_with("after 0\n"), "{store}: {}", rig.read("trace"));
     }
 }
+
+// What happened: what a skipped step over items has was not there, so that a file that passed the check failed when it ran. Why:
+// only outputs were null. What stops it now: so is all that such a step has.
+#[test]
+fn what_a_skipped_step_over_items_has_is_null() {
+    let read = |name: &str| format!("${{{{ steps.e.{name} is none }}}}");
+    let all = ["total", "succeeded", "failed", "items", "items_file"].map(read).join(" ");
+    let rig = Rig::with(&format!(
+        "steps:\n  - {{id: e, if: 'false', foreach: {{items: [1], steps: [{{run: 'true'}}]}}}}\n  \
+         - {{id: z, run: 'echo \"$T\" >> trace', env: {{T: \"{all} ${{{{ steps.e.total | default(0, true) }}}}\"}}}}\n"
+    ));
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    assert_eq!(rig.read("trace"), "true true true true true 0\n");
+}

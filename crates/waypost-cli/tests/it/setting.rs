@@ -133,3 +133,25 @@ fn one_step_alone_is_done_again() {
     assert!(call(&rig, &["resume", "r", "-q"]).starts_with("exit 0\n"));
     assert!(rig.read("out").ends_with("b 2\nc world 2\n"));
 }
+
+// What happened: `run --id R --or-resume` without `-p` refused a run that was made with one, as its default differs, and took
+// the params that it was made with after `--set` had put others in their place. What stops it now: what is not given stays
+// as the run has it, and what is given is compared with what it has now.
+#[test]
+fn who_makes_or_resumes_says_only_what_differs() {
+    let rig = Rig::with(
+        "params: {x: {default: d}, y: {required: true}}\nsteps:\n  - {id: a, run: 'test -e ok'}\n  - {id: b, run: 'echo ${{ params.x }} >> trace'}\n",
+    );
+    let code = |args: &[&str]| {
+        rig.call(&[&["run", "flow.yaml", "--id", "r", "--or-resume", "-q"], args].concat()).status.code()
+    };
+    assert_eq!(code(&[]), Some(2), "y is missing");
+    assert_eq!(code(&["-p", "x=1", "-p", "y=1"]), Some(1));
+
+    assert_eq!((code(&[]), code(&["-p", "x=1"]), code(&["-p", "x=2"])), (Some(1), Some(1), Some(2)));
+    assert_eq!(rig.call(&["resume", "r", "--set", "x=2", "-q"]).status.code(), Some(1));
+    assert_eq!((code(&["-p", "x=1"]), code(&["-p", "x=2", "-p", "y=1"])), (Some(2), Some(1)));
+    rig.write("ok", "");
+    assert_eq!(code(&[]), Some(0));
+    assert_eq!(rig.read("trace"), "2\n");
+}

@@ -158,6 +158,9 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
     (has, nearest(part, names.iter().map(String::as_str)).map(|name| format!("did you mean `{name}`?")))
 }
 
+/// What only a step over items has.
+const OF_ITEMS: [&str; 5] = ["items", "items_file", "total", "succeeded", "failed"];
+
 fn step_value(view: &StepView) -> Raw {
     let mut shelf = BTreeMap::new();
     shelf.insert("status".to_owned(), Raw::from(view.status.as_str()));
@@ -174,6 +177,10 @@ fn step_value(view: &StepView) -> Raw {
     shelf.insert("exit_code".to_owned(), Raw::from(view.exit_code));
     if view.stdout.is_some() || skipped {
         shelf.insert("stdout".to_owned(), Raw::from(view.stdout.as_deref()));
+    }
+    if skipped {
+        // Of a `foreach`; of what is none, they are refused when the file is checked.
+        shelf.extend(OF_ITEMS.map(|name| (name.to_owned(), Raw::from(()))));
     }
     if let Some(ItemsView { total, succeeded, failed, items, file }) = &view.items {
         let counts = [("total", total), ("succeeded", succeeded), ("failed", failed)];
