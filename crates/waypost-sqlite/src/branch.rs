@@ -116,22 +116,44 @@ impl Branch {
 
     /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
     pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
-        counters::believed(connection, run, self.look_beyond(connection)?)
+        counters::believed(connection, run, self.look_beyond(connection, run)?)
     }
 
     /// Looks for records beyond `newest`.
-    fn look_beyond(mut self, connection: &Connection) -> Result<Self, Failure> {
+    fn look_beyond(mut self, connection: &Connection, run: i64) -> Result<Self, Failure> {
         let beyond = connection
-            .prepare_cached("SELECT max(key) FROM records WHERE key > ?1 AND key <= ?2")?
-            .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| row.get(0));
+            .prepare_cached("SELECT max(key), count(*) FROM records WHERE key > ?1 AND key <= ?2")?
+            .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| {
+                Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, i64>(1)?))
+            });
         match beyond.map_err(Fault::from) {
-            Ok(None) => {}
-            Ok(Some(key)) => self.newest = seq_of(key),
+            Ok((None, _)) => {}
+            Ok((Some(last), rows)) if int(seq_of(last)) == int(self.newest) + rows => {
+                self.newest = seq_of(last)
+            }
+            Ok(_) => self.newest = self.reached_from(connection, counters::missed(connection, run)?)?,
             // The page is damaged; the rows themselves will say so.
             Err(fault) if fault.is_corrupt() => {}
             Err(fault) => return Err(fault.into()),
         }
         Ok(self)
+    }
+
+    /// Returns how far the rows beyond `newest` go with no more gaps than rows of the run are missed: one bit of the key of
+    /// a row, changed, makes it the row of a record that never was, millions behind the last.
+    fn reached_from(&self, connection: &Connection, mut missed: u64) -> Result<u64, Failure> {
+        let sql = "SELECT min(key) FROM records WHERE key > ?1 AND key <= ?2";
+        let mut next = connection.prepare_cached(sql)?;
+        let mut newest = self.newest;
+        loop {
+            let bounds = [key(self.id, newest), key(self.id, SEQ_MAX)];
+            let Some(row) = next.query_row(bounds, |row| row.get::<_, Option<i64>>(0))? else { break };
+            // Rows that are out of order are found where they are not.
+            let gap = seq_of(row).checked_sub(newest + 1);
+            let Some(rest) = gap.and_then(|gap| missed.checked_sub(gap)) else { break };
+            (newest, missed) = (seq_of(row), rest);
+        }
+        Ok(newest)
     }
 
     /// Makes it known that the branch has had a record `seq`, be it gone.

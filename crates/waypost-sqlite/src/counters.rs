@@ -11,13 +11,15 @@ use waypost::id::BranchPath;
 use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::read::View;
-use crate::rows::{int, is_in_quarantine, key, seq_of};
+use crate::rows::{SEQ_MAX, int, is_in_quarantine, key, seq_of};
 use crate::schema;
 
 /// Most records of a run that are counted anew whenever it is taken up: some pages.
 const RECOUNT_ALWAYS_MAX: i64 = 200;
 /// Most records of a run that are counted anew if the ends of its branches contradict the count: some milliseconds.
 const RECOUNT_MAX: i64 = 10_000;
+/// Rows of a branch that are looked up one by one where its end is not found: some milliseconds.
+const LOOKED_UP_MAX: usize = 1_000;
 /// Branches read from the table at once.
 const BRANCHES_AT_ONCE: usize = 256;
 
@@ -30,8 +32,14 @@ const ORPHANS: &str = "WITH RECURSIVE ids (id) AS (
      ) SELECT 1 FROM ids WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM branches)";
 
 const COUNTED: &str = "SELECT count(*), ifnull(sum(length(header) + ifnull(length(body), 0)), 0)
-     FROM branches JOIN records ON key BETWEEN (branches.id << 32) AND ((branches.id << 32) | 4294967295)
+     FROM branches JOIN records ON key BETWEEN (branches.id << 32) + 1 AND ((branches.id << 32) | 4294967295)
      WHERE branches.run = ?1";
+
+/// Records of a run up to where its branches are kept to end.
+const WITHIN: &str = "SELECT count(*)
+     FROM branches JOIN runs ON runs.id = branches.run
+     JOIN records ON key BETWEEN (branches.id << 32) + 1 AND ((branches.id << 32) | ifnull(branches.newest, runs.main_newest))
+     WHERE runs.id = ?1";
 
 /// Lowers `newest` where it is beyond all rows by more than are missed.
 ///
@@ -55,6 +63,12 @@ pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Res
 }
 
 fn lowered(connection: &Connection, run: i64, mut branch: Branch) -> Result<Branch, Failure> {
+    if is_out_of_order(connection, &branch)? {
+        // Rows are there and are not found: what is missed cannot be told from the rows.
+        let (expected, _) = kept(connection, run)?;
+        branch.newest = branch.newest.min(u64::try_from(expected).unwrap_or(0));
+        return Ok(branch);
+    }
     let mut last = 0;
     for table in ["records", "quarantine"] {
         let sql = format!("SELECT max(key) FROM {table} WHERE key BETWEEN ?1 AND ?2");
@@ -63,13 +77,43 @@ fn lowered(connection: &Connection, run: i64, mut branch: Branch) -> Result<Bran
             .query_row([key(branch.id, 0), key(branch.id, branch.newest)], |row| row.get(0))?;
         last = last.max(found.map_or(0, seq_of));
     }
-    let (counted, _) = counted(connection, run)?;
-    let expected: i64 = connection
-        .prepare_cached("SELECT checkpoints FROM runs WHERE id = ?1")?
-        .query_row([run], |row| row.get(0))?;
-    let missed = u64::try_from(expected - counted).unwrap_or(0);
-    branch.newest = branch.newest.min(last + missed);
+    branch.newest = branch.newest.min(last + missed(connection, run)?);
     Ok(branch)
+}
+
+/// Says whether rows of a branch stand where they are not found: the key of one of them was changed.
+fn is_out_of_order(connection: &Connection, branch: &Branch) -> Result<bool, Failure> {
+    let sql = "SELECT key FROM records WHERE key BETWEEN ?1 AND ?2";
+    let mut rows = connection.prepare_cached(sql)?;
+    let mut found = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?;
+    let mut rows = rows.query([key(branch.id, 0), key(branch.id, SEQ_MAX)])?;
+    let (mut before, mut asked) = (i64::MIN, 0);
+    while let Some(row) = rows.next()? {
+        let key: i64 = row.get(0)?;
+        if key <= before || (asked < LOOKED_UP_MAX && !found.exists([key])?) {
+            return Ok(true);
+        }
+        (before, asked) = (key, asked + 1);
+    }
+    Ok(false)
+}
+
+/// Returns how many records of a run are missed, by the count that is kept of them.
+pub(crate) fn missed(connection: &Connection, run: i64) -> Result<u64, Failure> {
+    let (expected, _) = kept(connection, run)?;
+    // A row whose key was changed may stand among those of another branch, and is none of its.
+    let there = match schema::version(connection)? < schema::FIRST_WITH_MAIN {
+        true => counted(connection, run)?.0,
+        false => connection.prepare_cached(WITHIN)?.query_row([run], |row| row.get(0))?,
+    };
+    Ok(u64::try_from(expected - there).unwrap_or(0))
+}
+
+/// Finds a row behind the end of a branch: the key of one was changed, and is of no record.
+fn stray(connection: &Connection, branch: &Branch) -> Result<Option<i64>, Failure> {
+    let sql = "SELECT min(key) FROM records WHERE key > ?1 AND key <= ?2";
+    let bounds = [key(branch.id, branch.newest), key(branch.id, SEQ_MAX)];
+    Ok(connection.prepare_cached(sql)?.query_row(bounds, |row| row.get(0))?)
 }
 
 /// Counts the records of a run, and their bytes.
@@ -104,10 +148,23 @@ fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Fai
     Ok(ids.optional()?)
 }
 
-/// Sees that no branch of a run has vanished: fewer are found than were opened, and there are records of none.
+/// Sees that no branch of a run has vanished: the main one is there, and fewer are found than were opened only if there are
+/// records of none.
 pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
+    let main = "SELECT 1 FROM branches WHERE run = ?1 AND path = 'main'";
+    if !connection.prepare_cached(main)?.exists([run])? {
+        return Err(Fault::corrupt("the main branch of a run is not found".to_owned()).into());
+    }
     let (opened, found) = branch_counts(connection, run)?;
-    if opened <= found || !connection.prepare_cached(ORPHANS)?.exists([])? {
+    if opened <= found {
+        return Ok(());
+    }
+    let sql = "SELECT count(*) FROM branches NOT INDEXED WHERE run = ?1";
+    let all: i64 = connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?;
+    if all > found {
+        return Err(Fault::corrupt(format!("an index of table `branches` has lost {}", all - found)).into());
+    }
+    if !connection.prepare_cached(ORPHANS)?.exists([])? {
         return Ok(());
     }
     Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
@@ -129,6 +186,12 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
             ));
         }
         missed += absent(view.connection, &settled)?;
+        if let Some(stray) = stray(view.connection, &settled)? {
+            found.push(format!(
+                "table `records` has a row {stray} of {}, which ends at {}",
+                settled.path, settled.newest
+            ));
+        }
         Ok(())
     })?;
     if kept.0 != checkpoints + missed {
