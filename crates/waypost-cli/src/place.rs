@@ -11,7 +11,7 @@ use waypost::disk::check_regular;
 use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::store::{Store, StoreError};
-use waypost_sqlite::{SqliteOptions, SqliteStore};
+use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
 
 use crate::error::Error;
 
@@ -124,7 +124,14 @@ pub(crate) fn open(
         if access != Access::Create && !url.is_there()? {
             return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
         }
-        return open_url(&url, access);
+        let store = open_url(&url, access)?;
+        // Also where it is named, what lies in such a folder is nobody's to commit.
+        let around = store.home().into_iter().flat_map(Path::ancestors);
+        if let Some(folder) = around.filter(|_| access == Access::Create).find(|path| path.ends_with(FOLDER))
+        {
+            make_folder(folder).map_err(|source| Error::Create { path: folder.to_owned(), source })?;
+        }
+        return Ok(store);
     }
     let from = start_of_search(near)?;
     let folder = match nearest(&from) {
@@ -337,13 +344,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made?,
     }
-    let ignore =
-        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore"));
-    match ignore {
-        Ok(mut file) => file.write_all(b"*\n!config.yaml\n"),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-    }
+    ignored_by_git(folder, "*\n!config.yaml\n")
 }
 
 fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {

@@ -39,13 +39,29 @@ pub(crate) fn make(file: &Path, folder: &Path) -> io::Result<()> {
         return Ok(());
     }
     match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made?,
     }
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(folder.join(".gitignore")) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        file => file?.write_all(b"*\n"),
+    ignored_by_git(folder, "*\n")
+}
+
+/// Has git ignore what is in a folder, by these lines, unless it has others there: a file that a full disk or a kill left
+/// empty ignores nothing.
+///
+/// # Errors
+/// It cannot be written.
+pub fn ignored_by_git(folder: &Path, lines: &str) -> io::Result<()> {
+    let file = folder.join(".gitignore");
+    if std::fs::metadata(&file).is_ok_and(|found| found.len() > 0) {
+        return Ok(());
     }
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(file)?
+        .write_all(lines.as_bytes())
 }
 
 #[cfg(test)]

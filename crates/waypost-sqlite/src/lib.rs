@@ -57,7 +57,7 @@ mod trim;
 mod unpack;
 mod witness;
 
-pub use beside::folder_of;
+pub use beside::{folder_of, ignored_by_git};
 pub use open::SqliteOptions;
 pub use schema::schema_of;
 pub use store::SqliteStore;

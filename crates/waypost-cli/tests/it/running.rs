@@ -448,3 +448,25 @@ fn a_step_that_said_something_may_run_into_its_timeout() {
         }
     }
 }
+
+// What happened: a disk that was full when `.waypost` was made left its `.gitignore` empty for good; a store that was named there
+// had none. What stops it now: an empty one is written anew, and one is written wherever a store lies in such a folder.
+#[test]
+fn git_ignores_the_store_also_where_that_is_named_or_a_disk_was_full() {
+    for (store, folder, lines) in [
+        (&[][..], ".waypost", "*\n!config.yaml\n"),
+        (&["--store", "sqlite:.waypost/waypost.db"], ".waypost", "*\n!config.yaml\n"),
+        (&["--store", "file:.waypost/here"], ".waypost", "*\n!config.yaml\n"),
+        (&["--store", "sqlite:runs.db"], "runs.db.waypost", "*\n"),
+    ] {
+        let rig = Rig::with("steps: [{run: 'true'}]\n");
+        std::fs::create_dir(rig.path(folder)).unwrap();
+        rig.write(&format!("{folder}/.gitignore"), "");
+        let ran = rig.call(&[store, &["run", "flow.yaml", "-q"]].concat());
+        assert_eq!(ran.status.code(), Some(0), "{}", rig.told(&ran));
+        assert_eq!(rig.read(&format!("{folder}/.gitignore")), lines, "{store:?}");
+        rig.write(&format!("{folder}/.gitignore"), "*\n# mine\n");
+        assert_eq!(rig.call(&[store, &["run", "flow.yaml", "-q"]].concat()).status.code(), Some(0));
+        assert_eq!(rig.read(&format!("{folder}/.gitignore")), "*\n# mine\n", "{store:?}");
+    }
+}
