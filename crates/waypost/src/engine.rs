@@ -68,7 +68,9 @@ mod unlooked;
 mod wish;
 
 pub use anew::opened_again;
-pub use attempt::{Attempt, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY};
+pub use attempt::{
+    Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
+};
 pub use by_hand::{MARK, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
@@ -80,7 +82,8 @@ pub use options::{
 };
 pub use outcome::{Outcome, RunError, Waiting};
 pub use program::{
-    Admission, BeginError, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot, StateError, Told,
+    Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
+    StateError, Told,
 };
 pub use snapshot::Snapshot;
 use snapshot::changed_at;

@@ -1,6 +1,6 @@
 //! Steps that must not be repeated blindly, that ended well, and that their evidence did not show to be done.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, wait_until};
 
 const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
 const RESUME: [&str; 3] = ["resume", "r", "-q"];
@@ -172,5 +172,34 @@ fn neither_a_change_nor_what_is_done_again_before_it_repeats_it() {
         let _ = code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]);
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{before}");
         assert_eq!(rig.read("trace").matches('p').count(), 1, "{before}");
+    }
+}
+
+// What happened: who killed everything while the evidence of such a step was still to come left nothing behind of its end: it was
+// said to have been cut, its outputs were lost, and no evidence could settle it. Why: its end was recorded together with
+// its evidence. What stops it now: exit code and outputs are recorded before evidence is asked.
+#[test]
+fn its_end_is_recorded_before_its_evidence_is_asked() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:\n  - {id: pay, idempotent: false, run: 'echo pay >> trace; echo x=1 >> $WAYPOST_OUTPUT', evidence: [{file: late, within: 10m}, {exit: 0}]}\n  \
+             - {id: b, run: 'echo \"b $X\" >> trace', env: {X: '${{ steps.pay.outputs.x }}'}}\n",
+        )
+        .at(store);
+        let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        let told = || rig.told(&rig.call(&["events", "r", "--json"]));
+        wait_until("its end is recorded", || told().contains("\"exited\""));
+        running.signal(libc::SIGKILL);
+        running.end();
+        rig.write("late", "");
+
+        let why = rig.told(&rig.call(&["why", "r", "pay"]));
+        let resumed = rig.call(&["resume", "r", "-q"]);
+
+        assert!(why.contains("its evidence shows that it is done"), "{why}");
+        assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
+        assert_eq!(rig.read("trace"), "pay\nb 1\n", "{store}");
+        let steps = rig.json(&["show", "r", "--json"]);
+        assert_eq!(steps["steps"][0]["exit_code"], 0, "{steps}");
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use waypost::engine::{Attempt, Engine, Performed, Salvage, Spot};
+use waypost::engine::{Attempt, Engine, Exited, Follow, Performed, Program as _, Salvage, Settlement, Spot};
 use waypost::evidence::{COMMAND_EXIT, literal_path};
-use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Verdict};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
 use waypost_evidence::{
     COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, literal_text, sign_of, verifier,
 };
@@ -38,6 +38,8 @@ pub(super) struct Vouching {
     folder: PathBuf,
     folder_of_run: Option<PathBuf>,
     grace: Duration,
+    /// The step may be repeated, so that it need not be known whether it has ended.
+    repeats: bool,
 }
 
 impl WorkflowProgram {
@@ -91,6 +93,7 @@ impl WorkflowProgram {
             folder: folder.to_owned(),
             folder_of_run: self.folder(),
             grace: step.grace,
+            repeats: step.idempotent,
         }))
     }
 
@@ -102,19 +105,32 @@ impl WorkflowProgram {
     }
 
     /// Returns what shows that a step is done whose end nobody saw, and its outputs, where they can be read again: they come
-    /// from files, and nobody reads another one.
-    pub(super) fn salvage_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
+    /// from files, and nobody reads another one. Of one that has `exited`, they were recorded.
+    pub(super) fn salvage_of(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        exited: Option<&Exited>,
+    ) -> Option<Salvage<StepOutput>> {
         let step = self.step(spot);
         let Work::Run(text) = &step.work else { return None };
-        let is_told = step.capture.is_some() || step.keeps_stdout || text.as_str().contains("WAYPOST_OUTPUT");
-        if is_told || self.workflow().reads_undeclared(step) || !step.hooks.is_empty() {
+        if step.capture.is_some() || step.keeps_stdout || !step.hooks.is_empty() {
             return None;
         }
         let vouching = self.vouching(spot, state).ok()??;
-        let command = Command::render(step, text, &self.scope_of(step, state), self.around(spot)).ok()?;
-        let outputs =
-            Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?;
-        let ending = Ending { outputs: outputs.outputs.clone().into_iter().collect(), ..Ending::default() };
+        let outputs = match exited.and_then(|exited| exited.outputs.clone()) {
+            Some(outputs) => StepOutput { outputs, ..StepOutput::default() },
+            None if text.as_str().contains("WAYPOST_OUTPUT") => return None,
+            None if self.workflow().reads_undeclared(step) => return None,
+            None => {
+                let scope = self.scope_of(step, state);
+                let command = Command::render(step, text, &scope, self.around(spot)).ok()?;
+                Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?
+            }
+        };
+        let exit_code = exited.map(|exited| exited.exit_code);
+        let told = outputs.outputs.clone().into_iter().collect();
+        let ending = Ending { exit_code, outputs: told, ..Ending::default() };
         let mut pack = vouching.pack(&outputs, &ending, self.mask()).ok()?;
         // What a step pins when it ends was not pinned; other claims count where they are enough.
         let count = pack.claims.len();
@@ -127,6 +143,27 @@ impl WorkflowProgram {
             claim.terms.at.clear();
         }
         Some(Salvage { pack, output: outputs, ending })
+    }
+
+    /// Takes a step as done on a person's word: with what it gave, if it `was_done`, else with nothing.
+    pub(super) fn taken_as_done(
+        &self,
+        spot: Spot<'_>,
+        state: &mut WorkflowState,
+        was_done: bool,
+    ) -> Result<(Follow, Phase), String> {
+        if was_done {
+            let step = self.step(spot);
+            return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
+        }
+        let readers = self.readers(spot.branch, spot.step.id.as_str());
+        let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
+        if !readers.is_empty() {
+            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
+        }
+        let ending = Ending::default();
+        let follow = self.apply(state, spot, Settlement::Completed(StepOutput::default(), &ending));
+        Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)))
     }
 
     /// Says whether a service is to be believed; what is started anew is looked at each time, and not before a resume.
@@ -258,6 +295,9 @@ impl Vouching {
             Ok(pack) => pack,
             Err(failure) => return Performed::Failed { failure: Failure { ending, ..failure }, told },
         };
+        if let (false, Some(code)) = (self.repeats, ending.exit_code) {
+            attempt.exited(code, &output.outputs).await;
+        }
         let checked = tokio::select! {
             biased;
             checked = attempt.check_evidence(&pack, ending.exit_code) => Some(checked),

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement,
-    Spot, StateError,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
+    Settlement, Spot, StateError,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
@@ -481,22 +481,16 @@ impl Program for WorkflowProgram {
         state: &mut WorkflowState,
         was_done: bool,
     ) -> Result<(Follow, Phase), String> {
-        if was_done {
-            let step = self.step(spot);
-            return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
-        }
-        let readers = self.readers(spot.branch, spot.step.id.as_str());
-        let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
-        if !readers.is_empty() {
-            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
-        }
-        let ending = Ending::default();
-        let follow = self.apply(state, spot, Settlement::Completed(StepOutput::default(), &ending));
-        Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)))
+        self.taken_as_done(spot, state, was_done)
     }
 
-    async fn salvage(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Salvage<StepOutput>> {
-        self.salvage_of(spot, state)
+    async fn salvage(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        exited: Option<&Exited>,
+    ) -> Option<Salvage<StepOutput>> {
+        self.salvage_of(spot, state, exited)
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {

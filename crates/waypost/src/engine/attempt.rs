@@ -6,7 +6,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -59,6 +59,9 @@ pub enum MemoError {
         source: StoreError,
     },
 }
+
+/// The key of the progress that tells that the work of a step has ended, by [`Attempt::exited`].
+pub const EXITED_KEY: &str = "exited";
 
 /// One try of a step.
 #[derive(Debug, Clone)]
@@ -264,6 +267,17 @@ impl Attempt {
         let what = Asked::Keep { key: key.to_owned(), value, told, kept };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
+    }
+
+    /// Records that the work of the step has ended, with this exit code and these outputs, before what it is believed by is
+    /// asked: if nobody lives to see that, a resume knows that it was not cut. Without the outputs where they are too
+    /// large; what cannot be recorded as the session ends is left out. For steps that must not be repeated blindly.
+    pub async fn exited(&self, code: i32, outputs: &Map<String, Value>) {
+        let whole = json!({ "exit_code": code, "outputs": outputs });
+        if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, Told::default()).await {
+            // What stops this stops the session.
+            let _ = self.keep(EXITED_KEY, json!({ "exit_code": code }), Told::default()).await;
+        }
     }
 
     /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and

@@ -376,7 +376,8 @@ async fn main_line<'a, P: Program>(
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     let site = engine.site(base.snapshot.entry.record.record());
     let (branch, asked) = (main.branch().clone(), &mut stand.settled);
-    let done = salvaged(engine, program, program.shape(), (&site, &branch, &main.state), asked).await;
+    let about = (&main.chain.run, &site, &branch, &main.state);
+    let done = salvaged(engine, program, program.shape(), about, asked).await;
     settle_salvaged(program, &mut main, done)?;
     // What does not hold any more by now is asked about.
     stand.questions.append(asked);

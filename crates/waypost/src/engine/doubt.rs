@@ -5,6 +5,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
 use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Verdict};
 use crate::shape::Shape;
+use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;
 use super::fit::{Forget, forget};
@@ -12,7 +13,8 @@ use super::line::Line;
 use super::redo::opener_of;
 use super::snapshot::{Snapshot, position_of};
 use super::{
-    Doubtful, Engine, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage, Settlement, Spot, TreatAs,
+    Doubtful, EXITED_KEY, Engine, Exited, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage,
+    Settlement, Spot, TreatAs,
 };
 
 /// Most steps in doubt of a branch that are settled by evidence: each is looked at by itself, before anything is done.
@@ -168,7 +170,7 @@ pub(super) async fn salvaged<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
-    (site, branch, state): (&Site, &BranchPath, &P::State),
+    (run, site, branch, state): (&RunId, &Site, &BranchPath, &P::State),
     questions: &mut Vec<Decision>,
 ) -> Vec<Salvaged<P::Output>> {
     let mut found = Vec::new();
@@ -180,9 +182,11 @@ pub(super) async fn salvaged<P: Program>(
             continue;
         };
         let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
-        let checked = match program.salvage(spot, state).await {
+        let exited = exited_at(engine, (run, branch), &question).await;
+        let checked = match program.salvage(spot, state, exited.as_ref()).await {
             Some(salvage) => {
-                let pack = engine.verifier.verify(&salvage.pack, site).await;
+                let site = site.clone().with_exit_code(exited.map(|exited| exited.exit_code));
+                let pack = engine.verifier.verify(&salvage.pack, &site).await;
                 Some(Salvage { pack, ..salvage }).filter(|salvage| salvage.pack.verdict() == Verdict::Ok)
             }
             None => None,
@@ -193,6 +197,31 @@ pub(super) async fn salvaged<P: Program>(
         }
     }
     found
+}
+
+/// Reads what was recorded of the end of the try that is in question; none if nothing was, or cannot be read.
+async fn exited_at(
+    engine: &Engine,
+    (run, branch): (&RunId, &BranchPath),
+    question: &Decision,
+) -> Option<Exited> {
+    let Cause::Unbelieved(at) = &question.cause else { return None };
+    let order = ScanOrder::NewestFirst;
+    let (branch, step) = (Some(branch.clone()), Some(question.step.to_string()));
+    let mut scan = Scan { branch, step, phase: Some("progress"), order, ..Scan::of(run) };
+    loop {
+        let page = engine.store.scan(&scan).await.ok()?;
+        let is_it = |record: &&Record| record.header().at == *at;
+        let told = |record: &Record| match &record.header().phase {
+            Phase::Progress { key, value } if key == EXITED_KEY => Some(value.clone()),
+            _ => None,
+        };
+        if let Some(value) = page.records.iter().filter(is_it).find_map(told) {
+            let exit_code = i32::try_from(value["exit_code"].as_i64()?).ok()?;
+            return Some(Exited { exit_code, outputs: value["outputs"].as_object().cloned() });
+        }
+        scan.cursor = Some(page.next?);
+    }
 }
 
 /// Returns those of some questions about a branch, as a record has it, that evidence answers: steps that were cut and are done.
@@ -206,7 +235,8 @@ pub(super) async fn salvageable<P: Program>(
         return Ok(Vec::new());
     }
     let (branch, state) = (&record.header().branch, decode_state(program, shape.level(), record)?);
-    let found = salvaged(engine, program, shape, (site, branch, &state), &mut asked.clone()).await;
+    let about = (&record.header().run, site, branch, &state);
+    let found = salvaged(engine, program, shape, about, &mut asked.clone()).await;
     let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
     Ok(asked.into_iter().filter(is_found).collect())
 }

@@ -1,7 +1,7 @@
 //! What the engine runs: a program, as the engine sees it.
 
 use async_trait::async_trait;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{Attempt, Item, Joined};
 use crate::id::{BranchPath, StepId};
@@ -152,9 +152,15 @@ pub trait Program: Send + Sync {
     fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;
 
     /// Says by what a step can be seen to be done that was cut and must not be repeated blindly, and what it gave, read
-    /// anew. None where that cannot be told without having seen its end: then a person decides.
-    async fn salvage(&self, spot: Spot<'_>, state: &Self::State) -> Option<Salvage<Self::Output>> {
-        let _ = (spot, state);
+    /// anew, or as it was recorded before its evidence was asked. None where that cannot be told without having seen its end:
+    /// then a person decides.
+    async fn salvage(
+        &self,
+        spot: Spot<'_>,
+        state: &Self::State,
+        exited: Option<&Exited>,
+    ) -> Option<Salvage<Self::Output>> {
+        let _ = (spot, state, exited);
         None
     }
 
@@ -246,6 +252,15 @@ impl From<SchemaError> for StateError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot prepare to run steps")]
 pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// What is recorded of the work of a step that has ended, while it is not known whether it is to be believed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exited {
+    /// Its exit code.
+    pub exit_code: i32,
+    /// Its outputs; none if they were too large.
+    pub outputs: Option<Map<String, Value>>,
+}
 
 /// What a step that was cut would have given, if it is done.
 #[derive(Debug)]

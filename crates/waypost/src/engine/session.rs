@@ -25,7 +25,7 @@ use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
-use super::attempt::{Memos, RUNNING_KEY};
+use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
 use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
@@ -384,6 +384,9 @@ impl<'a, P: Program> Session<'a, P> {
                 let place = flight.place;
                 let entry = line.entry_mut(place);
                 entry.memos += 1;
+                if key == EXITED_KEY {
+                    entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
+                }
                 let (step, at) = (entry.step.clone(), entry.at.clone());
                 line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
                 self.kept.push(kept);
