@@ -1,12 +1,13 @@
 //! `waypost events`: what happened, one line each, derived from the records.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::events::{self, Cursor, Event};
-use waypost::record::{Flaw, RunStatus};
+use waypost::record::{Flaw, Record, RunStatus};
 use waypost::store::{Damage, Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 
@@ -20,15 +21,22 @@ use crate::time;
 /// How often a run that is followed is looked at: soon for a person, rarely enough to cost nothing.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
 
+/// Records that are kept in memory while they are sorted; of more, only their places are, and each is read once more.
+const KEPT_MAX: usize = 20_000;
+
 pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, Error> {
     let after = args.after.as_deref().map(cursor).transpose()?;
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let mut reader = Reader::new(store.as_ref(), &run, after);
+    let mut reader = Reader::new(store.as_ref(), &run);
+    if let Some(after) = after {
+        reader.begin_after(after).await?;
+    }
     loop {
         // Asked first: what is written between the two questions belongs to a run that still works.
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
-        let told = reader.read(context).await?;
-        if !args.follow || !working {
+        let follows = args.follow && working;
+        let told = reader.read(context, follows).await?;
+        if !follows {
             if !told && !args.follow && reader.damaged.is_empty() {
                 context.output.note("Nothing to print, because no event comes after that cursor.");
             }
@@ -44,58 +52,144 @@ fn cursor(text: &str) -> Result<Cursor, Error> {
     text.parse().map_err(wrong)
 }
 
-/// Reads on where it stopped, branch by branch in the order in which they were opened.
+/// Where a record stands among those of its run: in the order in which they were written. Those of one commit have one time;
+/// of them, those of branches further up come first.
+type Place = (Timestamp, usize, Rank, u64);
+
+/// Where a branch stands among others of its depth, within a commit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It was opened by that commit, as so many before it.
+    Opened(usize),
+    /// It was there before.
+    Known(BranchPath),
+}
+
+/// Reads on where it stopped, in the order in which records were written.
+///
+/// Branches are read one after the other, while others may be written to. So who follows a run prints only what is no newer
+/// than what the look before has seen: of those commits all records are there.
 struct Reader<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
-    /// The last event printed of each branch.
-    printed: Vec<Cursor>,
+    /// The newest record printed of each branch.
+    printed: HashMap<BranchPath, u64>,
     /// Checkpoints whose events cannot be told, and that was said.
     damaged: BTreeSet<(BranchPath, u64)>,
-    /// Branches before that of `--after` were printed by whoever gives the cursor.
-    begin: Option<Cursor>,
+    /// Records up to this one were printed by whoever gives the cursor, and so many events of it.
+    begin: Option<(Place, u32)>,
+    /// The newest record that a look has seen.
+    seen: Timestamp,
+    /// When each branch was opened, and as which.
+    opened: HashMap<BranchPath, (Timestamp, usize)>,
+}
+
+/// A record that was not printed; of very many, only where it stands.
+struct Found {
+    place: Place,
+    branch: BranchPath,
+    record: Option<Box<Record>>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(store: &'a dyn Store, run: &'a RunId, begin: Option<Cursor>) -> Self {
-        Self { store, run, printed: begin.clone().into_iter().collect(), damaged: BTreeSet::new(), begin }
+    fn new(store: &'a dyn Store, run: &'a RunId) -> Self {
+        let (printed, damaged) = (HashMap::new(), BTreeSet::new());
+        Self { store, run, printed, damaged, begin: None, seen: Timestamp::MIN, opened: HashMap::new() }
+    }
+
+    fn place_of(&self, record: &Record) -> Place {
+        let header = record.header();
+        let opened = self.opened.get(&header.branch).filter(|(at, _)| *at == header.created_at);
+        let rank = match opened {
+            Some((_, nth)) => Rank::Opened(*nth),
+            None => Rank::Known(header.branch.clone()),
+        };
+        (header.created_at, header.branch.depth(), rank, header.seq)
+    }
+
+    /// Passes over all up to an event. Where its record is damaged by now, the next one of the branch tells the time.
+    async fn begin_after(&mut self, cursor: Cursor) -> Result<(), Error> {
+        let Cursor { branch, seq, index } = cursor;
+        let branches = self.branches().await?;
+        let scan = Scan { branch: Some(branch.clone()), seq_min: Some(seq), limit: 1, ..Scan::of(self.run) };
+        let found = match branches.contains(&branch) {
+            true => self.store.scan(&scan).await?.records.pop(),
+            false => None,
+        };
+        let Some(found) = found else {
+            return Err(Error::not_found(
+                format!("event `{branch}@{seq}.{index}` in run {}", self.run),
+                "give back the `cursor` of an event of this run",
+            ));
+        };
+        let mut place = self.place_of(&found);
+        let passed = if place.3 == seq { index + 1 } else { 0 };
+        place.3 = place.3.max(seq);
+        self.begin = Some((place, passed));
+        Ok(())
     }
 
     /// Prints what is new, and says whether anything was.
-    async fn read(&mut self, context: &Context) -> Result<bool, Error> {
+    async fn read(&mut self, context: &Context, follows: bool) -> Result<bool, Error> {
+        let horizon = if follows { self.seen } else { Timestamp::MAX };
+        let mut found = self.find_new(context).await?;
+        found.retain(|found| found.place.0 <= horizon);
+        found.sort_by(|one, other| one.place.cmp(&other.place));
         let mut told = false;
-        let mut reached = self.begin.is_none();
-        for branch in self.branches().await? {
-            reached |= self.begin.as_ref().is_some_and(|begin| begin.branch == branch);
-            if !reached {
-                continue;
-            }
-            let seen = self.printed.iter().find(|cursor| cursor.branch == branch).cloned();
-            let mut scan = Scan {
-                branch: Some(branch),
-                seq_min: seen.as_ref().map(|cursor| cursor.seq),
-                ..Scan::of(self.run)
+        for Found { place, branch, record } in found {
+            let passed = match &self.begin {
+                Some((begin, _)) if place < *begin => u32::MAX,
+                Some((begin, passed)) if place == *begin => *passed,
+                _ => 0,
             };
+            let seq = place.3;
+            let record = match record {
+                Some(record) => Some(record),
+                None if passed == u32::MAX => None,
+                None => self.record_at(&branch, seq).await?.map(Box::new),
+            };
+            for event in record.iter().flat_map(|record| events::of(record)).skip(passed as usize) {
+                print(&context.output, &event)?;
+                told = true;
+            }
+            self.printed.insert(branch, seq);
+        }
+        Ok(told)
+    }
+
+    /// Finds the records that were not printed, with their places; of very many, the places only.
+    async fn find_new(&mut self, context: &Context) -> Result<Vec<Found>, Error> {
+        let mut new = Vec::new();
+        for branch in self.branches().await? {
+            let seq_min = self.printed.get(&branch).map(|seq| seq + 1);
+            let mut scan = Scan { branch: Some(branch), seq_min, ..Scan::of(self.run) };
             loop {
                 let page = self.store.scan(&scan).await?;
-                let all = page.records.iter().flat_map(events::of);
-                for event in all.filter(|event| seen.as_ref().is_none_or(|seen| event.cursor > *seen)) {
-                    print(&context.output, &event)?;
-                    told = true;
-                    self.remember(event.cursor);
-                }
                 // One that is damaged in one place and sound in another is told.
                 let is_told =
                     |damage: &&Damage| page.records.iter().any(|record| record.header().seq == damage.seq);
                 let gaps = page.damaged.iter().filter(|damage| !is_told(damage));
                 gaps.for_each(|damage| self.tell_of_gap(context, damage));
+                for record in page.records {
+                    let place = self.place_of(&record);
+                    self.seen = self.seen.max(place.0);
+                    let is_kept = new.len() < KEPT_MAX;
+                    let branch = record.header().branch.clone();
+                    new.push(Found { place, branch, record: is_kept.then(|| Box::new(record)) });
+                }
                 match page.next {
                     Some(cursor) => scan.cursor = Some(cursor),
                     None => break,
                 }
             }
         }
-        Ok(told)
+        Ok(new)
+    }
+
+    async fn record_at(&self, branch: &BranchPath, seq: u64) -> Result<Option<Record>, Error> {
+        let (seq_min, seq_max) = (Some(seq), Some(seq));
+        let scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(self.run) };
+        Ok(self.store.scan(&scan).await?.records.pop())
     }
 
     /// Warns, once, of a checkpoint whose events cannot be told.
@@ -111,20 +205,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn remember(&mut self, cursor: Cursor) {
-        match self.printed.iter_mut().find(|known| known.branch == cursor.branch) {
-            Some(known) => *known = cursor,
-            None => self.printed.push(cursor),
-        }
-    }
-
     /// Returns the branches in the order in which they were opened.
-    async fn branches(&self) -> Result<Vec<BranchPath>, Error> {
+    async fn branches(&mut self) -> Result<Vec<BranchPath>, Error> {
         let mut names = Vec::new();
         let mut scan = Scan { seq_max: Some(1), ..Scan::of(self.run) };
         loop {
             let page = self.store.scan(&scan).await?;
-            names.extend(page.records.iter().map(|record| record.header().branch.clone()));
+            for header in page.records.iter().map(Record::header) {
+                self.opened.entry(header.branch.clone()).or_insert((header.created_at, names.len()));
+                names.push(header.branch.clone());
+            }
             names.extend(page.damaged.iter().map(|damage| damage.branch.clone()));
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),

@@ -48,6 +48,7 @@ steps:
   - id: each
     foreach:
       items: ${{ params.names }}
+      max_parallel: 1
       as: name
       key: region-${{ name }}
       filter: name != "test"

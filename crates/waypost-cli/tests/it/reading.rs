@@ -238,3 +238,39 @@ fn checks_change_nothing() {
 
     assert_eq!(copy(&rig.path(".waypost")), before);
 }
+
+// What happened: `events` told branch after branch, and `--after` left out what came later on branches told before: the end of
+// the run among it. Why: a cursor counted for its branch. What stops it now: events stand in the order in which they were
+// written, while a run is at work and afterwards, and a cursor is a place in that.
+#[test]
+fn events_stand_in_the_order_in_which_they_were_written() {
+    let flow = "steps:\n  - {id: e, foreach: {items: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], max_parallel: 3, steps: [{id: s, run: 'sleep 0.0${{ item }}'}, {id: t, run: 'test ${{ item }} != 7 || test -e go'}]}}\n  - {id: z, run: 'true'}\n";
+    let cursors = |text: &str| -> Vec<String> {
+        let event = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["cursor"].clone();
+        text.lines()
+            .filter(|line| line.contains("\"cursor\""))
+            .map(|line| event(line).as_str().unwrap().to_owned())
+            .collect()
+    };
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(flow).at(store);
+        let told = |args: &[&str]| cursors(&String::from_utf8(rig.call(args).stdout).unwrap());
+
+        let mut live = told(&["run", "flow.yaml", "--id", "r", "--json"]);
+        rig.write("go", "");
+        live.extend(told(&["dead-letters", "retry", "r", "--json"]));
+
+        let stored = told(&["events", "r", "--json"]);
+        assert_eq!(stored, live, "{store}");
+        assert_eq!(cursors(&rig.read("kept/runs/r/events.jsonl")), live, "{store}");
+        for at in (0..live.len()).step_by(7).chain([live.len() - 1]) {
+            assert_eq!(
+                told(&["events", "r", "--json", "--after", &live[at]]),
+                live[at + 1..],
+                "{store}: {}",
+                live[at]
+            );
+        }
+        assert_eq!(rig.call(&["events", "r", "--after", "e:12@1.0"]).status.code(), Some(5));
+    }
+}

@@ -155,6 +155,7 @@ async fn go_on<'a, P: Program>(
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
+    session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     if let Some(Carried { batches, repaired, unlooked }) = carried {
         (session.batches, session.is_again, session.unlooked) = (batches, true, unlooked);

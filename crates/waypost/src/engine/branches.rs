@@ -353,6 +353,7 @@ pub(super) async fn go_on<P: Program>(
         session.repaired.push(damage.clone());
     }
     let header = head.record.header();
+    session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
     let mut forgotten = Vec::new();

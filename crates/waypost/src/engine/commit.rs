@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use crate::events::CHECKPOINT_FAILED;
@@ -10,7 +10,7 @@ use crate::id::StepId;
 use crate::record::{Body, End, FailedStep, Note, Phase, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
-use super::chain::Draft;
+use super::chain::{Chain, Draft};
 use super::fan::Queued;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
@@ -44,7 +44,7 @@ impl<P: Program> Session<'_, P> {
         if self.dirty.is_empty() {
             self.mark_dirty(MAIN);
         }
-        let ids: Vec<LineId> = self.dirty.iter().map(|(_, id)| *id).collect();
+        let ids = self.dirty_in_order();
         let by = || self.options.stop.asked().map_or_else(|| "--until".to_owned(), |stop| stop.by);
         for id in &ids {
             self.lines.get_mut(*id).complete_drafts(status, by);
@@ -54,7 +54,7 @@ impl<P: Program> Session<'_, P> {
             self.number(*id);
             self.note_doubt(*id);
         }
-        let now = self.engine.clock.now();
+        let now = self.time();
         let mut records = Vec::with_capacity(ids.len());
         for id in &ids {
             let (program, line) = (self.program, self.lines.get_mut(*id));
@@ -81,6 +81,27 @@ impl<P: Program> Session<'_, P> {
         let id = BatchId { token: self.main().chain.token, count: self.batches };
         let consumed = std::mem::take(&mut self.consumed);
         Ok(Batch { id, records, consumed, summary: self.summary(status), release: status.is_some() })
+    }
+
+    /// Returns the branches that have something to write, in the order in which their records stand in a batch: as whoever
+    /// reads them later sorts those of one time. What is opened keeps its order.
+    fn dirty_in_order(&self) -> Vec<LineId> {
+        let mut ids: Vec<LineId> = self.dirty.iter().map(|(_, id)| *id).collect();
+        if ids.len() > 1 {
+            ids.sort_by_cached_key(|id| {
+                let Chain { branch, next, .. } = &self.lines.get(*id).chain;
+                (branch.depth(), Some(branch).filter(|_| *next > 1).cloned())
+            });
+        }
+        ids
+    }
+
+    /// Returns the time of a commit: later than that of the one before, whatever the clock says, so that the records of a run
+    /// can be told in the order in which they were written.
+    fn time(&mut self) -> Timestamp {
+        let next = self.latest.checked_add(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MAX);
+        self.latest = self.engine.clock.now().max(next);
+        self.latest
     }
 
     /// Says on one record how the run stands, and ends the main branch with its last one.
@@ -196,7 +217,9 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn acknowledged(&mut self, batch: &Batch) {
         let mut records = batch.records.iter().peekable();
         let (mut gone, mut parents) = (Vec::new(), BTreeSet::new());
-        for (_, id) in std::mem::take(&mut self.dirty) {
+        let ids = self.dirty_in_order();
+        self.dirty.clear();
+        for id in ids {
             let line = self.lines.get_mut(id);
             let mut last = None;
             while let Some(record) = records.next_if(|record| record.header().branch == line.chain.branch) {

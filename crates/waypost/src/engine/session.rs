@@ -64,6 +64,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) touched: BTreeSet<LineId>,
     /// Branches that the next commit has something of, parents first.
     pub(super) dirty: BTreeSet<(usize, LineId)>,
+    /// The time of the newest record that is known of the run.
+    pub(super) latest: Timestamp,
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<LineId>,
     /// When a branch is due.
@@ -154,6 +156,7 @@ impl<'a, P: Program> Session<'a, P> {
             lines: Lines::new(main),
             touched: BTreeSet::from([MAIN]),
             dirty: BTreeSet::new(),
+            latest: Timestamp::MIN,
             launching: BTreeSet::new(),
             timers: BTreeSet::new(),
             wanted,

@@ -122,6 +122,15 @@ impl Snapshot {
         main.or(self.ended.as_ref()).expect("a run has a main branch, open or ended")
     }
 
+    /// Returns the time of the newest record that is known.
+    pub(super) fn latest(&self) -> Timestamp {
+        let heads = self.heads.iter().map(|head| head.record.header().created_at);
+        heads
+            .chain([self.entry.summary.updated_at, self.newest().header().created_at])
+            .max()
+            .unwrap_or_default()
+    }
+
     /// Returns the damaged records that were passed over.
     pub fn damaged(&self) -> impl Iterator<Item = &Damage> {
         self.heads.iter().flat_map(|head| &head.damaged)
