@@ -21,7 +21,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 
-use crate::output;
+use crate::{output, repo};
 use rig::{Played, Subject, Workflow, play};
 use tracer::{Kill, Victim, When};
 
@@ -180,6 +180,10 @@ const STEPS: usize = 4;
 /// With a retention of 2 some states must go.
 const STEPS_OF_ROTATION: usize = 6;
 
+/// The rigs that are tests, by package: of all that they could try, tests try a share, and the full form everything.
+const RIGS: [(&str, &str); 3] =
+    [("waypost", "file_rig::"), ("waypost", "recorder::crash"), ("waypost-sqlite", "damage::")];
+
 /// Runs the proof.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let counts = if options.full { FULL } else { SHORT };
@@ -188,6 +192,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     if options.itself {
         return Ok(());
+    }
+    if options.full && options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty() {
+        for (package, rig) in RIGS {
+            let test = ["test", "--package", package, "--test", "it", rig];
+            repo::run(repo::cargo(&test).env("WAYPOST_RIG_SHARE", "1"))?;
+        }
     }
     let stores = if options.store.is_empty() { &Store::REAL[..] } else { &options.store };
     let operations =
