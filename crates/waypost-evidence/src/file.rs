@@ -214,13 +214,13 @@ fn of_other(finding: Finding, name: &str) -> Finding {
     finding.either_way().because(why)
 }
 
-/// Makes of what is there that it is not absent, and the other way round.
 /// Says whether a count is that of nothing, and of nothing else.
 fn is_zero(count: &Value) -> bool {
     let holds = |number: u64| fits(count, &json!(number)).unwrap_or(true);
     !count.is_array() && !holds(1) && !holds(u64::MAX)
 }
 
+/// Makes of what is there that it is not absent, and the other way round.
 fn absence(finding: Finding) -> Finding {
     match finding.verdict() {
         Verdict::Ok => Finding::differs(finding.found().clone()),

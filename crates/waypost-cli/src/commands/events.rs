@@ -122,9 +122,8 @@ impl<'a> Reader<'a> {
                 "give back the `cursor` of an event of this run",
             ));
         };
-        let mut place = self.place_of(&found);
-        let passed = if place.3 == seq { index + 1 } else { 0 };
-        place.3 = place.3.max(seq);
+        let place = self.place_of(&found);
+        let passed = if place.3 == seq { index.saturating_add(1) } else { 0 };
         self.begin = Some((place, passed));
         Ok(())
     }

@@ -272,5 +272,7 @@ fn events_stand_in_the_order_in_which_they_were_written() {
             );
         }
         assert_eq!(rig.call(&["events", "r", "--after", "e:12@1.0"]).status.code(), Some(5));
+        let last = format!("{}.{}", live[live.len() - 1].rsplit_once('.').unwrap().0, u32::MAX);
+        assert_eq!(told(&["events", "r", "--json", "--after", &last]), Vec::<String>::new());
     }
 }

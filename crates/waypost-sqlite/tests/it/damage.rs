@@ -31,6 +31,13 @@ async fn small(site: &Site) -> Vec<Record> {
     written
 }
 
+/// Writes a copy of a store in which one bit is another.
+fn change(copy: &Site, bytes: &[u8], (place, bit): (usize, usize)) {
+    let mut changed = bytes.to_vec();
+    changed[place] ^= 1 << bit;
+    fs::write(copy.file(), &changed).unwrap();
+}
+
 /// Of all places one in so many is tried, and every one with `WAYPOST_RIG_SHARE=1`, which takes minutes.
 fn share(default: usize) -> usize {
     std::env::var("WAYPOST_RIG_SHARE").map_or(default, |text| text.parse().expect("a share is a number"))
@@ -98,9 +105,7 @@ async fn no_changed_bit_leads_to_a_wrong_value() {
 
     let mut outcomes = Outcomes::default();
     for place in (0..bytes.len()).step_by(stride) {
-        let mut changed = bytes.clone();
-        changed[place] ^= 1 << (place % 8);
-        fs::write(copy.file(), &changed).unwrap();
+        change(&copy, &bytes, (place, place % 8));
         outcomes.look(&copy.file(), &written, &format!("byte {place} bit {}", place % 8)).await;
     }
 
@@ -125,9 +130,7 @@ async fn no_bit_of_where_a_row_begins_leads_to_a_wrong_value() {
         let digest = record.digest();
         let at = bytes.windows(32).position(|window| window == digest.as_bytes()).unwrap();
         for (place, bit) in (at - BEGIN..at).flat_map(|place| (0..8).map(move |bit| (place, bit))) {
-            let mut changed = bytes.clone();
-            changed[place] ^= 1 << bit;
-            fs::write(copy.file(), &changed).unwrap();
+            change(&copy, &bytes, (place, bit));
             let what = format!("{}, byte {} bit {bit}", record.header().reference(), at - place);
             outcomes.look(&copy.file(), &written, &what).await;
         }

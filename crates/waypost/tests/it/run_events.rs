@@ -1,17 +1,20 @@
 //! The events of whole runs: what can be told of a run from its records alone.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use waypost::Graph;
+use jiff::SignedDuration;
 use waypost::engine::{Engine, SessionOptions};
 use waypost::events::{self, Event, EventKind};
 use waypost::memory::MemoryStore;
 use waypost::record::{Record, RunStatus};
 use waypost::store::{Scan, Store};
+use waypost::{Clock as _, Graph};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 use crate::toy::{Does, Toy};
+use waypost_testing::TestClock;
 
 async fn records(store: &dyn Store) -> Vec<Record> {
     store.scan(&Scan::of(&run_id())).await.unwrap().records
@@ -146,4 +149,29 @@ async fn a_checkpoint_that_could_not_be_written_is_told_with_the_next() {
         let line = serde_json::to_value(events.iter().find(|event| told(event).is_some()).unwrap()).unwrap();
         assert_eq!(line["event"], "checkpoint_failed");
     }
+}
+
+#[tokio::test]
+async fn times_of_records_rise_with_each_commit_whatever_the_clock_does() {
+    let mut world = World::memory();
+    let stage = Stage::default();
+    let graph = stage.fork();
+    let clock = Arc::new(TestClock::default());
+    let engine = |world: &World| world.engine.clone().with_clock(clock.clone());
+    stage.crash(&mut world, "a2", async |world| engine(world).run(&graph, "r", Notes::default()).await).await;
+    let before = records(world.store.as_ref()).await;
+    let began = clock.now();
+    clock.set(began - SignedDuration::from_hours(1));
+
+    engine(&world).resume(&graph, "r").await.unwrap();
+
+    let all = records(world.store.as_ref()).await;
+    let place = |record: &Record| (record.header().branch.clone(), record.header().seq);
+    let (old, new): (Vec<_>, Vec<_>) =
+        all.iter().partition(|record| before.iter().any(|known| place(known) == place(record)));
+    let time = |record: &&Record| record.header().created_at;
+    let (last, first) = (old.iter().map(time).max().unwrap(), new.iter().map(time).min().unwrap());
+    assert!(began <= last && last < first, "{last} {first}");
+    let commits: BTreeSet<_> = all.iter().map(|record| record.header().created_at).collect();
+    assert!(commits.len() > 5, "a clock that stands makes no two commits one: {commits:?}");
 }
