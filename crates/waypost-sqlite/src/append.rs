@@ -408,7 +408,7 @@ fn summarise(
     main: Option<MainEnd>,
 ) -> Result<(), Failure> {
     let Summary { status, doubtful, step, progress, wake_at, lost } = &batch.summary;
-    let updated_at = batch.records.last().map(|record| time_text(record.header().created_at));
+    let updated_at = batch.changed_at().map(time_text);
     connection
         .prepare_cached(
             "UPDATE runs SET status = ?2, doubtful = ?3, step = ?4, done = ?5, total = ?6, wake_at = ?7,

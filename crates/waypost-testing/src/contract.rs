@@ -103,6 +103,7 @@ macro_rules! for_each_clause {
             scan_filters_and_pages
             runs_come_newest_first
             runs_tell_the_truth
+            remarks_make_no_run_younger
             signal_is_unique
             quarantine_keeps_the_bytes
             trim_drops_states_never_headers

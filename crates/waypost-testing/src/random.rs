@@ -95,6 +95,7 @@ impl Random {
         batch.summary.status =
             self.one_of(&[RunStatus::Running, RunStatus::Running, RunStatus::Failed, RunStatus::Completed]);
         batch.summary.doubtful = self.chance(10);
+        batch.updated_at = self.made.is_multiple_of(7).then(|| time(self.made as i64));
         batch.summary.progress.done = self.below(4);
         batch.summary.wake_at = self.chance(10).then(|| time(7));
         batch.release = self.chance(8);

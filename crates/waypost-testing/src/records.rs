@@ -246,7 +246,7 @@ impl Links {
         self.batches += 1;
         let id = BatchId { token: self.token, count: self.batches };
         let summary = summary(RunStatus::Running);
-        Batch { id, records, consumed: Vec::new(), summary, release: false }
+        Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: false }
     }
 
     /// Makes a batch of one record that ends a step on the main branch.

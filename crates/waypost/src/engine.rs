@@ -71,7 +71,7 @@ pub use anew::opened_again;
 pub use attempt::{
     Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };
-pub use by_hand::{MARK, VERIFIED_KEY, labelled};
+pub use by_hand::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use look::Look;

@@ -4,80 +4,26 @@
 //! on every store. What is to be done is never read from them: `events.jsonl` may be deleted. This module knows neither
 //! files nor stores.
 
-use std::fmt;
-use std::str::FromStr;
-
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, Record, RunStatus, SkipCause,
-    Start, Usage, Verdict, Wait, WaitKind,
+    End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, RETENTION_MIN, Reason, Record, RunStatus,
+    SkipCause, Start, Usage, Verdict, Wait, WaitKind,
 };
+use crate::store::Trimmed;
+
+mod cursor;
+
+pub use cursor::{Cursor, InvalidCursor};
 
 /// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
 pub const EVENT_VERSION: u32 = 1;
 
 /// Key of the wait of a step that waits for a signal: what answers it is told as [`EventKind::Signalled`].
 pub const SIGNAL_KEY: &str = "signal";
-
-/// Names an event within its run.
-///
-/// Shown as `BRANCH@SEQ.INDEX`, to be kept and given back, not to be taken apart by clients. The same record always
-/// gives the same cursors. Within a branch they are ordered as the events happened; across branches there is no order
-/// in time, only this one.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Cursor {
-    /// The branch.
-    pub branch: BranchPath,
-    /// The record.
-    pub seq: u64,
-    /// Which of the record's events, from 0.
-    pub index: u32,
-}
-
-/// Why a text is not a cursor.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a cursor: it looks like `main@12.0`")]
-pub struct InvalidCursor(pub String);
-
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}.{}", self.branch, self.seq, self.index)
-    }
-}
-
-impl FromStr for Cursor {
-    type Err = InvalidCursor;
-    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
-        let parse = || {
-            let (branch, place) = text.split_once('@')?;
-            let (seq, index) = place.split_once('.')?;
-            let branch = BranchPath::new(branch).ok()?;
-            let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
-            // One spelling for each, so that cursors can be compared as text too.
-            Some(cursor).filter(|cursor| cursor.to_string() == text)
-        };
-        // A clipped copy is enough to recognise it; the text may be anything.
-        parse().ok_or_else(|| InvalidCursor(text.chars().take(80).collect()))
-    }
-}
-
-impl TryFrom<String> for Cursor {
-    type Error = InvalidCursor;
-    fn try_from(text: String) -> Result<Self, InvalidCursor> {
-        text.parse()
-    }
-}
-
-impl From<Cursor> for String {
-    fn from(cursor: Cursor) -> String {
-        cursor.to_string()
-    }
-}
 
 /// One line of the audit log.
 ///
@@ -249,6 +195,16 @@ pub enum EventKind {
         /// The last of them.
         to: u64,
     },
+    /// States of older checkpoints were let go, for good; the checkpoints themselves are never. A run that keeps only so
+    /// many says it in the record that it writes next: the last ones that a session lets go, it does behind that.
+    Pruned {
+        /// How many.
+        states: u64,
+        /// Bytes that they had.
+        bytes: u64,
+        /// How many of the newest are kept.
+        keep: u64,
+    },
     /// Tokens and cost.
     Usage(Usage),
     /// A durable result inside a step.
@@ -353,6 +309,20 @@ impl From<&Failure> for Failed {
 pub const SERVICE_STARTED: &str = "service_started";
 /// The note of a record that says that one could not be written before it: `at`, and the `error`.
 pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
+/// The note of a record that says that states were let go before it: how many `states` of how many `bytes`, and how many
+/// it was told to `keep`. Also the key of the record that is written for nothing else.
+pub const PRUNED: &str = "pruned";
+
+/// Makes the note that says what retention let go, if that is anything.
+pub(crate) fn pruned(trimmed: Trimmed, keep: u32) -> Option<Note> {
+    let Trimmed { checkpoints, bytes } = trimmed;
+    let data = json!({ "states": checkpoints, "bytes": bytes, "keep": keep.max(RETENTION_MIN) });
+    (checkpoints > 0).then(|| Note::Event { name: PRUNED.to_owned(), data })
+}
+
+fn is_pruned(note: &Note) -> bool {
+    matches!(note, Note::Event { name, .. } if name == PRUNED)
+}
 
 /// Returns what a record says, in order: how the branch began or went on, what became of the step, what starts, how
 /// branch and run stand.
@@ -500,6 +470,8 @@ impl Told<'_> {
                 self.say(EventKind::Interrupted { by: None, in_progress: true, waits: waits.clone() });
             }
             Phase::Skipped(cause) => self.say(EventKind::StepSkipped { cause: cause.clone() }),
+            // Its note says it.
+            Phase::Progress { key, .. } if key == PRUNED && header.notes.iter().any(is_pruned) => {}
             Phase::Progress { key, value } => {
                 let (key, value) = (key.clone(), value.clone());
                 self.say(match header.reason {
@@ -529,6 +501,11 @@ impl Told<'_> {
                 Note::Event { name, data } if name == CHECKPOINT_FAILED => {
                     let text = |key: &str| data[key].as_str().unwrap_or_default().to_owned();
                     self.say(EventKind::CheckpointFailed { at: text("at"), error: text("error") });
+                }
+                Note::Event { name, data } if name == PRUNED => {
+                    let count = |key: &str| data[key].as_u64().unwrap_or_default();
+                    let (states, bytes, keep) = (count("states"), count("bytes"), count("keep"));
+                    self.say_of(None, EventKind::Pruned { states, bytes, keep });
                 }
                 Note::Event { name, data } => {
                     self.say(EventKind::Custom { name: name.clone(), data: data.clone() });

@@ -181,6 +181,7 @@ impl Recorder {
             records: vec![seal(&mut tip, draft, &state, now)?],
             consumed: Vec::new(),
             summary: tip.summary(None),
+            updated_at: None,
             release: false,
         };
         let lease = store.create(&sealed, first, &holder(now)?).await?;

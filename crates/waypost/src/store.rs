@@ -67,6 +67,8 @@ pub use query::{
 ///   direction; a page ends with a cursor from which the next one goes on; damaged headers are listed, not returned.
 /// - `runs_come_newest_first`: in order of creation, by count and not by clock.
 /// - `runs_tell_the_truth`: a run whose holder is dead is `interrupted`, or `in_doubt`, whatever was last written.
+/// - `remarks_make_no_run_younger`: a batch with [`updated_at`](Batch::updated_at) leaves the run that old, also for
+///   [`RunQuery::since`]; the next without makes it as old as its last record.
 /// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
 /// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
 ///   only the holder may.
@@ -174,6 +176,8 @@ pub trait Store: Debug + Display + Send + Sync {
 
     /// Drops the bodies of all checkpoints of each branch but those that [`retention::kept`] names: the newest `keep` sound
     /// step boundaries (at least 2), and what is needed to go on from or back to.
+    ///
+    /// What a store let go by itself under this lease, since a run says how many states it keeps, counts in the answer.
     ///
     /// A dry run changes nothing, so it asks for no right to: the lease only names the run then, and it works where
     /// nothing can be written, and beside whoever writes. See [`StoreExt::would_trim`].

@@ -7,13 +7,12 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use waypost::lock::Holder;
+use waypost::RunId;
+use waypost::engine::{Engine, Pruned, RunError};
 use waypost::record::RunStatus;
-use waypost::store::{
-    PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _, TrimMode, Trimmed,
-};
-use waypost::{BranchPath, RunId};
+use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _};
 
 use super::Context;
 use super::delete::{agreed, refuse_newer};
@@ -60,7 +59,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
                 .collect(),
         };
         for run in runs.into_iter().filter(|run| !gone.contains(run)) {
-            trim(store.as_ref(), &run, keep, args.dry_run, &mut view).await?;
+            trim(context, &store, &run, (keep, args.dry_run), &mut view).await?;
         }
     }
     // Free pages go back to the file system now.
@@ -123,19 +122,27 @@ async fn delete(
 
 /// Drops states of a run, or says what would be dropped, which only looks.
 async fn trim(
-    store: &dyn Store,
+    context: &Context,
+    store: &Arc<dyn Store>,
     run: &RunId,
-    kept: u32,
-    dry_run: bool,
+    args: (u32, bool),
     view: &mut PruneView,
 ) -> Result<(), Error> {
-    store.wait_while_dying(run).await?;
-    let trimmed =
-        if dry_run { would_trim(store, run, kept).await } else { really_trim(store, run, kept).await };
-    let trimmed = match trimmed {
-        Ok(trimmed) => trimmed,
-        Err(error) => return keep(view, run, error),
+    let (kept, dry_run) = args;
+    let pruned = if dry_run {
+        store.wait_while_dying(run).await?;
+        would_trim(store.as_ref(), run, kept).await.map_err(RunError::Store)
+    } else {
+        Engine::new(Arc::clone(store)).prune(run, kept).await
     };
+    let Pruned { trimmed, unsaid } = match pruned {
+        Ok(pruned) => pruned,
+        Err(RunError::Store(error)) => return keep(view, run, error),
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(error) = unsaid {
+        context.output.note(&format!("Run {run} does not say that states were let go: {error}."));
+    }
     if trimmed.checkpoints > 0 {
         let (run, checkpoints, bytes) = (run.to_string(), trimmed.checkpoints, trimmed.bytes);
         view.trimmed.push(PrunedView { run, checkpoints, bytes });
@@ -144,26 +151,11 @@ async fn trim(
 }
 
 /// Says what would be dropped, unless somebody holds the run, who would keep us from it.
-async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Trimmed, StoreError> {
+async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Pruned, StoreError> {
     if let Some(holder) = store.run(run).await?.summary.holder {
         return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
     }
-    store.would_trim(run, kept).await
-}
-
-async fn really_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Trimmed, StoreError> {
-    let holder = Holder::here(super::now()).map_err(|source| StoreError::Io {
-        action: "read",
-        place: "/proc".to_owned(),
-        source,
-    })?;
-    let lease = store.acquire(run, &BranchPath::main(), &holder).await?;
-    let trimmed = store.trim(&lease, kept, TrimMode::Apply).await;
-    // Given back also where it failed; what went wrong first is what is told.
-    let released = store.release(lease, None).await;
-    let trimmed = trimmed?;
-    released?;
-    Ok(trimmed)
+    Ok(Pruned { trimmed: store.would_trim(run, kept).await?, unsaid: None })
 }
 
 /// Takes note that a run stays as it is, since somebody works on it or a newer version wrote it; anything else is an error.

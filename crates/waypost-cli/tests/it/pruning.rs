@@ -37,7 +37,7 @@ fn states_are_dropped_and_what_happened_stays() {
         assert!(did["bytes"].as_u64().unwrap() > 0);
         assert_eq!(rig.waypost(&["show", "r-2", "--json"]), before);
         let count = |view: &serde_json::Value| view["checkpoints"].as_array().unwrap().len();
-        assert_eq!(count(&rig.json(&["checkpoints", "r-2", "--json"])), count(&listed));
+        assert_eq!(count(&rig.json(&["checkpoints", "r-2", "--json"])), count(&listed) + 1, "and it says so");
         assert_eq!(rig.call(&["verify", "r-2"]).status.code(), Some(0));
         check(&format!("prune_keep_again_{name}"), &rig.waypost(&["prune", "r-2", "--keep", "2"]));
         check(&format!("prune_keep_all_{name}"), &rig.waypost(&["prune", "--keep", "2"]));
@@ -108,4 +108,69 @@ fn prune_says_what_is_missing() {
     check("prune_run_and_runs", &rig.waypost(&["prune", "r-1", "--keep-runs", "1"]));
     check("prune_no_such_run", &rig.waypost(&["prune", "r-9", "--keep", "2"]));
     check("prune_no_store", &Rig::new().waypost(&["prune", "--keep", "2"]));
+}
+
+/// The run itself tells of it, as old as it is.
+#[test]
+fn what_went_is_an_event_of_the_run() {
+    for store in STORES {
+        let rig = some(store);
+        let pruned = |run: &str| {
+            let events = rig.waypost(&["events", run, "--json"]);
+            let lines =
+                events.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+            lines.filter(|event| event["event"] == "pruned").collect::<Vec<_>>()
+        };
+        let of = |run: &str| {
+            let listed = rig.json(&["list", "--json"]);
+            let mut runs = listed["runs"].as_array().unwrap().iter();
+            runs.find(|found| found["run"] == run).unwrap().clone()
+        };
+        let before = of("r-2");
+        assert_eq!(pruned("r-2").len(), 0, "{store}");
+
+        let did = rig.json(&["prune", "r-2", "--keep", "2", "--json"]);
+
+        let told = pruned("r-2");
+        assert_eq!(told.len(), 1, "{store}");
+        let counts = (&told[0]["states"], &told[0]["bytes"], &told[0]["keep"]);
+        assert_eq!(
+            counts,
+            (&did["trimmed"][0]["checkpoints"], &did["bytes"], &serde_json::json!(2)),
+            "{store}"
+        );
+        let after = of("r-2");
+        for key in ["updated_at", "status", "started_at", "progress"] {
+            assert_eq!(after[key], before[key], "{store}: {key}");
+        }
+        assert_eq!(after["checkpoints"], before["checkpoints"].as_u64().unwrap() + 1, "{store}");
+        // Said once: nothing goes, and nothing is written.
+        assert_eq!(rig.json(&["prune", "r-2", "--keep", "2", "--json"])["trimmed"], serde_json::json!([]));
+        assert_eq!((pruned("r-2").len(), of("r-2")), (1, after), "{store}");
+        assert_eq!(rig.call(&["verify", "r-2"]).status.code(), Some(0), "{store}");
+        let printed = std::fs::read_to_string(rig.path("kept/runs/r-2/events.jsonl")).unwrap();
+        assert!(printed.contains("\"pruned\""), "{store}: {printed}");
+        // What is unfinished goes on from where it was.
+        rig.json(&["prune", "r-1", "--keep", "2", "--json"]);
+        assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0), "{store}");
+    }
+}
+
+#[test]
+fn a_run_that_keeps_few_states_says_what_went() {
+    for store in STORES {
+        let steps = "  - run: echo done\n".repeat(40);
+        let rig = Rig::with(&format!("checkpoints: {{retention: 3}}\nsteps:\n{steps}")).at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+        let events = rig.waypost(&["events", "r", "--json"]);
+        let states: u64 = events
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter(|event| event["event"] == "pruned")
+            .map(|event| event["states"].as_u64().unwrap())
+            .sum();
+        let kept = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len();
+        assert!((30..40).contains(&states), "{store}: {states} of {kept}");
+    }
 }

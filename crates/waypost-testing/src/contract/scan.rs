@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::SignedDuration;
 use serde_json::json;
 use waypost::lock::Holder;
 use waypost::record::{Phase, RunStatus, SkipCause};
-use waypost::store::{RunQuery, Scan, ScanOrder, Store, StoreError};
+use waypost::store::{Batch, RunQuery, Scan, ScanOrder, Store, StoreError};
 
 use super::support::{create_with, main, other, refused};
 use super::{Place, StoreFixture};
@@ -215,6 +216,28 @@ async fn listed_as_made(store: &dyn Store) {
     let found = list(store, &RunQuery { limit: 1, ..RunQuery::default() }).await.unwrap();
     assert_eq!(found[0].run.as_str(), "m-1");
     assert_eq!(found.len(), 6);
+}
+
+/// What is written about a run leaves it as old as it is.
+pub async fn remarks_make_no_run_younger(fixture: impl StoreFixture) {
+    let store = fixture.store();
+    let run = run_id("r");
+    let mut links = Links::of(&run);
+    let first = links.step();
+    let lease = create_with(&*store, links.run(), first).await;
+    for (batch, expect) in
+        [(None, None), (Some(time(-5)), Some(time(-5))), (Some(time(7)), Some(time(7))), (None, None)]
+    {
+        let batch = Batch { updated_at: batch, ..links.step() };
+        let written_at = batch.records[0].header().created_at;
+        store.append(&lease, batch).await.unwrap();
+        let expect = expect.unwrap_or(written_at);
+        assert_eq!(store.run(&run).await.unwrap().summary.updated_at, expect);
+        assert_eq!(list(&*store, &RunQuery::default()).await.unwrap()[0].updated_at, expect);
+        let since = |since| RunQuery { since: Some(since), ..RunQuery::default() };
+        assert_eq!(list(&*store, &since(expect)).await.unwrap().len(), 1);
+        assert_eq!(list(&*store, &since(expect + SignedDuration::from_nanos(1))).await.unwrap().len(), 0);
+    }
 }
 
 /// A run whose holder is dead is `interrupted`, or `in_doubt`, whatever was last written.

@@ -48,6 +48,7 @@ enum Bug {
     LosesTheEndOfPages,
     SortsRunsByClock,
     TellsStatusAsWritten,
+    MakesRunsYounger,
     TakesTheLeaseToRead,
     DeletesDamage,
     LetsAnyoneQuarantine,
@@ -92,6 +93,7 @@ const PLANTED: &[(&str, Bug, bool)] = &[
     ("scan_filters_and_pages", LosesTheEndOfPages, true),
     ("runs_come_newest_first", SortsRunsByClock, true),
     ("runs_tell_the_truth", TellsStatusAsWritten, true),
+    ("remarks_make_no_run_younger", MakesRunsYounger, true),
     ("reading_needs_no_lease", TakesTheLeaseToRead, true),
     // What lies in quarantine is not seen by any call.
     ("quarantine_keeps_the_bytes", DeletesDamage, false),
@@ -274,6 +276,8 @@ impl Store for Planted {
         if self.has(AcknowledgesWithoutWriting) && batch.id.count == 2 {
             return Ok(Appended::Now);
         }
+        let updated_at = batch.updated_at.filter(|_| !self.has(MakesRunsYounger));
+        let batch = Batch { updated_at, ..batch };
         match Store::append(&self.inner, lease, batch.clone()).await {
             Err(error @ StoreError::Conflict { .. }) if self.has(AppendsInPart) => {
                 let part = Batch { records: vec![batch.records[0].clone()], ..batch };

@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use waypost::events::{CHECKPOINT_FAILED, SERVICE_STARTED};
+use waypost::events::{CHECKPOINT_FAILED, PRUNED, SERVICE_STARTED};
 use waypost::record::Note;
 
 use crate::mask::Mask;
@@ -26,7 +26,7 @@ pub const EVENTS_MAX: usize = 1_000;
 /// Longest name.
 const NAME_BYTES_MAX: usize = 100;
 /// Names of what Waypost itself says in this way.
-const OWN_NAMES: [&str; 4] = ["warning", "definition_adopted", SERVICE_STARTED, CHECKPOINT_FAILED];
+const OWN_NAMES: [&str; 5] = ["warning", "definition_adopted", SERVICE_STARTED, CHECKPOINT_FAILED, PRUNED];
 
 /// Why an event cannot be added. None was.
 #[derive(Debug, thiserror::Error)]

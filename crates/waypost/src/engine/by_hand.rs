@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::events::{PRUNED, pruned};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
 use crate::record::{Claim, Pack, Phase, Reason, Try};
 use crate::store::{
-    Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _,
+    Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _, TrimMode,
+    Trimmed,
 };
 
 use super::chain::{Chain, Draft, body_as_it_stands};
@@ -26,6 +28,15 @@ const LABEL_BYTES_MAX: usize = 64;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a session may take: it looks for such wishes every half second, between two commits.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
+
+/// What [`Engine::prune`] did.
+#[derive(Debug)]
+pub struct Pruned {
+    /// What went.
+    pub trimmed: Trimmed,
+    /// Why the run does not say so, if that could not be written: on a full disk, say. It has lost nothing else by it.
+    pub unsaid: Option<RunError>,
+}
 
 impl Engine {
     /// Has a checkpoint written of where the main branch of a run stands, with `label` to find it by. A session that is
@@ -127,6 +138,38 @@ impl Engine {
         written
     }
 
+    /// Lets go of states of a run that nobody works on, but for the newest `keep` and what else a resume needs
+    /// ([`retention::kept`](crate::store::retention::kept)), and has the run say so ([`EventKind::Pruned`]). Where nothing
+    /// goes, nothing is written either.
+    ///
+    /// # Errors
+    /// [`RunError::Store`] with [`StoreError::Held`] if somebody works on the run; with what keeps the store from letting
+    /// go. What is left then is told by the next try.
+    ///
+    /// [`EventKind::Pruned`]: crate::events::EventKind::Pruned
+    pub async fn prune(&self, run: &RunId, keep: u32) -> Result<Pruned, RunError> {
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let trimmed = self.store.trim(&lease, keep, TrimMode::Apply).await;
+        let mut unsaid = None;
+        if let Ok(trimmed) = trimmed
+            && let Some(note) = pruned(trimmed, keep)
+        {
+            let phase = Phase::Progress { key: PRUNED.to_owned(), value: Value::Null };
+            let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
+            draft.told.notes.push(note);
+            match self.write_under(&lease, draft, None).await {
+                Ok(_) => return Ok(Pruned { trimmed, unsaid }),
+                Err(error) => unsaid = Some(error),
+            }
+        }
+        // Given back also where it failed; what went wrong first is what is told.
+        let released = self.store.release(lease, None).await;
+        let trimmed = trimmed?;
+        released?;
+        Ok(Pruned { trimmed, unsaid })
+    }
+
     /// Writes a record of the main branch that changes nothing, under a lease, which the batch gives back.
     async fn write_under(
         &self,
@@ -156,6 +199,7 @@ impl Engine {
             records,
             consumed: consumed.into_iter().collect(),
             summary: snapshot.entry.summary.summary.clone(),
+            updated_at: Some(snapshot.entry.summary.updated_at),
             release: true,
         };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };

@@ -88,7 +88,7 @@ impl Engine {
             .last()
             .map(|record| (record.header().seq, record.header().reference().to_string()))
             .expect("a run that has not ended has an open main branch");
-        let batch = Batch { id, records, consumed, summary, release: true };
+        let batch = Batch { id, records, consumed, summary, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
         self.store.append(lease, batch).await.map_err(lost)?;
         Ok(Cancel::Done { seq, branches })

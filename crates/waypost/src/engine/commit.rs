@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use crate::events::CHECKPOINT_FAILED;
+use crate::events::{CHECKPOINT_FAILED, pruned};
 use crate::id::StepId;
 use crate::record::{Body, End, FailedStep, Note, Phase, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
@@ -80,7 +80,14 @@ impl<P: Program> Session<'_, P> {
         self.batches += 1;
         let id = BatchId { token: self.main().chain.token, count: self.batches };
         let consumed = std::mem::take(&mut self.consumed);
-        Ok(Batch { id, records, consumed, summary: self.summary(status), release: status.is_some() })
+        Ok(Batch {
+            id,
+            records,
+            consumed,
+            summary: self.summary(status),
+            updated_at: None,
+            release: status.is_some(),
+        })
     }
 
     /// Returns the branches that have something to write, in the order in which their records stand in a batch: as whoever
@@ -297,11 +304,8 @@ impl<P: Program> Session<'_, P> {
         }
         self.lost += 1;
         self.consumed.extend(batch.consumed.iter().cloned());
-        let first = self.dirty.iter().map(|(_, id)| *id).next();
-        if let Some(draft) = first.and_then(|id| self.lines.get_mut(id).drafts.first_mut()) {
-            let data = json!({ "at": at, "error": source.to_string() });
-            draft.told.notes.push(Note::Event { name: CHECKPOINT_FAILED.to_owned(), data });
-        }
+        let data = json!({ "at": at, "error": source.to_string() });
+        self.note(Note::Event { name: CHECKPOINT_FAILED.to_owned(), data });
         let text = format!(
             "checkpoint {at} could not be written ({source}); a crash now would cost the steps since then"
         );
@@ -309,13 +313,22 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Lets go of old states, now and then, where the run keeps only so many.
-    pub(super) async fn trim(&mut self) -> Result<(), RunError> {
+    /// Puts a note into the next record that is written, if one is to be.
+    fn note(&mut self, note: Note) {
+        let first = self.dirty.iter().map(|(_, id)| *id).next();
+        if let Some(draft) = first.and_then(|id| self.lines.get_mut(id).drafts.first_mut()) {
+            draft.told.notes.push(note);
+        }
+    }
+
+    /// Lets go of old states where the run keeps only so many: now and then, and before the `last` record, which says so.
+    pub(super) async fn trim(&mut self, last: bool) -> Result<(), RunError> {
         if let Some(keep) = self.options.retention
-            && self.batches.is_multiple_of(TRIM_BATCHES)
+            && (last || self.batches.is_multiple_of(TRIM_BATCHES))
         {
             let lease = self.lease().clone();
-            self.engine.store.trim(&lease, keep, TrimMode::Apply).await?;
+            let trimmed = self.engine.store.trim(&lease, keep, TrimMode::Apply).await?;
+            pruned(trimmed, keep).into_iter().for_each(|note| self.note(note));
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Engine {
         let id = BatchId { token: lease.token(), count: 1 };
         let at = records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
         let summary = Snapshot::main(store, run).await?.entry.summary.summary.clone();
-        let batch = Batch { id, records, consumed: Vec::new(), summary, release: true };
+        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
         self.store.append(lease, batch).await.map_err(lost)?;
         Ok(true)

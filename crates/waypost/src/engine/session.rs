@@ -343,7 +343,7 @@ impl<'a, P: Program> Session<'a, P> {
             self.take_marks();
         }
         if !self.dirty.is_empty() || status.is_some() {
-            self.trim().await?;
+            self.trim(status.is_some()).await?;
             self.commit(status).await?;
         }
         Ok(status)

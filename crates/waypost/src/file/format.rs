@@ -4,6 +4,7 @@
 //! commit file as they are, to the byte, so that their digests are those of every other store. What is not JSON to the
 //! byte stands in base64.
 
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -45,7 +46,7 @@ pub(super) struct LeaseFile {
     /// The newest commit file when this was written; `wake_at` holds until there is a newer one.
     pub(super) commit: u64,
     /// When the run is due, as said at the release of the lease.
-    pub(super) wake_at: Option<jiff::Timestamp>,
+    pub(super) wake_at: Option<Timestamp>,
 }
 
 impl Small for LeaseFile {}
@@ -129,6 +130,8 @@ pub(super) struct Commit {
     pub(super) consumed: Vec<String>,
     /// The run's summary.
     pub(super) summary: Summary,
+    /// When the run went on last, where that is not the time of the last record.
+    pub(super) updated_at: Option<Timestamp>,
     /// How many checkpoints the run has, with these.
     pub(super) checkpoints: u64,
     /// How many branches it has, with these.
@@ -150,6 +153,9 @@ impl Commit {
         member(&mut text, "release", &self.release);
         member(&mut text, "consumed", &self.consumed);
         member(&mut text, "summary", &self.summary);
+        if let Some(updated_at) = &self.updated_at {
+            member(&mut text, "updated_at", updated_at);
+        }
         member(&mut text, "checkpoints", &self.checkpoints);
         member(&mut text, "branches", &self.branches);
         text.extend_from_slice(b",\n\"records\":[");
@@ -172,6 +178,8 @@ impl Commit {
             release: bool,
             consumed: Vec<String>,
             summary: Summary,
+            #[serde(default)]
+            updated_at: Option<Timestamp>,
             checkpoints: u64,
             branches: u64,
             #[serde(borrow)]
@@ -199,6 +207,7 @@ impl Commit {
             release: file.release,
             consumed: file.consumed,
             summary: file.summary,
+            updated_at: file.updated_at,
             checkpoints: file.checkpoints,
             branches: file.branches,
             records,

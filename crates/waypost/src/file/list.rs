@@ -53,7 +53,9 @@ impl FileStore {
         {
             summary.wake_at = lease.wake_at;
         }
-        let last = newest.as_ref().and_then(|commit| commit.records.last());
+        let changed_at = newest.as_ref().and_then(|commit| {
+            commit.updated_at.or_else(|| commit.records.last().map(|(_, record)| record.header().created_at))
+        });
         Ok(RunSummary {
             run: run.clone(),
             workflow: record.map(|record| record.workflow.clone()).unwrap_or_default(),
@@ -62,7 +64,7 @@ impl FileStore {
             summary,
             labels: record.map(|record| record.labels.clone()).unwrap_or_default(),
             created_at,
-            updated_at: last.map_or(created_at, |(_, record)| record.header().created_at),
+            updated_at: changed_at.unwrap_or(created_at),
             checkpoints: newest.as_ref().map_or(0, |commit| commit.checkpoints),
             bytes: bytes_of(&reader)?,
             holder,

@@ -66,15 +66,25 @@ fn goes(kept: &Kept, branch: &BranchPath, seq: u64) -> bool {
 impl Writer {
     /// Lets go of old states where there are more than are to be kept.
     pub(super) fn rotate(&mut self, keep: u32) -> Result<(), StoreError> {
-        let rotated = self.trim(keep).map(|_| ());
+        let rotated = self.let_go(keep).map(|trimmed| {
+            self.rotated.checkpoints += trimmed.checkpoints;
+            self.rotated.bytes += trimmed.bytes;
+        });
         self.plan_rotation();
         rotated
+    }
+
+    /// As [`let_go`](Self::let_go); tells of what was rotated since it was last asked, too.
+    pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
+        let Trimmed { checkpoints, bytes } = self.let_go(keep)?;
+        let before = std::mem::take(&mut self.rotated);
+        Ok(Trimmed { checkpoints: before.checkpoints + checkpoints, bytes: before.bytes + bytes })
     }
 
     /// Drops the bodies of all sound records but those that [`retention::kept`] names. A commit file of
     /// which no body is left goes, once its headers are durable in the journal; the newest sound one of each branch
     /// always stays, since it tells where the branch goes on, and so do damaged ones.
-    pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
+    fn let_go(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
         let Surplus { trimmed, removed, rewritten, kept } = self.reader().surplus(keep)?;

@@ -20,7 +20,7 @@ use crate::disk::{Disk, DiskFile, write_whole};
 use crate::folder::{RunFolder, create_temp};
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Durability, Header, Reason, RunRecord};
-use crate::store::{Batch, BatchId, StoreError, Summary};
+use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX};
 use super::near::{IndexSource, Remembered};
@@ -63,6 +63,8 @@ pub(super) struct Writer {
     /// How many commit files there are, and with how many of them the next rotation is due.
     pub(super) files: usize,
     pub(super) rotate_at: usize,
+    /// What rotation let go, and nobody was told of.
+    pub(super) rotated: Trimmed,
     /// The file or folder of which a sync failed.
     poisoned: Option<String>,
 }
@@ -108,6 +110,7 @@ impl Writer {
             unsynced: Vec::new(),
             files: 0,
             rotate_at: 0,
+            rotated: Trimmed::default(),
             poisoned: None,
         }
     }
@@ -170,6 +173,7 @@ impl Writer {
             release: batch.release,
             consumed,
             summary: batch.summary.clone(),
+            updated_at: batch.updated_at,
             checkpoints: self.checkpoints + records.len() as u64,
             branches: branches as u64,
             records,

@@ -172,6 +172,7 @@ impl Run {
         for record in &batch.records {
             self.insert(record);
         }
+        self.updated_at = batch.changed_at().unwrap_or(self.updated_at);
         for (signal, consumed) in &mut self.signals {
             *consumed |= batch.consumed.contains(&signal.id);
         }
@@ -185,7 +186,6 @@ impl Run {
 
     pub(super) fn insert(&mut self, record: &Record) {
         let header = record.header();
-        self.updated_at = header.created_at;
         let place = self.place(&header.branch).unwrap_or_else(|| {
             let path = header.branch.clone();
             self.places.insert(path.clone(), self.branches.len());

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::engine::chain::{Chain, Draft};
+use crate::events::pruned;
 use crate::id::{CheckpointRef, RunId, StepId};
-use crate::record::{Body, FrontierEntry, Position, Record, RunStatus, Settled, Status};
+use crate::record::{Body, FrontierEntry, Note, Position, Record, RunStatus, Settled, Status};
 use crate::store::{Batch, BatchId, Lease, Progress, Store, StoreError, Summary, TrimMode};
 
 use super::Error;
@@ -106,11 +107,13 @@ pub(super) struct Writing {
     pub(super) tip: Tip,
     batches: u64,
     pending: Option<Pending>,
+    /// What retention let go since the last record; the next one says so.
+    pruned: Option<Note>,
 }
 
 impl Writing {
     pub(super) fn new(lease: Lease, tip: Tip, batches: u64) -> Self {
-        Self { lease, tip, batches, pending: None }
+        Self { lease, tip, batches, pending: None, pruned: None }
     }
 
     /// Appends one record that carries `state` and leads to `next`. With a status the lease is given back.
@@ -119,11 +122,12 @@ impl Writing {
     pub(super) async fn append(
         &mut self,
         store: &dyn Store,
-        draft: Draft,
+        mut draft: Draft,
         mut next: Tip,
         state: &State,
         now: Timestamp,
     ) -> Result<Record, Error> {
+        draft.told.notes.extend(self.pruned.clone());
         if self.tip.ended {
             return Err(Error::Ended(next.chain.run));
         }
@@ -134,6 +138,7 @@ impl Writing {
             records: vec![record.clone()],
             consumed: Vec::new(),
             summary: next.summary(status),
+            updated_at: None,
             release: status.is_some(),
         };
         self.pending = Some(Pending { batch, tip: Box::new(next) });
@@ -152,6 +157,7 @@ impl Writing {
             Ok(_) => {
                 let pending = self.pending.take().expect("a batch was just sent");
                 self.tip = *pending.tip;
+                self.pruned = None;
                 self.batches += 1;
                 if self.tip.ended {
                     // What stands behind it, as a kernel lock, is given back with it: others may take the run up.
@@ -169,12 +175,13 @@ impl Writing {
     }
 
     /// Lets go of old states, now and then, where the run keeps only so many.
-    pub(super) async fn trim(&self, store: &dyn Store, keep: Option<u32>) {
+    pub(super) async fn trim(&mut self, store: &dyn Store, keep: Option<u32>) {
         if let Some(keep) = keep
             && self.batches.is_multiple_of(TRIM_BATCHES)
         {
             // What it leaves behind the next one takes; the record before it is acknowledged, and must be told so.
-            let _ = store.trim(&self.lease, keep, TrimMode::Apply).await;
+            let trimmed = store.trim(&self.lease, keep, TrimMode::Apply).await;
+            self.pruned = trimmed.ok().and_then(|trimmed| pruned(trimmed, keep));
         }
     }
 }

@@ -34,11 +34,19 @@ pub struct Batch {
     pub consumed: Vec<String>,
     /// The run's summary from now on.
     pub summary: Summary,
+    /// When the run went on last, where these records do not: what is written about a run makes it no younger. Without
+    /// it, that is the time of the last record.
+    pub updated_at: Option<Timestamp>,
     /// Give the lease back with this batch.
     pub release: bool,
 }
 
 impl Batch {
+    /// Returns when the run went on last, once this is appended; without records, nothing.
+    pub fn changed_at(&self) -> Option<Timestamp> {
+        self.updated_at.or_else(|| self.records.last().map(|record| record.header().created_at))
+    }
+
     /// Checks what can be told of a batch by itself: it has records, all of them of `run` and under `token`, and the
     /// last one of each branch carries a body. For stores, before they look at what they have.
     ///

@@ -1,0 +1,64 @@
+//! The name of an event: its place in its run.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::BranchPath;
+
+/// Names an event within its run.
+///
+/// Shown as `BRANCH@SEQ.INDEX`, to be kept and given back, not to be taken apart by clients. The same record always
+/// gives the same cursors. Within a branch they are ordered as the events happened; across branches there is no order
+/// in time, only this one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Cursor {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The record.
+    pub seq: u64,
+    /// Which of the record's events, from 0.
+    pub index: u32,
+}
+
+/// Why a text is not a cursor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a cursor: it looks like `main@12.0`")]
+pub struct InvalidCursor(pub String);
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}.{}", self.branch, self.seq, self.index)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = InvalidCursor;
+    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
+        let parse = || {
+            let (branch, place) = text.split_once('@')?;
+            let (seq, index) = place.split_once('.')?;
+            let branch = BranchPath::new(branch).ok()?;
+            let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
+            // One spelling for each, so that cursors can be compared as text too.
+            Some(cursor).filter(|cursor| cursor.to_string() == text)
+        };
+        // A clipped copy is enough to recognise it; the text may be anything.
+        parse().ok_or_else(|| InvalidCursor(text.chars().take(80).collect()))
+    }
+}
+
+impl TryFrom<String> for Cursor {
+    type Error = InvalidCursor;
+    fn try_from(text: String) -> Result<Self, InvalidCursor> {
+        text.parse()
+    }
+}
+
+impl From<Cursor> for String {
+    fn from(cursor: Cursor) -> String {
+        cursor.to_string()
+    }
+}
