@@ -334,7 +334,8 @@ pub fn of(record: &Record) -> Vec<Event> {
     told.begin();
     told.phase();
     told.beside();
-    for start in &header.started {
+    // A join goes on with what was started before.
+    for start in header.started.iter().filter(|start| !start.joins) {
         told.start(start);
     }
     let (reason, digest, bytes) = (header.reason, record.digest(), record.bytes());

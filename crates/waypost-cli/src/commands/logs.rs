@@ -196,7 +196,7 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             let header = record.header();
             // A start that was in a record now damaged is known from the end of that try.
             let ended = header.step.clone().filter(|_| header.at.attempt > 0);
-            let ended = ended.map(|step| Start { step, at: header.at.clone() });
+            let ended = ended.map(|step| Start { step, at: header.at.clone(), joins: false });
             let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
             let printed = printed.map_or(0, |log| log.bytes);
             let ended = ended.iter().map(|start| (start, printed));

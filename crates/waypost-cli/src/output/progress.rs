@@ -9,6 +9,7 @@ use waypost::engine::{Observer, StopLevel};
 use waypost::events::{self, Event, EventKind};
 use waypost::record::{Position, Record};
 use waypost::store;
+use waypost::{BranchPath, StepId};
 
 use super::region::Region;
 use super::{Output, actions};
@@ -182,6 +183,9 @@ impl Observer for Progress {
                 }
                 seen.take(&event);
             }
+            for start in record.header().started.iter().filter(|start| start.joins) {
+                seen.join(called(&record.header().branch, &start.step));
+            }
         }
         if let Some(last) = records.last() {
             seen.checkpoint = Some((format!("@{}", last.header().seq), Instant::now()));
@@ -243,11 +247,7 @@ impl Seen {
                 items.ended += 1;
                 items.failed += u64::from(matches!(event.what, EventKind::ItemDead { .. }));
             }
-            EventKind::StepStarted => {
-                // The join of its items goes on with what began before them.
-                let since = self.end_items(&step).unwrap_or_else(Instant::now);
-                self.running.insert(step, since);
-            }
+            EventKind::StepStarted => drop(self.running.insert(step, Instant::now())),
             EventKind::StepFailed(_) => {
                 self.end_items(&step);
                 self.running.remove(&step);
@@ -258,6 +258,12 @@ impl Seen {
             | EventKind::Interrupted { .. } => drop(self.running.remove(&step)),
             _ => {}
         }
+    }
+
+    /// A step goes on with what began before its items.
+    fn join(&mut self, step: String) {
+        let since = self.end_items(&step).unwrap_or_else(Instant::now);
+        self.running.insert(step, since);
     }
 
     /// Counts the items of a step no more, if it works on some; returns when it began.
@@ -308,7 +314,11 @@ fn name_of(event: &Event) -> Option<String> {
         }
         _ => event.branch.clone(),
     };
-    Some(if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") })
+    Some(called(&branch, step))
+}
+
+fn called(branch: &BranchPath, step: &StepId) -> String {
+    if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") }
 }
 
 impl Items {
@@ -410,9 +420,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use jiff::Timestamp;
+    use waypost::{BranchPath, RunId, StepId};
     use waypost::events::{Cursor, EVENT_VERSION, Event, EventKind};
     use waypost::record::End;
-    use waypost::{BranchPath, RunId, StepId};
 
     use super::{HEARTBEAT, Seen};
 
@@ -449,7 +459,7 @@ mod tests {
         seen.take(&event("each:a", "each", dead()));
         assert_eq!(seen.items["each"].told(), "1 of 2 items, 1 failed");
 
-        seen.take(&event("main", "each", EventKind::StepStarted));
+        seen.join("each".to_owned());
         seen.take(&event("each:b", "each", dead()));
 
         assert!(seen.items.is_empty(), "{:?}", seen.items);

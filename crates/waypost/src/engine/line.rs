@@ -238,11 +238,7 @@ impl<'a, S> Line<'a, S> {
     ///
     /// `by`: who stopped the run, where nothing else happened.
     pub(super) fn complete_drafts(&mut self, status: Option<RunStatus>, by: impl FnOnce() -> String) {
-        let start = |place: &usize| {
-            let entry = self.entry(*place);
-            Start { step: entry.step.clone(), at: entry.at.clone() }
-        };
-        let starts: Vec<Start> = self.starting.iter().map(start).collect();
+        let starts: Vec<Start> = self.starting.iter().map(|place| self.start_of(*place)).collect();
         if self.drafts.is_empty() {
             let draft = match (status, starts.first()) {
                 (Some(_), None) if !self.position.frontier.is_empty() => {
@@ -354,7 +350,12 @@ impl<'a, S> Line<'a, S> {
         entry.since = 0;
         entry.wake_at = None;
         entry.waits.clear();
-        Start { step: entry.step.clone(), at: entry.at.clone() }
+        self.start_of(place)
+    }
+
+    fn start_of(&self, place: usize) -> Start {
+        let entry = self.entry(place);
+        Start { step: entry.step.clone(), at: entry.at.clone(), joins: entry.fan.is_some() }
     }
 
     /// How many tries a start is: the join of what came after a step belongs to the try before it.

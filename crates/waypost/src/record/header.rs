@@ -239,6 +239,9 @@ pub struct Start {
     /// Which try of it.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,
+    /// It was started before, and goes on: its branches are at rest, and it joins them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joins: bool,
 }
 
 /// What happened at a step boundary.

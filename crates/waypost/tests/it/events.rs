@@ -48,7 +48,7 @@ fn lines(record: &Record) -> String {
 }
 
 fn start(step: &str, attempt: u32) -> Start {
-    Start { step: step_id(step), at: Try { attempt, ..Try::default() } }
+    Start { step: step_id(step), at: Try { attempt, ..Try::default() }, joins: false }
 }
 
 fn of_step(header: &mut Header, step: &str, attempt: u32, phase: Phase) {
