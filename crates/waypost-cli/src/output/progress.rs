@@ -420,9 +420,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use jiff::Timestamp;
-    use waypost::{BranchPath, RunId, StepId};
     use waypost::events::{Cursor, EVENT_VERSION, Event, EventKind};
     use waypost::record::End;
+    use waypost::{BranchPath, RunId, StepId};
 
     use super::{HEARTBEAT, Seen};
 

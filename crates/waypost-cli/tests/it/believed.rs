@@ -46,7 +46,8 @@ fn what_must_not_be_repeated_is_not_for_the_evidence_of_what_is_around_it() {
     let group = "steps:
   - id: s
     repeat: {until: iteration == 1, max: 2}
-    steps: [{id: pay, idempotent: false, run: 'echo pay >> trace'}, {id: b, run: 'touch out', evidence: [{file: out}]}]
+    evidence: [{file: out}]
+    steps: [{id: pay, idempotent: false, run: 'echo pay >> trace; touch out'}]
 ";
     for flow in [items, group] {
         for store in STORES {

@@ -46,6 +46,7 @@ mod new;
 mod newer;
 mod once;
 mod paper;
+mod passes_again;
 mod printing;
 mod probes;
 mod prodigy;

@@ -368,6 +368,10 @@ impl Program for WorkflowProgram {
         }
     }
 
+    fn restore(&self, spot: Spot<'_>, state: &mut WorkflowState, then: &WorkflowState) {
+        repeat::restore(self.step(spot), state, then);
+    }
+
     fn redact(&self, claim: &mut Claim) {
         evidence::redact(claim, &self.mask);
     }

@@ -130,6 +130,14 @@ pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     }
 }
 
+/// Leaves of a step what it had come to by an earlier state, and of the steps of the group that it is.
+pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowState) {
+    state.restore(&step.id, then);
+    if let Work::Group(body) = &step.work {
+        body.steps().iter().for_each(|inner| restore(inner, state, then));
+    }
+}
+
 /// Returns what a step came to by the state, with what those of the group did that it is.
 pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
     let own = serde_json::to_value(state.step(&step.id)?).ok()?;

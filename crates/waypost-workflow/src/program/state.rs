@@ -306,6 +306,14 @@ impl WorkflowState {
         self.steps.remove(id);
     }
 
+    /// Puts what became of a step by an earlier state in the place of what became of it since.
+    pub(super) fn restore(&mut self, id: &str, then: &Self) {
+        match then.steps.get(id) {
+            Some(step) => drop(self.steps.insert(id.to_owned(), step.clone())),
+            None => self.forget(id),
+        }
+    }
+
     /// Takes back that a step was done once more.
     pub(super) fn unpass(&mut self, id: &str) {
         if let Some(step) = self.steps.get_mut(id) {

@@ -365,7 +365,7 @@ async fn main_line<'a, P: Program>(
 ) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
     let Begin { stand, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    forget(program, &BranchPath::main(), &base.redone, &mut state);
+    forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
         (edit.0)(&mut state);
         last_or_by_hand(drafts);

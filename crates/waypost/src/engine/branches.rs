@@ -380,7 +380,7 @@ pub(super) async fn go_on<P: Program>(
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
     session.program.attach(above.spot(opener.place), &above.state, &mut state);
-    forget(session.program, &branch, &forgotten, &mut state);
+    forget(session.program, &branch, &forgotten, &mut state)?;
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());

@@ -326,7 +326,7 @@ pub(super) fn decide_as_told<P: Program>(
                 if matches!(cause, Cause::Undone | Cause::Begun) {
                     // It is done again from its first pass on.
                     let again = [Forget::Step(doubtful.step)];
-                    forget(program, &doubtful.branch, &again, &mut line.state);
+                    forget(program, &doubtful.branch, &again, &mut line.state)?;
                 }
                 line.redo_as_told(place);
             }

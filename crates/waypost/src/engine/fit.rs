@@ -2,11 +2,11 @@
 
 use crate::change::{self, CarriedOver, Change};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Definition, Position};
+use crate::record::{Definition, Position, Record};
 use crate::shape::Shape;
 use crate::store::Lease;
 
-use super::begin::Base;
+use super::begin::{Base, decode_state};
 use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
 
@@ -36,26 +36,42 @@ pub(super) fn carried(
 }
 
 /// What is taken out of a state.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum Forget {
     /// All that a step left there.
     Step(StepId),
     /// What its last join of branches did, which are joined again.
     Join(StepId),
+    /// What they left there since the state of a record of the branch.
+    Since(Vec<StepId>, Box<Record>),
 }
 
 /// Takes out of a state of a branch what finished steps left there that run again.
-pub(super) fn forget<P: Program>(program: &P, branch: &BranchPath, redone: &[Forget], state: &mut P::State) {
-    let Some(shape) = program.shape().of_branch(branch) else { return };
+///
+/// # Errors
+/// A state to go by cannot be read.
+pub(super) fn forget<P: Program>(
+    program: &P,
+    branch: &BranchPath,
+    redone: &[Forget],
+    state: &mut P::State,
+) -> Result<(), RunError> {
+    let Some(shape) = program.shape().of_branch(branch) else { return Ok(()) };
+    let spot = |step: &StepId| {
+        let place = shape.place(step.as_str())?;
+        Some(Spot { branch, level: shape.level(), place, step: &shape.steps()[place] })
+    };
     for forget in redone {
-        let (Forget::Step(step) | Forget::Join(step)) = forget;
-        let Some(place) = shape.place(step.as_str()) else { continue };
-        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
         match forget {
-            Forget::Step(_) => program.forget(spot, state),
-            Forget::Join(_) => program.forget_join(spot, state),
+            Forget::Step(step) => spot(step).into_iter().for_each(|spot| program.forget(spot, state)),
+            Forget::Join(step) => spot(step).into_iter().for_each(|spot| program.forget_join(spot, state)),
+            Forget::Since(steps, then) => {
+                let then = decode_state(program, shape.level(), then)?;
+                steps.iter().filter_map(spot).for_each(|spot| program.restore(spot, state, &then));
+            }
         }
     }
+    Ok(())
 }
 
 /// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and

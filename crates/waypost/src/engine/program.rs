@@ -89,6 +89,13 @@ pub trait Program: Send + Sync {
         self.forget(spot, state);
     }
 
+    /// Leaves in a state of what a step left there what it had left by an earlier one of its branch, `then`: its last pass
+    /// is done again, or was, and has come out as before.
+    fn restore(&self, spot: Spot<'_>, state: &mut Self::State, then: &Self::State) {
+        let _ = then;
+        self.forget(spot, state);
+    }
+
     /// Hides in what was found of a claim what nobody may keep or show.
     fn redact(&self, claim: &mut Claim) {
         let _ = claim;

@@ -386,7 +386,7 @@ fn opened_after(shape: &Shape, branch: &BranchPath) -> bool {
 pub(super) async fn back_to(
     engine: &Engine,
     shape: &Shape,
-    known: &Known,
+    (known, ahead): (&Known, Option<Ahead>),
     (target, judged): (&Target, &Judged),
 ) -> Result<Move, RunError> {
     let header = known.record.header();
@@ -445,7 +445,7 @@ pub(super) async fn back_to(
         entry.waits.clear();
     }
     carry(&mut position, &known.position);
-    let ahead = known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
+    let ahead = ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
     position.ahead = Some(Ahead { since: 0, ..ahead });
     let draft = redo_draft(made, branch, (target, judged), epoch);
     Ok(Move { record, position, draft: Some(draft), basis, forgotten: Vec::new() })

@@ -12,13 +12,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::StepId;
+use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision};
-use crate::record::{Ahead, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
+use crate::record::{Ahead, Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
 use crate::shape::{Shape, Step, Unfinished};
-use crate::store::{Scan, StoreError};
+use crate::store::{Scan, StoreError, StoreExt as _};
 
-use super::anew::joined_by;
+use super::anew::{after, joined_by};
 use super::back::epochs;
 use super::begin::decode_state;
 use super::fit::Forget;
@@ -44,12 +44,13 @@ pub(super) struct Level {
 pub(super) async fn open_again(
     engine: &Engine,
     shape: &Shape,
-    known: &Known,
+    (known, ahead): (&Known, Option<Ahead>),
     (target, judged): (&Target, &Judged),
     retries: bool,
 ) -> Result<Option<Move>, RunError> {
     let header = known.record.header();
     let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
+    let in_pass = in_pass(shape, branch);
     let Some(shape) = shape.of_branch(branch) else { return Ok(None) };
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
     let stands = known.position.frontier.iter().any(|entry| entry.step == target.step);
@@ -59,7 +60,19 @@ pub(super) async fn open_again(
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
     let loops = shape.share_loop(place, place);
-    if (loops || target.claims.is_some()) && !retries && shape.steps()[place].opens_careful() {
+    // Where what it was given in its last pass is not kept any more, it begins with the first.
+    let (iteration, forgotten) = match loops {
+        true => pass_again(engine, (shape, place), made).await?,
+        false => (made.at.iteration.clone(), None),
+    };
+    // One of whose branches something is done again joins them; all else opens them anew.
+    let joining = match target.claims {
+        None if iteration == made.at.iteration => {
+            joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?
+        }
+        _ => None,
+    };
+    if joining.is_none() && !retries && shape.steps()[place].opens_careful() {
         let cause = Cause::EvidenceFailed(target.claims.clone().unwrap_or_default());
         let (branch, step) = (branch.clone(), target.step.clone());
         let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
@@ -67,19 +80,8 @@ pub(super) async fn open_again(
     }
     let epoch = epochs(engine, run, branch).await? + 1;
     let mut position = known.position.clone();
-    let entry = match target.claims {
-        // Its branches do something again, and it joins them. One that loops begins with its first pass.
-        None if !loops => joining(engine, &known.position, (&shape.steps()[place], made)).await?,
-        _ => FrontierEntry::ready(target.step.clone()),
-    };
-    let iteration = match loops {
-        true => {
-            let around = made.at.iteration.len().saturating_sub(1);
-            shape.first_iteration(place, &made.at.iteration[..around])
-        }
-        false => made.at.iteration.clone(),
-    };
-    let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, ..entry };
+    let ready = FrontierEntry::ready(target.step.clone());
+    let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
     let after = Unfinished::from_places(shape, std::iter::once(place));
     let is_after =
         |entry: &FrontierEntry| shape.place(entry.step.as_str()).is_some_and(|place| after.has(place));
@@ -94,27 +96,105 @@ pub(super) async fn open_again(
     position.frontier.push(entry);
     position.ledger.remove(&target.step);
     position.revisited = true;
-    position.ahead =
-        Some(known.position.ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
-    // One that loops begins over the state of now.
-    let forgotten = loops.then(|| Forget::Step(target.step.clone())).into_iter().collect();
+    position.ahead = Some(ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
+    let mut forgotten: Vec<Forget> = forgotten.into_iter().collect();
+    if in_pass {
+        // It reads what the pass before gave, and those that come after it have not come in this one.
+        let behind = shape.steps().iter().enumerate().filter(|(at, _)| after.has(*at));
+        let behind = behind
+            .filter(|(_, step)| !position.undone.contains(&step.id) && (!loops || step.id != target.step));
+        forgotten.extend(behind.map(|(_, step)| Forget::Step(step.id.clone())));
+    }
     let draft = redo_draft(made, branch, (target, judged), epoch);
     Ok(Some(Move { record: known.record.clone(), position, draft: Some(draft), basis: None, forgotten }))
 }
 
-/// Returns the entry of a step that joins the same branches again. Where it is not kept any more which they are, it opens
-/// them anew.
+/// Returns where a branch stood before it went back, if it did and has not come there again, for one that goes back to a
+/// step once more. Where something that comes after that step came to something else meanwhile, that is what was made last:
+/// nothing of what is ahead is used again.
+pub(super) async fn still_ahead<P: Program>(
+    engine: &Engine,
+    program: &P,
+    known: &Known,
+    step: &StepId,
+) -> Result<Option<Ahead>, RunError> {
+    let header = known.record.header();
+    let (Some(ahead), Some(shape)) = (known.position.ahead, program.shape().of_branch(&header.branch)) else {
+        return Ok(None);
+    };
+    let Some(place) = shape.place(step.as_str()).filter(|_| !ahead.changed) else { return Ok(Some(ahead)) };
+    let behind = after(shape, &[place]);
+    let is_behind = |other: &StepId| match shape.is_routed() {
+        true => other != step,
+        false => shape.place(other.as_str()).is_some_and(|place| behind.contains(&place)),
+    };
+    let done = done_since(engine, program, shape, &known.record, ahead).await?;
+    let came = |done: Done| done.came.into_iter().any(|(step, came)| is_behind(&step) && came != Came::Same);
+    let changed = done.is_none_or(came);
+    Ok(Some(Ahead { changed, ..ahead }))
+}
+
+/// Says whether a branch is that of a pass: of steps that may read what they gave in the pass before.
+fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
+    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = shape.of_branch(&parent)?;
+        Some((shape, shape.opener(&name)?))
+    });
+    opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
+}
+
+/// Returns the pass in which a step on a loop is done again, and what is taken out of the state for it: that of the record
+/// with which it ended, or, where the state of the pass before is not kept any more, the first.
+async fn pass_again(
+    engine: &Engine,
+    (shape, place): (&Shape, usize),
+    made: &Header,
+) -> Result<(Vec<u32>, Option<Forget>), RunError> {
+    let step = &shape.steps()[place].id;
+    let around = made.at.iteration.len().saturating_sub(1);
+    let first = shape.first_iteration(place, &made.at.iteration[..around]);
+    let anew = (first.clone(), Some(Forget::Step(step.clone())));
+    let mut before = made.at.iteration.clone();
+    match before.last_mut() {
+        Some(pass) if made.at.iteration != first => *pass -= 1,
+        _ => return Ok(anew),
+    }
+    let ends = |record: &Record| {
+        let found = record.header();
+        let ended = match &found.phase {
+            Phase::Completed(_) => true,
+            Phase::Failed(failure) => failure.tolerated,
+            _ => false,
+        };
+        ended && found.step.as_ref() == Some(step) && found.at.iteration == before
+    };
+    let Some(ended) = engine.store.find_back(&made.run, &made.branch, made.seq, &ends).await? else {
+        return Ok(anew);
+    };
+    let ended = match engine.store.load(&made.run, &made.branch, ended.header().seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(anew),
+        ended => ended?,
+    };
+    Ok(match with_state(engine, ended).await? {
+        Some(then) => (made.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
+        None => anew,
+    })
+}
+
+/// Returns the branches that a step joins again; none where it is not kept any more which they are, so that it opens them
+/// anew.
 ///
 /// # Errors
-/// [`RunError::NoState`]: it is not kept, and within them are steps that must not be repeated blindly.
+/// [`RunError::NoState`]: it is not kept, within them are steps that must not be repeated blindly, and nobody is asked
+/// about them, as about those of one that `loops`.
 async fn joining(
     engine: &Engine,
     position: &Position,
-    (step, made): (&Step, &Header),
-) -> Result<FrontierEntry, RunError> {
+    (step, made, loops): (&Step, &Header, bool),
+) -> Result<Option<Fan>, RunError> {
     match joined_by(engine, position, (&step.id, made)).await {
-        Err(RunError::NoState { .. }) if !step.opens_careful() => Ok(FrontierEntry::ready(step.id.clone())),
-        joined => Ok(FrontierEntry { fan: Some(joined?), ..FrontierEntry::ready(step.id.clone()) }),
+        Err(RunError::NoState { .. }) if loops || !step.opens_careful() => Ok(None),
+        joined => joined.map(Some),
     }
 }
 
@@ -136,6 +216,8 @@ struct Done {
     came: BTreeMap<StepId, Came>,
     /// Steps that are to be done again, and have not ended since.
     wanted: BTreeSet<StepId>,
+    /// Steps that join branches which have all come out as before.
+    rejoined: BTreeSet<StepId>,
     epoch: u32,
 }
 
@@ -163,12 +245,25 @@ pub(super) async fn level<P: Program>(
     for step in joins {
         done.wanted.remove(step);
         done.came.insert(step.clone(), Came::Same);
+        done.rejoined.insert(step.clone());
     }
     let reads = |place: usize, before: &StepId| {
         let step = &shape.steps()[place];
         program.reads(Spot { branch: &header.branch, level: shape.level(), place, step }, before)
     };
     let mut level = settle(shape, &then, position, (&done, &reads));
+    // What is used again, or came out as before without an end of its own, leaves what it had left.
+    let (in_pass, open) = (in_pass(program.shape(), &header.branch), Unfinished::of(shape, &level.position));
+    let steps = shape.steps().iter().enumerate().filter(|(place, _)| !open.has(*place));
+    let back = |place: usize, step: &StepId| match joins.contains(step) {
+        true => shape.share_loop(place, place) || in_pass,
+        false => in_pass && !done.came.contains_key(step),
+    };
+    let back = steps.filter(|(place, step)| back(*place, &step.id)).map(|(_, step)| step.id.clone());
+    let back: Vec<StepId> = back.collect();
+    if !back.is_empty() {
+        level.forgotten.push(Forget::Since(back, Box::new(stood)));
+    }
     for entry in position.frontier.iter().filter(|entry| joins.contains(&entry.step)) {
         // Whoever waited for them again has taken back how many had failed, and nobody counts them once more.
         let is_uncounted = entry.fan.as_ref().is_some_and(|fan| fan.dead == 0);
@@ -325,7 +420,9 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
                 true
             }
             // It stands there again, as what it needs was done again after it; or for its next pass.
-            (Some(Came::Same), Some(_)) => is_ready && !is_tainted && !shape.share_loop(place, place),
+            (Some(Came::Same), Some(_)) => {
+                is_ready && !is_tainted && (done.rejoined.contains(step) || !shape.share_loop(place, place))
+            }
             (None, _) => was_finished && is_ready && !is_tainted && !is_wanted,
             _ => false,
         };

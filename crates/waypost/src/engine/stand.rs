@@ -22,7 +22,7 @@ use super::redo::{
     Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, opener_of, pace, standing_at,
     targets,
 };
-use super::reopen::{Level, open_again};
+use super::reopen::{Level, open_again, still_ahead};
 use super::snapshot::position_of;
 use super::turns::undone;
 use super::wish::Wishes;
@@ -151,13 +151,19 @@ pub(super) async fn stand<P: Program>(
                 continue;
             }
             let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
+            let ahead = match is_joined(shape, &branches, known) {
+                true => None,
+                false => still_ahead(engine, program, known, &target.step).await?,
+            };
             let mut moved = match is_routed {
-                true => back_to(engine, shape, known, (target, &judged)).await?,
-                false => match open_again(engine, shape, known, (target, &judged), asked.retries).await? {
-                    Some(moved) => moved,
-                    // What comes before it is done again first, and then it is looked at.
-                    None => continue,
-                },
+                true => back_to(engine, shape, (known, ahead), (target, &judged)).await?,
+                false => {
+                    match open_again(engine, shape, (known, ahead), (target, &judged), asked.retries).await? {
+                        Some(moved) => moved,
+                        // What comes before it is done again first, and then it is looked at.
+                        None => continue,
+                    }
+                }
             };
             opened.insert(branch.clone());
             if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
@@ -170,6 +176,14 @@ pub(super) async fn stand<P: Program>(
         let (looked, left) = (trust != Trust::Blind, judged.left);
         return Ok(Stand { questions: Vec::new(), moves, doubts, settled, looked, left, unreached });
     }
+}
+
+/// Says whether a branch has ended and was joined since.
+fn is_joined(shape: &Shape, branches: &Branches, known: &Known) -> bool {
+    let header = known.record.header();
+    let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
+    let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };
+    header.end.is_some() && above.position.frontier.iter().all(|entry| entry.step != opener)
 }
 
 /// Finds the branches that count, as they would be gone on with.

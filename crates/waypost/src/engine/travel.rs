@@ -279,7 +279,7 @@ impl Engine {
         position.leave_branches_aside(|_| false);
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
-        forget(program, &BranchPath::main(), &redone, &mut state);
+        forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
             branches.extend(along.trusted());

@@ -1,0 +1,191 @@
+//! Of steps that are repeated, the pass whose evidence does not hold is done again, over what it was given then.
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// `a` counts by what the pass before gave; `b` and `z` read it.
+const COUNTS: &str = "checkpoints: {retention: 100}
+steps:
+  - id: g
+    repeat: {until: 'steps.a.outputs.n >= 3', max: 9}
+    steps:
+      - id: a
+        env: {N: '${{ steps.a.outputs.n | default(0) | int + 1 }}'}
+        run: |
+          N=$((N + $(cat more 2>/dev/null || echo 0)))
+          echo a$N >> trace
+          test ! -e fail-a || { rm fail-a; exit 1; }
+          echo $N > a.txt
+          echo n=$N >> $WAYPOST_OUTPUT
+        evidence: [{sha256: a.txt}]
+      - id: b
+        env: {N: '${{ steps.a.outputs.n }}'}
+        run: |
+          echo b$N >> trace
+          echo $N > b.txt
+        evidence: [{sha256: b.txt}]
+  - {id: z, env: {N: '${{ steps.a.outputs.n }}'}, run: 'echo z$N >> trace; test ! -e fail-z'}
+";
+
+/// A finished run of a flow, with what it has done.
+fn done(flow: &str, store: &str, trace: &str) -> Rig {
+    let rig = Rig::with(flow).at(store);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace").replace('\n', " ").trim(), trace, "{store}");
+    rig
+}
+
+/// Resumes after files are gone; returns what is done again.
+fn without(rig: &Rig, files: &[&str], expect: Option<i32>) -> String {
+    files.iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
+    rig.write("trace", "");
+    assert_eq!(code_of(rig, &["resume", "r", "-q"]), expect);
+    rig.read("trace").replace('\n', " ").trim().to_owned()
+}
+
+fn holds(rig: &Rig) {
+    assert_eq!(code_of(rig, &["verify", "r", "-q"]), Some(0));
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+    assert_eq!(code_of(rig, &["resume", "r", "-q"]), Some(0));
+}
+
+#[test]
+fn a_group_does_again_what_is_gone_of_its_last_pass() {
+    for store in STORES {
+        let rig = done(COUNTS, store, "a1 b1 a2 b2 a3 b3 z3");
+
+        assert_eq!(without(&rig, &["b.txt"], Some(0)), "b3", "{store}");
+        assert_eq!(without(&rig, &["a.txt"], Some(0)), "a3", "{store}: as it was given then");
+        assert_eq!(without(&rig, &["a.txt", "b.txt"], Some(0)).len(), "a3 b3".len(), "{store}");
+        holds(&rig);
+    }
+}
+
+// What happened: a step of a branch gave something else, what came after it followed; the step was done once more, gave what
+// it first gave, and what came after it was taken for done by what it had given at first. Why: where the branch once stood was
+// still what it was compared with. What stops it now: a branch that was joined since is compared with that; and what others
+// made meanwhile keeps what is older from being used again.
+#[test]
+fn what_comes_after_a_pass_follows_what_it_gave_last() {
+    let items = COUNTS.replace(
+        "repeat: {until: 'steps.a.outputs.n >= 3', max: 9}\n    steps:",
+        "foreach:\n     items: [1]\n     steps:",
+    );
+    let items = items.replace("${{ steps.a.outputs.n | default(0) | int + 1 }}", "3");
+    let items = items.replace(
+        "- {id: z, env: {N: '${{ steps.a.outputs.n }}'}",
+        "- {id: z, env: {N: '${{ steps.g.total }}'}",
+    );
+    for store in STORES {
+        for (flow, first, z7, z3) in
+            [(COUNTS, "a1 b1 a2 b2 a3 b3 z3", "z7", "z3"), (&items, "a3 b3 z1", "z1", "z1")]
+        {
+            let rig = done(flow, store, first);
+            rig.write("more", "4");
+            assert_eq!(without(&rig, &["a.txt"], Some(0)), format!("a7 b7 {z7}"), "{store}");
+            rig.write("more", "0");
+
+            assert_eq!(without(&rig, &["a.txt"], Some(0)), format!("a3 b3 {z3}"), "{store}");
+            holds(&rig);
+            assert_eq!(without(&rig, &["a.txt"], Some(0)), "a3", "{store}");
+            // Not all that comes after it has followed yet.
+            rig.write("more", "4");
+            rig.write("fail-z", "");
+            assert_eq!(without(&rig, &["a.txt"], Some(1)), format!("a7 b7 {z7}"), "{store}");
+            std::fs::remove_file(rig.path("fail-z")).unwrap();
+            rig.write("more", "0");
+            assert_eq!(without(&rig, &["a.txt"], Some(0)), format!("a3 b3 {z3}"), "{store}");
+            holds(&rig);
+        }
+    }
+}
+
+#[test]
+fn passes_go_on_where_what_they_are_for_holds_no_more() {
+    for store in STORES {
+        let rig = done(COUNTS, store, "a1 b1 a2 b2 a3 b3 z3");
+        rig.write("more", "-1");
+        rig.write("fail-a", "");
+
+        assert_eq!(without(&rig, &["a.txt"], Some(1)), "a2", "{store}");
+        rig.write("more", "0");
+        assert_eq!(without(&rig, &[], Some(0)), "a3", "{store}");
+        holds(&rig);
+        rig.write("more", "-1");
+        assert_eq!(
+            without(&rig, &["a.txt"], Some(1)),
+            "a2 b2".to_owned() + &" a2 b2".repeat(6),
+            "{store}: nine in all"
+        );
+    }
+}
+
+#[test]
+fn a_single_step_begins_with_the_pass_that_is_not_believed() {
+    let flow = "checkpoints: {retention: 100}
+steps:
+  - {id: s, repeat: {until: 'iteration == 3', max: 9}, env: {I: '${{ iteration }}'}, run: 'echo s$I >> trace; touch s$I.txt', evidence: [{file: 's${{ iteration }}.txt'}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        let rig = done(flow, store, "s1 s2 s3 z");
+
+        assert_eq!(without(&rig, &["s3.txt"], Some(0)), "s3", "{store}");
+        assert_eq!(without(&rig, &["s2.txt"], Some(0)), "s2 s3", "{store}");
+        assert_eq!(without(&rig, &["s1.txt", "s3.txt"], Some(0)), "s1 s2 s3", "{store}");
+        holds(&rig);
+    }
+}
+
+// Where the state of the pass before is not kept any more.
+#[test]
+fn without_its_state_the_first_pass_is_next() {
+    let flow = COUNTS.replace("retention: 100", "retention: 2");
+    for store in STORES {
+        let rig = done(&flow, store, "a1 b1 a2 b2 a3 b3 z3");
+
+        assert_eq!(without(&rig, &["b.txt"], Some(0)), "a1 b1 a2 b2 a3 b3 z3", "{store}");
+        holds(&rig);
+    }
+}
+
+#[test]
+fn a_group_that_is_not_believed_itself_does_its_last_pass_again() {
+    let flow = COUNTS.replace("max: 9}\n", "max: 9}\n    evidence: [{file: b.txt}]\n");
+    let flow = flow.replace("        evidence: [{sha256: b.txt}]\n", "");
+    for store in STORES {
+        let rig = done(&flow, store, "a1 b1 a2 b2 a3 b3 z3");
+
+        // Within it are steps with evidence of their own: what came after it may read files that are others now.
+        assert_eq!(without(&rig, &["b.txt"], Some(0)), "a3 b3 z3", "{store}");
+        holds(&rig);
+    }
+}
+
+#[test]
+fn groups_and_items_within_groups_do_again_what_is_gone() {
+    let flow = "checkpoints: {retention: 100}
+steps:
+  - id: g
+    repeat: {until: 'iteration == 2', max: 9}
+    steps:
+      - {id: o, run: 'echo o >> trace'}
+      - id: h
+        repeat: {until: 'iteration == 2', max: 9}
+        steps:
+          - {id: a, env: {I: '${{ iteration }}'}, run: 'echo a$I >> trace; echo x > a.txt', evidence: [{sha256: a.txt}]}
+          - {id: b, run: 'echo b >> trace'}
+      - id: f
+        foreach: {items: [x, y], as: i, max_parallel: 1, steps: [{id: c, env: {I: '${{ i }}'}, run: 'echo $I >> trace; echo $I > $I.txt', evidence: [{sha256: '${{ i }}.txt'}]}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        let rig = done(flow, store, "o a1 b a2 b x y o a1 b a2 b x y z");
+
+        assert_eq!(without(&rig, &["a.txt"], Some(0)), "a2", "{store}");
+        assert_eq!(without(&rig, &["y.txt"], Some(0)), "y", "{store}");
+        assert_eq!(without(&rig, &["a.txt", "x.txt"], Some(0)), "a2 x", "{store}");
+        holds(&rig);
+    }
+}
