@@ -94,6 +94,21 @@ impl<'a> Session<'a> {
         Ok(Self { context, stop, progress, deadline, began: now() })
     }
 
+    /// Makes the session of one of several runs: what stops them all stops it, and so does the end of its own time.
+    pub(crate) fn of_one(&self, timeout: Option<Duration>) -> Self {
+        let (all, stop) = (self.stop.clone(), StopHandle::default());
+        let own = stop.clone();
+        tokio::spawn(async move {
+            let asked = all.stopped().await;
+            own.stop(asked.level, &asked.by);
+            all.killed().await;
+            own.stop(StopLevel::Kill, &asked.by);
+        });
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let progress = Arc::clone(&self.progress);
+        Self { context: self.context, stop, progress, deadline, began: now() }
+    }
+
     /// Makes the engine of this session, for a workflow.
     pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
         self.progress.read_logs_of(&store);
@@ -115,8 +130,8 @@ impl<'a> Session<'a> {
         Ok(outcome?)
     }
 
-    /// Goes on with a run that waits for nothing but a time or a signal, as often as that comes before `wait` is over. Who
-    /// waits for a person is not waited for.
+    /// Goes on with a run that waits for a time or a signal, as often as that comes before `wait` is over. A person is not
+    /// waited for; but one who answers meanwhile is heard.
     pub(crate) async fn wait_out(
         &self,
         engine: &Engine,
@@ -167,9 +182,10 @@ impl<'a> Session<'a> {
         let due = outcome.waiting.iter().filter_map(due).min();
         let due = due.map(|due| Duration::try_from(due.duration_since(now)).unwrap_or_default());
         let has = |is: fn(&WaitKind) -> bool| outcome.waiting.iter().any(|waiting| is(&waiting.wait.on));
-        let signals = has(|on| matches!(on, WaitKind::Signal(_)));
+        let (signals, asks) =
+            (has(|on| matches!(on, WaitKind::Signal(_))), has(|on| *on == WaitKind::Answer));
         let due = due.map(|due| Instant::now() + due).filter(|due| *due <= end);
-        if has(|on| *on == WaitKind::Answer) || (due.is_none() && !signals) {
+        if due.is_none() && !signals {
             return Ok(Came::Nothing);
         }
         let last = due.unwrap_or(end);
@@ -183,6 +199,7 @@ impl<'a> Session<'a> {
                 SignalKind::Named { name, .. } => {
                     outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Signal(name.clone()))
                 }
+                SignalKind::Answer { .. } => asks,
                 _ => false,
             };
             let said = engine.store().signals(&outcome.run).await?;
@@ -191,7 +208,7 @@ impl<'a> Session<'a> {
             if let Some(stop) = said.iter().find(stops) {
                 return Ok(Came::Stop(stop.sender.clone()));
             }
-            if signals && said.iter().any(is_meant) {
+            if said.iter().any(is_meant) {
                 return Ok(Came::Something);
             }
             if Instant::now() >= last {

@@ -148,7 +148,10 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
             dry_run(context, &store, &run, args).await
         } else {
             match Prepared::of(context, &store, &run, args).await {
-                Ok(prepared) => prepared.go_on(context, Arc::clone(&store), &session, args).await,
+                Ok(prepared) => {
+                    let session = session.of_one(prepared.timeout);
+                    prepared.go_on(context, Arc::clone(&store), &session, args).await
+                }
                 Err(error) => Err(error),
             }
         };
@@ -413,13 +416,18 @@ impl Prepared {
         } else if let Some(params) = params {
             edit = Some(Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
         }
+        let with_item = |(branch, item): (BranchPath, Option<Value>)| {
+            let again = if item.is_some() { program.item_readers(&branch) } else { Vec::new() };
+            (branch, with_item(item, again))
+        };
+        let edit_branches = going.again.into_iter().map(with_item).collect();
         let options = ResumeOptions {
             session: options,
             adopt: chosen.adoption,
             restart,
             edit,
             on_doubt,
-            edit_branches: going.again.into_iter().map(|(branch, item)| (branch, with_item(item))).collect(),
+            edit_branches,
             from: going.from,
             then: going.then,
             ..ResumeOptions::default()
@@ -428,14 +436,15 @@ impl Prepared {
     }
 }
 
-/// Has a branch go on with another item, if one is given.
-fn with_item(item: Option<Value>) -> EditBranch<WorkflowState> {
-    EditBranch(Box::new(move |state: &mut WorkflowState| {
+/// Has a branch go on with another item, if one is given: what has read the one before is done again.
+fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowState> {
+    let edit = move |state: &mut WorkflowState| {
         if let Some(item) = item {
             state.set_item(item);
         }
         Ok(())
-    }))
+    };
+    EditBranch { edit: Box::new(edit), again }
 }
 
 /// Refuses to go on with a run whose steps have used more than they may, before anything is written.

@@ -431,6 +431,12 @@ impl Step {
         })
     }
 
+    /// Says whether one of its expressions reads what has this name where the step stands, as an item; as
+    /// [`reads_param`](Self::reads_param).
+    pub(crate) fn reads_local(&self, name: &str) -> bool {
+        self.references().any(|reference| reference.path.first().is_some_and(|root| root == name))
+    }
+
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
     ///
     /// Each may read what the ones before it set.

@@ -82,6 +82,9 @@ pub(super) struct Said {
 /// Reads what an agent printed: JSON of one of the forms that are known, or else plain text, which is its answer.
 pub(super) fn said(printed: &str) -> Said {
     let plain = || Said { text: printed.trim().to_owned(), usage: None, failed: None };
+    if let Ok(Value::Array(documents)) = serde_json::from_str(printed) {
+        return of_lines(&documents).unwrap_or_else(plain);
+    }
     if let Ok(document) = serde_json::from_str::<Value>(printed) {
         return of_document(&document).unwrap_or_else(plain);
     }
@@ -154,9 +157,16 @@ fn of_models(models: &serde_json::Map<String, Value>) -> Usage {
     sum
 }
 
-/// Events, a line each: the last message is the answer, and the tokens of all turns count.
+/// Events, a line each or in a list: the last one is the result, as a document of its own; or the last message is the answer,
+/// and the tokens of all turns count.
 fn of_lines(lines: &[Value]) -> Option<Said> {
     let kind = |line: &Value, name: &str| line.get("type").and_then(Value::as_str) == Some(name);
+    if let Some(result) = lines.iter().rev().find(|line| kind(line, "result")) {
+        let model = || lines.iter().find(|line| kind(line, "system")).and_then(model_of);
+        let mut said = of_document(result)?;
+        said.usage.iter_mut().for_each(|usage| usage.model = usage.model.take().or_else(model));
+        return Some(said);
+    }
     let message = |line: &Value| {
         let item = line.get("item").filter(|item| kind(item, "agent_message"))?;
         item.get("text")?.as_str().map(str::to_owned)
@@ -199,6 +209,23 @@ mod tests {
 
     use super::{Agents, Said, filled, said};
     use crate::file::AgentCommand;
+
+    #[test]
+    fn the_result_among_events_is_what_was_said() {
+        let events = [
+            r#"{"type":"system","subtype":"init","model":"m-1"}"#,
+            r#"{"type":"assistant","message":{"content":[{"type":"text","text":"not yet"}]}}"#,
+            r#"{"type":"result","is_error":false,"result":"done","total_cost_usd":0.3,"usage":{"input_tokens":1,"output_tokens":2}}"#,
+        ];
+        for printed in [format!("[{}]", events.join(",")), events.join("\n")] {
+            let Said { text, usage: found, failed } = said(&printed);
+            assert_eq!((text.as_str(), found, failed), ("done", usage(1, 2, 0.3, Some("m-1")), None));
+            let failing = printed.replace("\"is_error\":false", "\"is_error\":true");
+            assert_eq!(said(&failing).failed.as_deref(), Some("done"));
+        }
+        // An answer that is a list is an answer.
+        assert_eq!(said("[1, 2]").text, "[1, 2]");
+    }
 
     fn usage(tokens_in: u64, tokens_out: u64, cost: f64, model: Option<&str>) -> Option<Usage> {
         Some(Usage { tokens_in, tokens_out, cost, model: model.map(str::to_owned) })

@@ -453,6 +453,10 @@ fn no_scratch(error: &io::Error) -> Failure {
     Failure::new(FailureKind::Spawn, vec![text, error.to_string()])
 }
 
+/// How late the end of a process may be heard: where this one was stopped by the system, as by Ctrl-Z, it finds that the
+/// time is up before it hears what ended meanwhile.
+const LATE: Duration = Duration::from_millis(250);
+
 /// Waits for the process, and ends it with grace when it must end before.
 async fn live(
     child: &mut Child,
@@ -464,6 +468,11 @@ async fn live(
         exit = child.wait() => return exit.map_or_else(Life::Lost, Life::Exited),
         ended = must_end => ended,
     };
+    if let Ended::Timeout(_) = ended
+        && let Ok(Ok(exit)) = tokio::time::timeout(LATE, child.wait()).await
+    {
+        return Life::Exited(exit);
+    }
     match end(child, attempt, grace).await {
         Ok(_) => Life::Told(ended),
         Err(lost) => Life::Lost(lost),

@@ -430,16 +430,14 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
     };
     // A person may have given it another item than the one that its branch was opened for.
     let item = state.as_ref().and_then(WorkflowState::item).unwrap_or(&end.item.value);
-    let mut outcome = json!({
+    let outcome = json!({
         "key": end.item.key,
         "index": end.item.index,
         "item": item,
         "status": status,
         "steps": steps,
+        "error": end.failure().map(|failure| failure.error.join(": ")),
     });
-    if let Some(failure) = end.failure() {
-        outcome["error"] = json!(failure.error.join(": "));
-    }
     Ok(outcome)
 }
 

@@ -526,6 +526,7 @@ impl Program for WorkflowProgram {
     ) -> Result<Follow, Failure> {
         let id = self.step(spot).id.as_str();
         let is_done = !matches!(settled, Settlement::Skipped);
+        let tolerated = matches!(settled, Settlement::Tolerated(_));
         let mut steps = BTreeMap::new();
         let settled = match settled {
             Settlement::Completed(mut output, ending) => {
@@ -542,13 +543,17 @@ impl Program for WorkflowProgram {
             state.refuse_growth(id, step)?;
         }
         let repeats = self.step(spot).repeat.is_some() && is_done;
-        let follow = if repeats { self.passes_on(spot, state, &settled, &steps)? } else { Follow::Needs };
+        let follow =
+            if repeats { self.passes_on(spot, state, (&settled, tolerated), &steps)? } else { Follow::Needs };
         let passes = if repeats { state.passes(id) + 1 } else { 0 };
         let folder = self.folder();
         for (id, step) in steps {
             state.settle(&id, step, folder.as_deref());
         }
         state.settle(id, settled.after(passes), folder.as_deref());
+        if !is_done {
+            repeat::skip(self.step(spot), state);
+        }
         Ok(follow)
     }
 

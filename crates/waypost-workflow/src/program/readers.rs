@@ -1,12 +1,22 @@
 //! Which steps read what a step gave: in its own file, and further up, where it is a step of an item or of another file.
 
-use waypost::BranchPath;
+use waypost::{BranchPath, StepId};
 
 use super::WorkflowProgram;
 use crate::expr::ELEMENT;
-use crate::file::Step;
+use crate::file::{Body, Step};
 
 impl WorkflowProgram {
+    /// Returns the steps of the branch of an item that read the item, themselves or by what stands within them.
+    #[must_use]
+    pub fn item_readers(&self, branch: &BranchPath) -> Vec<StepId> {
+        let opener = branch.opened_by().zip(branch.parent());
+        let opener = opener.and_then(|((opener, _), above)| self.file_of(&above).step(opener.as_str()));
+        let Some(foreach) = opener.and_then(|opener| opener.work.foreach()) else { return Vec::new() };
+        let readers = foreach.body.steps().iter().filter(|step| reads(step, &foreach.name));
+        readers.filter_map(|step| StepId::new(&step.id).ok()).collect()
+    }
+
     /// Returns the steps that read what a step of a branch gave: its outputs, or what it printed. Those that take all of the
     /// items of a `foreach` may read no output of them, and are left out.
     pub(super) fn readers<'p>(&'p self, branch: &BranchPath, id: &str) -> Vec<&'p Step> {
@@ -41,6 +51,12 @@ impl WorkflowProgram {
         }
         readers
     }
+}
+
+fn reads(step: &Step, name: &str) -> bool {
+    let hooks = step.hooks.iter().map(|hook| &hook.body);
+    let within = step.work.body().into_iter().chain(hooks).flat_map(Body::steps);
+    step.reads_local(name) || within.into_iter().any(|step| reads(step, name))
 }
 
 fn named<const COUNT: usize>(parts: [&str; COUNT]) -> Vec<String> {

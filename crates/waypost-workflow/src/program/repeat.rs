@@ -35,12 +35,13 @@ impl WorkflowProgram {
 
     /// Decides whether a step that has ended is done once more.
     ///
-    /// `settled` is what became of it in its pass, `steps` of those of the group that it is.
+    /// `settled` is what became of it in its pass, `steps` of those of the group that it is. Where a failure is `tolerated`,
+    /// so is that the passes are used up.
     pub(super) fn passes_on(
         &self,
         spot: Spot<'_>,
         state: &WorkflowState,
-        settled: &StepState,
+        (settled, tolerated): (&StepState, bool),
         steps: &BTreeMap<String, StepState>,
     ) -> Result<Follow, Failure> {
         let step = self.step(spot);
@@ -50,10 +51,10 @@ impl WorkflowProgram {
         if self.is_until(&passing, settled, steps)? {
             return Ok(Follow::Needs);
         }
-        if passes < repeat.max || fails_in_next(step) {
+        if passes < repeat.max || (fails_in_next(step) && !tolerated) {
             return Ok(Follow::To(spot.place));
         }
-        Err(self.in_vain(repeat, passes))
+        if tolerated { Ok(Follow::Needs) } else { Err(self.in_vain(repeat, passes)) }
     }
 
     /// Fails a step that has been done as often as it may, and is to be done once more.
@@ -135,6 +136,16 @@ pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowSta
     state.restore(&step.id, then);
     if let Work::Group(body) = &step.work {
         body.steps().iter().for_each(|inner| restore(inner, state, then));
+    }
+}
+
+/// Settles the steps of a group that was passed over: nothing of them can be read but that.
+pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
+    for inner in step.work.body().into_iter().flat_map(crate::file::Body::steps) {
+        if matches!(step.work, Work::Group(_)) {
+            state.settle(&inner.id, StepState::skipped(), None);
+            skip(inner, state);
+        }
     }
 }
 

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
 use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
+use crate::shape::Unfinished;
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
+use super::anew::{Again, after, anew};
+use super::back::epochs;
 use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
@@ -20,7 +23,7 @@ use super::schedule::{children_of, collects, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
-use super::{OnDoubt, Program, RunError};
+use super::{Engine, OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
 /// alone; one that has not begun is only noted; the others go on.
@@ -333,6 +336,32 @@ impl Fallen {
     }
 }
 
+/// Opens finished steps of a branch again that have read what is another now, with what comes after them.
+async fn do_again<P: Program>(
+    (engine, program): (&Engine, &P),
+    line: &mut Line<'_, P::State>,
+    steps: &[StepId],
+) -> Result<(), RunError> {
+    let unfinished = Unfinished::of(line.shape, &line.position);
+    let places = steps.iter().filter_map(|step| line.shape.place(step.as_str()));
+    let places: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
+    let behind = after(line.shape, &places);
+    let first: Vec<usize> = places.into_iter().filter(|place| !behind.contains(place)).collect();
+    if first.is_empty() {
+        return Ok(());
+    }
+    let (run, branch) = (&line.chain.run, &line.chain.branch);
+    let epoch = line.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
+    let again = |place: usize| {
+        let iteration = line.shape.first_iteration(place, &line.around);
+        (place, Try { attempt: 0, epoch, iteration }, Again::Whole)
+    };
+    let anew = anew(line.shape, &line.position, first.into_iter().map(again).collect(), true);
+    line.position = anew.position;
+    let branch = line.branch().clone();
+    forget(program, &branch, &anew.forgotten, &mut line.state)
+}
+
 /// Takes up a child of a fan-out where it stood, or is moved to; one that has not begun is only noted, and has no line.
 ///
 /// Its own fan-outs are the caller's.
@@ -403,7 +432,12 @@ pub(super) async fn go_on<P: Program>(
         reopen(&mut line);
     }
     line.drafts.extend(draft);
+    let read_by = edits.read_by();
     edits.apply(&mut line, &head.record)?;
+    let engine = session.engine;
+    if session.program.keeps_apart() {
+        do_again((engine, session.program), &mut line, &read_by).await?;
+    }
     let is_done = line.position.frontier.is_empty();
     if is_done && line.drafts.is_empty() {
         // It was held after its last step, and only its end is missing.

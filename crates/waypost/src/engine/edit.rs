@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{FrontierEntry, Record};
 use crate::store::StoreExt as _;
 
@@ -48,6 +48,11 @@ impl<S> Edits<S> {
         self.0.keys()
     }
 
+    /// Returns the steps that read what is changed.
+    pub(super) fn read_by(&self) -> Vec<StepId> {
+        self.0.values().flatten().flat_map(|edit| edit.again.iter().cloned()).collect()
+    }
+
     /// Changes the state of a branch, all of it or nothing, and has that written down.
     ///
     /// # Errors
@@ -63,7 +68,7 @@ impl<S> Edits<S> {
             let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
-        for EditBranch(edit) in self.0.into_values().flatten() {
+        for EditBranch { edit, .. } in self.0.into_values().flatten() {
             edit(&mut line.state).map_err(|why| {
                 let (run, branch) = (run.clone(), branch.clone());
                 RunError::NotEdited { run, branch, why }

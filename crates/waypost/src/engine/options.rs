@@ -232,7 +232,13 @@ impl<S> Debug for Edit<S> {
 }
 
 /// Changes the state of a branch, or refuses with a reason.
-pub struct EditBranch<S>(pub EditBranchFn<S>);
+pub struct EditBranch<S> {
+    /// Changes it.
+    pub edit: EditBranchFn<S>,
+    /// Steps that read what is changed: of these, finished ones are done again, with what comes after them. Only where the
+    /// state keeps apart what each step gave ([`Program::keeps_apart`](super::Program::keeps_apart)); else nothing is.
+    pub again: Vec<StepId>,
+}
 
 /// What is in an [`EditBranch`].
 pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;

@@ -32,7 +32,7 @@ use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
-use super::stop::{Stop, StopLevel};
+use super::stop::{Stop, StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
     Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
@@ -454,7 +454,12 @@ impl<'a, P: Program> Session<'a, P> {
             timeout: line.shape.steps()[place].timeout,
             interval: self.options.interval,
             stop: self.options.stop.clone(),
-            cancel: line.cancel.clone(),
+            // What must not be repeated comes to its end, whoever else has failed: cut, nobody could say what became of it.
+            cancel: if line.shape.steps()[place].idempotent {
+                line.cancel.clone()
+            } else {
+                StopHandle::default()
+            },
             line: id,
             job,
             requests: self.asks.clone(),

@@ -68,7 +68,7 @@ impl<S: State> Resume<'_, S> {
             edit(state);
             Ok(())
         };
-        self.edits.push((branch.to_owned(), EditBranch(Box::new(edit))));
+        self.edits.push((branch.to_owned(), EditBranch { edit: Box::new(edit), again: Vec::new() }));
         self
     }
 }
