@@ -378,7 +378,7 @@ async fn main_line<'a, P: Program>(
     let site = engine.site(base.snapshot.entry.record.record());
     let (branch, asked) = (main.branch().clone(), &mut stand.settled);
     let about = (&main.chain.run, &site, &branch, &main.state);
-    let done = salvaged(engine, program, program.shape(), about, asked).await;
+    let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;
     settle_salvaged(program, &mut main, done)?;
     // What does not hold any more by now is asked about.
     stand.questions.append(asked);

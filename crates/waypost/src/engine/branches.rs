@@ -229,7 +229,7 @@ async fn take_up_one<P: Program>(
     questions.extend(questions_of_cut(line, session.before.as_ref()));
     if matches!(found.on_doubt, OnDoubt::Ask) {
         let about = (&line.chain.run, &*site, &branch, &line.state);
-        let done = salvaged(engine, program, line.shape, about, &mut questions).await;
+        let done = salvaged(engine, program, line.shape, about, (&mut questions, true)).await;
         settle_salvaged(program, line, done)?;
     }
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);

@@ -165,13 +165,14 @@ impl<O> Salvaged<O> {
 
 /// Finds the steps in doubt of a branch that its evidence shows to be done, and takes them out of the questions.
 ///
-/// Only what is `ok` now counts, and nothing that a step pins when it ends: nobody saw the end of this one.
+/// Only what is `ok` now counts, and nothing that a step pins when it ends: nobody saw the end of this one. Who only looks
+/// does not wait for what may come within some time.
 pub(super) async fn salvaged<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (run, site, branch, state): (&RunId, &Site, &BranchPath, &P::State),
-    questions: &mut Vec<Decision>,
+    (questions, waits): (&mut Vec<Decision>, bool),
 ) -> Vec<Salvaged<P::Output>> {
     let mut found = Vec::new();
     for (at, question) in std::mem::take(questions).into_iter().enumerate() {
@@ -184,7 +185,10 @@ pub(super) async fn salvaged<P: Program>(
         let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
         let exited = exited_at(engine, (run, branch), &question).await;
         let checked = match program.salvage(spot, state, exited.as_ref()).await {
-            Some(salvage) => {
+            Some(mut salvage) => {
+                if !waits {
+                    salvage.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
+                }
                 let site = site.clone().with_exit_code(exited.map(|exited| exited.exit_code));
                 let pack = engine.verifier.verify(&salvage.pack, &site).await;
                 Some(Salvage { pack, ..salvage }).filter(|salvage| salvage.pack.verdict() == Verdict::Ok)
@@ -234,9 +238,19 @@ pub(super) async fn salvageable<P: Program>(
     if !asked.iter().any(|question| question.cause.is_of_one_try()) {
         return Ok(Vec::new());
     }
-    let (branch, state) = (&record.header().branch, decode_state(program, shape.level(), record)?);
-    let about = (&record.header().run, site, branch, &state);
-    let found = salvaged(engine, program, shape, about, &mut asked.clone()).await;
+    let state = decode_state(program, shape.level(), record)?;
+    salvageable_in(engine, program, (shape, site, record, &state), (asked, true)).await
+}
+
+/// As [`salvageable`], of a branch with this state.
+pub(super) async fn salvageable_in<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (shape, site, record, state): (&Shape, &Site, &Record, &P::State),
+    (asked, waits): (Vec<Decision>, bool),
+) -> Result<Vec<Decision>, RunError> {
+    let about = (&record.header().run, site, &record.header().branch, state);
+    let found = salvaged(engine, program, shape, about, (&mut asked.clone(), waits)).await;
     let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
     Ok(asked.into_iter().filter(is_found).collect())
 }

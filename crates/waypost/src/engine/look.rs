@@ -7,11 +7,12 @@ use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, pl
 use crate::record::{Claim, Occasion, Record, Verdict};
 use crate::shape::{Shape, Unfinished};
 
-use super::doubt::{questions_at, salvageable};
-use super::recheck::{forget_other_names, in_flux, verify};
+use super::begin::decode_state;
+use super::doubt::{questions_at, salvageable_in};
+use super::recheck::{Branches, forget_other_names, in_flux, verify};
 use super::snapshot::{Snapshot, effective_of, position_of};
 use super::stand::survey;
-use super::{Engine, OnUnknown, Program, RunError};
+use super::{Engine, OnUnknown, Program, RunError, Spot};
 
 /// What the evidence of a run comes to now.
 #[derive(Debug, Clone, Default)]
@@ -131,7 +132,11 @@ impl Engine {
                 continue;
             };
             let asked: Vec<Decision> = questions_at(position, shape, branch).collect();
-            settled.extend(salvageable(self, program, (shape, &site, record), asked).await?);
+            if asked.iter().any(|question| question.cause.is_of_one_try()) {
+                let state = state_of(program, program.shape(), &branches, record)?;
+                let about = (shape, &site, record, &state);
+                settled.extend(salvageable_in(self, program, about, (asked, false)).await?);
+            }
         }
         let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
         if occasion == Occasion::Resume {
@@ -139,6 +144,29 @@ impl Engine {
         }
         Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
     }
+}
+
+/// Reads the state of a branch, with what it has from those above it.
+fn state_of<P: Program>(
+    program: &P,
+    root: &Shape,
+    branches: &Branches,
+    record: &Record,
+) -> Result<P::State, RunError> {
+    let branch = &record.header().branch;
+    let level = root.of_branch(branch).map_or(0, Shape::level);
+    let mut state = decode_state(program, level, record)?;
+    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = root.of_branch(&parent)?;
+        let above = branches.get(&(parent.depth(), parent.clone()))?;
+        Some((shape, shape.opener(&name)?, parent, above))
+    });
+    if let Some((shape, place, parent, above)) = opener {
+        let around = state_of(program, root, branches, &above.record)?;
+        let spot = Spot { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        program.attach(spot, &around, &mut state);
+    }
+    Ok(state)
 }
 
 /// Adds what claims came to that are not checked, as newer ones count, or steps under way may rewrite what they are about:
