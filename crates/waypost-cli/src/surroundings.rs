@@ -149,6 +149,7 @@ pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
         },
         retention: workflow.checkpoints().retention,
         interval: workflow.checkpoints().interval,
+        parallel_max: workflow.parallel_max(),
         ..SessionOptions::default()
     }
 }

@@ -132,6 +132,12 @@ impl Workflow {
         }
     }
 
+    /// How many steps may be at work at once in the whole run, if the file says so.
+    #[must_use]
+    pub fn parallel_max(&self) -> Option<NonZeroUsize> {
+        self.max_parallel
+    }
+
     /// How long the run may take.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {

@@ -280,6 +280,7 @@ impl<P: Program> Session<'_, P> {
         }
         self.touched.remove(&id);
         self.launching.remove(&id);
+        self.crowded.remove(&id);
     }
 
     pub(super) fn not_written(

@@ -1,6 +1,7 @@
 //! What can be said before a session begins.
 
 use std::fmt::Debug;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -36,6 +37,9 @@ pub struct SessionOptions {
     /// How many steps a branch may start in all, crashes and resumes included; the step beyond fails. A guard against
     /// loops that do not end.
     pub step_limit: Option<u64>,
+    /// How many steps may be at work at once on all branches together. Each branch and each fan-out has a limit of its own
+    /// beside it.
+    pub parallel_max: Option<NonZeroUsize>,
     /// How often a step that runs long writes a checkpoint meanwhile; never if not said.
     pub interval: Option<Duration>,
 }

@@ -70,6 +70,10 @@ impl<'a, P: Program> Session<'a, P> {
             if !self.has_room(id) {
                 return openings;
             }
+            if self.is_full() && !self.opens(id, place) {
+                self.crowded.insert(id);
+                return openings;
+            }
             if self.doubts(id, place) || self.hold_before(id, place) || self.is_over_limit(id, place) {
                 continue;
             }
@@ -98,11 +102,27 @@ impl<'a, P: Program> Session<'a, P> {
         false
     }
 
+    /// Says whether as many steps are at work on all branches as may be at once.
+    fn is_full(&self) -> bool {
+        let Some(most) = self.options.parallel_max else { return false };
+        let about_to = |id: &LineId| {
+            let line = self.lines.get(*id);
+            line.starting.len() + line.alone.len()
+        };
+        self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>() >= most.get()
+    }
+
+    /// Says whether all that a step does next is to open branches.
+    fn opens(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let children = line.shape.steps()[place].children.as_ref();
+        children.is_some_and(|children| !children.by_work) && line.entry(place).fan.is_none()
+    }
+
     fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
         let program = self.program;
-        let line = self.lines.get(id);
+        let (line, opens) = (self.lines.get(id), self.opens(id, place));
         let step = &line.shape.steps()[place];
-        let opens = step.children.as_ref().is_some_and(|c| !c.by_work) && line.entry(place).fan.is_none();
         // What was admitted before is not asked again: it has waited, or was tried.
         let asked = line.entry(place).at.attempt > 0 || line.entry(place).fan.is_some();
         let admitted = if asked { Ok(Admission::Run) } else { program.admit(line.spot(place), &line.state) };

@@ -68,6 +68,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) latest: Timestamp,
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<LineId>,
+    /// Branches that could go on, and wait until fewer steps are at work.
+    pub(super) crowded: BTreeSet<LineId>,
     /// When a branch is due.
     pub(super) timers: BTreeSet<(Timestamp, LineId)>,
     /// Under `--until`: whether a step of the main branch may be started, by place.
@@ -158,6 +160,7 @@ impl<'a, P: Program> Session<'a, P> {
             dirty: BTreeSet::new(),
             latest: Timestamp::MIN,
             launching: BTreeSet::new(),
+            crowded: BTreeSet::new(),
             timers: BTreeSet::new(),
             wanted,
             jobs: FuturesUnordered::new(),
@@ -358,6 +361,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     fn land(&mut self, landed: Landed<P::Output>) {
+        self.touched.append(&mut self.crowded);
         let Landed { line: id, job, place, performed, root } = landed;
         let Some(line) = self.lines.find(id) else { return };
         let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };

@@ -88,6 +88,7 @@ impl Session {
             names.iter().map(|name| StepId::new(name).map_err(RunError::InvalidName)).collect()
         };
         Ok(SessionOptions {
+            parallel_max: None,
             stop: self.stop.clone(),
             on_lost_checkpoint: self.on_lost_checkpoint.unwrap_or_default(),
             until: None,
