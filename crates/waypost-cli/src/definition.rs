@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
-use waypost::engine::{Adoption, Snapshot};
+use waypost::engine::{Adoption, Snapshot, within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict, Wait};
 use waypost::shape::Shape;
@@ -102,7 +102,7 @@ impl Chosen {
         let by = |shape: &Shape, effective: &[Effective]| {
             verdicts.cloned().unwrap_or_else(|| believed(shape, effective))
         };
-        let Some(Adoption { before, .. }) = &self.adoption else {
+        let Some(Adoption { before, within, .. }) = &self.adoption else {
             let effective = snapshot.effective(store, &self.shape).await?;
             let verdicts = by(&self.shape, &effective);
             return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
@@ -111,7 +111,8 @@ impl Chosen {
         let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-            let carried = carry_over(before, &branch.position, &snapshot.definition, &self.shape, true);
+            let carried =
+                carry_over(before, &branch.position, &snapshot.definition, (&self.shape, within), true);
             (branch.position, redone) = (carried.position, carried.redone);
         }
         // What was open within a step that is begun anew comes to nothing.
@@ -223,7 +224,7 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
 ///
 /// # Errors
 /// [`Error::Changed`] if the file changed in what is finished, and nobody said what to do about it.
-pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) -> Result<Chosen, Error> {
+pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) -> Result<Chosen, Error> {
     let frozen = snapshot.entry.record.record();
     let own = own_copy(store, frozen, &snapshot.definition)?;
     let ended = snapshot.ended.as_ref().filter(|_| !choice.restart).map(Record::header);
@@ -270,7 +271,13 @@ pub(crate) fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) ->
     }
     let position = snapshot.newest().position().unwrap_or_default();
     let path = kept(store, &file)?;
-    let mut chosen = compare(snapshot, own, changed, &position, &file, choice)?;
+    let shape = shape_of(&changed, surroundings::cores())?;
+    let run = &snapshot.entry.summary.run;
+    let within = match choice.restart {
+        true => BTreeSet::new(),
+        false => within(store, run, (&own.shape, &position, &shape)).await?,
+    };
+    let mut chosen = compare(snapshot, own, (changed, within), &position, &file, choice)?;
     if let Some(adoption) = &mut chosen.adoption {
         // The next resume looks there, too.
         adoption.definition.path = path.clone().filter(|path| frozen.path.as_ref() != Some(path));
@@ -304,13 +311,13 @@ pub(crate) fn path_in_force<'r>(record: &'r RunRecord, definition: &'r Definitio
 fn compare(
     snapshot: &Snapshot,
     own: Chosen,
-    changed: Workflow,
+    (changed, within): (Workflow, BTreeSet<StepId>),
     position: &Position,
     file: &Path,
     choice: &Choice,
 ) -> Result<Chosen, Error> {
     let shape = shape_of(&changed, surroundings::cores())?;
-    let changes = changes(&own.shape, position, &snapshot.definition, &shape);
+    let changes = changes(&own.shape, position, &snapshot.definition, (&shape, &within));
     let diff: Vec<String> = changes.iter().map(|change| line(change, &changed)).collect();
     let touches_finished = changes.iter().any(|change| change.touches_finished);
     let run = &snapshot.entry.summary.run;
@@ -346,7 +353,7 @@ fn compare(
         format!("{file} {differs}, but not in what is finished; going on with it:\n{diff}")
     };
     let definition = shape.definition(Some(changed.text().to_owned()));
-    let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished });
+    let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished, within });
     let path = own.path;
     Ok(Chosen { workflow: changed, shape, adoption, path, notes: vec![note] })
 }
@@ -362,7 +369,14 @@ pub(crate) fn of_fork(
     file: &Path,
 ) -> Result<Chosen, Error> {
     let changed = Workflow::read(&near_here(file))?;
-    compare(snapshot, own, changed, position, file, &Choice { forks: true, ..Choice::default() })
+    compare(
+        snapshot,
+        own,
+        (changed, BTreeSet::new()),
+        position,
+        file,
+        &Choice { forks: true, ..Choice::default() },
+    )
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {
@@ -401,6 +415,9 @@ fn line(change: &Change, changed: &Workflow) -> String {
         ChangeKind::Added => format!("  + step {} is new", change.step),
         ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
         ChangeKind::Altered => format!("  ~ step {} does something else{finished}{file}", change.step),
+        ChangeKind::Within => {
+            format!("  ~ within step {}, what is not finished does something else{file}", change.step)
+        }
         ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
         ChangeKind::Reordered(before) => {
             format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)

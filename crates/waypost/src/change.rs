@@ -4,7 +4,7 @@
 //! fingerprint and so touch nothing. A step is touched where what it does changed, where it came or went, or where a
 //! step that is not finished any more stands before it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use crate::id::{Digest, StepId};
@@ -35,6 +35,8 @@ pub enum ChangeKind {
     Removed,
     /// It does something else.
     Altered,
+    /// Only steps within it do, none of which is finished: its branches go on where they stand.
+    Within,
     /// It leads elsewhere: to other steps, or to the end. It may do something else too, which is not told apart.
     Rerouted {
         /// Where it led, sorted.
@@ -53,6 +55,7 @@ impl fmt::Display for Change {
             ChangeKind::Added => write!(f, "step `{step}` is new"),
             ChangeKind::Removed => write!(f, "step `{step}` is gone"),
             ChangeKind::Altered => write!(f, "step `{step}` does something else"),
+            ChangeKind::Within => write!(f, "what stands within step `{step}` does something else"),
             ChangeKind::Rerouted { before, now } => {
                 write!(f, "step `{step}` now leads to {}, and led to {}", told(now), told(before))
             }
@@ -79,8 +82,13 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 
 /// Compares the definition of a run with another graph.
 ///
-/// `before` is the graph of the run's own definition, `position` where it stands.
-pub fn changes(before: &Shape, position: &Position, definition: &Definition, after: &Shape) -> Vec<Change> {
+/// `before` is the graph of the run's own definition, `position` where it stands; `within` as for [`carry_over`].
+pub fn changes(
+    before: &Shape,
+    position: &Position,
+    definition: &Definition,
+    (after, within): (&Shape, &BTreeSet<StepId>),
+) -> Vec<Change> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
     let touching = |id: &StepId, kind| {
@@ -97,6 +105,15 @@ pub fn changes(before: &Shape, position: &Position, definition: &Definition, aft
                 touches_finished: false,
                 half_done: false,
             }),
+            Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
+                let kind = ChangeKind::Within;
+                changes.push(Change {
+                    step: step.id.clone(),
+                    kind,
+                    touches_finished: false,
+                    half_done: false,
+                });
+            }
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
                 let kind =
@@ -144,12 +161,13 @@ pub struct CarriedOver {
 /// A finished step that does something else now is open again, and so is every finished step after one that is open.
 /// They come up in a new epoch, because that is a deliberate redo: with new keys, and attempts counted from one.
 ///
+/// `within`: steps whose branches go on where they stand, although what stands within them does something else.
 /// `asks`: a person is asked about those that must not be repeated blindly when they come next, or what they open.
 pub fn carry_over(
     before: &Shape,
     position: &Position,
     definition: &Definition,
-    after: &Shape,
+    (after, within): (&Shape, &BTreeSet<StepId>),
     asks: bool,
 ) -> CarriedOver {
     let unfinished = Unfinished::of(before, position);
@@ -168,7 +186,8 @@ pub fn carry_over(
         if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes && !is_unsettled {
             continue;
         }
-        let reason = match (old.get(&step.id) == Some(&step.fingerprint), open) {
+        let is_same = old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+        let reason = match (is_same, open) {
             (false, _) => Some(step.id.clone()),
             (true, Some(need)) => Some(after.steps()[*need].id.clone()),
             (true, None) => None,
@@ -222,7 +241,7 @@ pub fn carry_over(
         position.ask_about(&step, entry);
     }
     // Branches of another definition cannot go on.
-    let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint);
+    let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.leave_branches_aside(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.undone.retain(is_there);

@@ -66,6 +66,7 @@ mod turns;
 mod undo;
 mod unlooked;
 mod wish;
+mod within;
 
 pub use anew::opened_again;
 pub use attempt::{
@@ -90,6 +91,7 @@ use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
 pub use undo::{UNDO, Undone};
+pub use within::within;
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

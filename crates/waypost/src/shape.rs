@@ -56,6 +56,8 @@ pub struct Step {
     pub after: Option<Children>,
     /// SHA-256 over what it does.
     pub fingerprint: Digest,
+    /// Of one that opens branches, the same without what the steps within them do, where that is told apart.
+    pub frame: Option<Digest>,
 }
 
 impl Step {
@@ -75,6 +77,7 @@ impl Step {
             children: None,
             after: None,
             fingerprint,
+            frame: None,
         }
     }
 

@@ -22,9 +22,9 @@ pub(crate) struct OnceArgs {
     /// Name the run of the script [default: what WAYPOST_SCRIPT_RUN says]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
-    /// Remember also a command that ends with another exit code than 0
+    /// Do the command again if it ended with another exit code than 0 [default: WAYPOST_RETRY_FAILED is set]
     #[arg(long)]
-    pub(crate) any_exit: bool,
+    pub(crate) retry_failed: bool,
     /// Do the command although it is done, and remember that
     #[arg(long, conflicts_with = "keep")]
     pub(crate) redo: bool,
@@ -35,7 +35,7 @@ pub(crate) struct OnceArgs {
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     pub(crate) wait: Option<Duration>,
     /// End the run: what it remembers stays, and nothing is added
-    #[arg(long, conflicts_with_all = ["key", "any_exit", "redo", "keep", "wait"])]
+    #[arg(long, conflicts_with_all = ["key", "retry_failed", "redo", "keep", "wait"])]
     pub(crate) finish: bool,
 }
 

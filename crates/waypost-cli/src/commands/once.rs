@@ -39,6 +39,8 @@ use work::{Came, Life, Work};
 
 /// What names the run of a script.
 const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
+/// What has all commands of a script done again that failed.
+const RETRY_FAILED: &str = "WAYPOST_RETRY_FAILED";
 /// What such runs are called where workflows are named.
 const WORKFLOW: &str = "script";
 /// How often is looked whether the run has become free.
@@ -103,7 +105,8 @@ impl Call<'_> {
     /// Gives what is remembered, if something is.
     async fn remembered(&self, store: &dyn Store) -> Result<Option<Exit>, Error> {
         let Some(memos) = memo::read(store, &self.run).await? else { return Ok(None) };
-        match memos.memos.get(&self.key.text).filter(|_| !self.args.redo) {
+        let counts = |memo: &&Memo| !self.args.redo && (memo.exit_code == 0 || !self.retries_failed());
+        match memos.memos.get(&self.key.text).filter(counts) {
             Some(memo) if memo.command == memo::digest_of(&self.args.command) || self.args.keep => {
                 self.replay(store, memo).await.map(Some)
             }
@@ -112,9 +115,20 @@ impl Call<'_> {
         }
     }
 
+    /// Says whether a command that failed is done again: by its option, or by the variable, for all of a script.
+    fn retries_failed(&self) -> bool {
+        self.args.retry_failed || std::env::var_os(RETRY_FAILED).is_some_and(|value| !value.is_empty())
+    }
+
     async fn replay(&self, store: &dyn Store, memo: &Memo) -> Result<Exit, Error> {
         let output = &self.context.output;
         output.detail(&format!("{} of run {} is done: this is what it printed.", self.key.text, self.run));
+        if memo.exit_code != 0 {
+            output.note(&format!(
+                "{} ended with {} before, which is given again: `waypost once --retry-failed …` does it again.",
+                self.key.text, memo.exit_code
+            ));
+        }
         if output.json {
             self.document(store, Some((&memo.stdout, &memo.stderr)), Some(memo.exit_code), true, true)
                 .await?;
@@ -363,7 +377,7 @@ impl Call<'_> {
                 return Err(OnceError::from(error).into());
             }
         };
-        let remembered = kind == FailureKind::Exit && (code == 0 || self.args.any_exit);
+        let remembered = kind == FailureKind::Exit;
         let (stdout, stderr) = streams.expect("what ended by itself has streams");
         if remembered {
             let digest = memo::digest_of(&self.args.command);

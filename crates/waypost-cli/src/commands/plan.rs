@@ -239,7 +239,7 @@ pub(super) async fn planned(
     snapshot: &Snapshot,
 ) -> Result<(Plan, Vec<String>), Error> {
     let store = shared.as_ref();
-    let chosen = choose(store, snapshot, &Choice::to_look())?;
+    let chosen = choose(store, snapshot, &Choice::to_look()).await?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = checkpoints::reference_of(&damage.run, damage);

@@ -291,7 +291,7 @@ impl Prepared {
                 if !args.restart {
                     refuse_behind(store.as_ref(), &snapshot).await?;
                 }
-                let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args))?;
+                let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args)).await?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 // What is in doubt on items that are tried again is found on the way.
                 if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {

@@ -1,6 +1,6 @@
 //! Dead letters, as people and later steps read them.
 
-use crate::rig::Rig;
+use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -281,4 +281,30 @@ fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
     assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "--with", "flow.yaml", "-q"]), Some(0));
     let count = |item: &str| rig.read("trace").lines().filter(|line| *line == item).count();
     assert_eq!((count("a"), count("b")), (1, 4), "the other item is not worked on again");
+}
+
+// What happened: steps that had finished with the item of before were not done again with the one that took its place.
+#[test]
+fn another_item_is_read_by_all_that_had_read_the_one_before() {
+    let rig = Rig::with(
+        "steps:
+  - id: e
+    foreach:
+      items: [bad, good]
+      as: it
+      key: 'k-${{ item_index }}'
+      steps:
+        - {id: pre, run: 'echo pre >> trace'}
+        - {id: get, env: {U: '${{ it }}'}, run: 'echo get $U >> trace; echo from=$U >> $WAYPOST_OUTPUT'}
+        - {id: use, env: {F: '${{ steps.get.outputs.from }}'}, run: 'echo use $F >> trace; test $F != bad'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "k-0", "--item", "\"fine\"", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "get fine\nuse fine\n");
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert_eq!(shown["status"], "completed");
 }

@@ -88,17 +88,23 @@ fn what_was_printed_and_is_damaged_is_not_given() {
 }
 
 #[test]
-fn only_success_is_remembered_unless_any_exit_is() {
+fn any_exit_code_is_given_again_and_a_failure_is_done_again_if_that_is_wanted() {
     let rig = Rig::new();
 
     assert!(once(&rig, "a", "echo x >> trace; exit 3").starts_with("exit 3\n"));
-    assert!(once(&rig, "a", "echo x >> trace; exit 3").starts_with("exit 3\n"));
-    assert_eq!(rig.read("trace"), "x\nx\n");
-    let any = ["once", "--id", "s", "--any-exit", "a", "--", "sh", "-c", "echo x >> trace; exit 3"];
-    assert_eq!(code(&rig, &any), Some(3));
-    assert_eq!(code(&rig, &any), Some(3));
+    let again = once(&rig, "a", "echo x >> trace; exit 3");
+    assert!(again.starts_with("exit 3\n"), "{again}");
+    assert!(again.contains("a ended with 3 before, which is given again"), "{again}");
+    assert_eq!(rig.read("trace"), "x\n");
+    let retry = ["once", "--id", "s", "--retry-failed", "a", "--", "sh", "-c", "echo x >> trace; test -e ok"];
+    assert_eq!(code(&rig, &retry), Some(1));
+    rig.write("ok", "");
+    let by_variable = |args: &[&str]| rig.command(args).env("WAYPOST_RETRY_FAILED", "1").output().unwrap();
+    let args: Vec<&str> = retry.iter().filter(|arg| **arg != "--retry-failed").copied().collect();
+    assert_eq!(by_variable(&args).status.code(), Some(0));
+    assert_eq!(code(&rig, &retry), Some(0), "what went well is not done again");
     assert_eq!(rig.read("trace"), "x\nx\nx\n");
-    let killed = ["once", "--id", "s", "--any-exit", "k", "--", "sh", "-c", "echo k >> trace; kill -9 $$"];
+    let killed = ["once", "--id", "s", "k", "--", "sh", "-c", "echo k >> trace; kill -9 $$"];
     assert_eq!(code(&rig, &killed), Some(137));
     assert_eq!(code(&rig, &killed), Some(137), "who was killed has not ended by itself");
     assert_eq!(rig.read("trace"), "x\nx\nx\nk\nk\n");

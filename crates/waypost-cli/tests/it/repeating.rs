@@ -1,6 +1,6 @@
 //! Steps and groups of steps that are done until something holds.
 
-use crate::rig::Rig;
+use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -149,4 +149,28 @@ fn passes_are_counted_anew_where_another_file_has_a_finished_step_done_again() {
         assert_eq!(code(&rig, &["fork", "r", "--id", "s", "--with", "flow.yaml", "-q"]), Some(0));
         assert_eq!(rig.read("trace"), format!("c\n{whole}"), "{store}");
     }
+}
+
+#[test]
+fn what_a_skipped_group_would_have_given_is_null() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, if: 'false', repeat: {until: 'steps.i.exit_code == 0', max: 2}, steps: [{id: i, run: 'echo x=1 >> $WAYPOST_OUTPUT'}, {id: h, repeat: {until: 'true', max: 1}, steps: [{id: j, run: 'true'}]}]}
+  - {id: z, env: {X: \"${{ steps.i.outputs.x | default('none', true) }}\", S: '${{ steps.h.status }}'}, run: 'echo $X $S >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "none skipped\n");
+}
+
+#[test]
+fn passes_that_ran_out_are_tolerated_as_failures_are() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, continue_on_error: true, repeat: {until: 'steps.p.exit_code == 0', max: 2}, run: 'echo p >> trace; exit 1'}
+  - {id: z, run: 'echo z >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    assert_eq!(rig.read("trace"), "p\np\nz\n");
 }

@@ -19,6 +19,16 @@ const RECIPE: u32 = 1;
 /// Not over: comments, the order of keys, names, descriptions, timeouts, retries, `grace`, `report`, `undo`,
 /// `idempotent`, nor how a text is quoted or folded. `shared` is the `env` of the workflow and of `defaults`.
 pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
+    print(draft, shared, true)
+}
+
+/// The same of a step with steps within it, but for what those do.
+pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
+    let (work, _) = draft.work.as_ref()?;
+    (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, false))
+}
+
+fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], whole: bool) -> String {
     let text = |template: &Template| template.as_str().to_owned();
     // A map: later layers replace earlier ones, and the order of names means nothing.
     let mut env = std::collections::BTreeMap::new();
@@ -56,9 +66,9 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
         }
         Work::Sleep(time) => json!({ "sleep": time.as_nanos().to_string() }),
         Work::Wait(name) => json!({ "wait": text(name) }),
-        Work::Foreach(foreach) => meaning_of(foreach),
-        Work::Group(body) => json!({ "steps": prints_of(body) }),
-        Work::Workflow(child) => meaning_of_file(child),
+        Work::Foreach(foreach) => meaning_of(foreach, whole),
+        Work::Group(body) => json!({ "steps": whole.then(|| prints_of(body)) }),
+        Work::Workflow(child) => meaning_of_file(child, whole),
     });
     // A member that is not there is not hashed: what was made before it was known means what it meant.
     let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": repeat.until.as_str() }));
@@ -83,7 +93,7 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
 }
 
 /// What is worked on and how. Not how many at once, nor what the failure of some means.
-fn meaning_of(foreach: &Foreach) -> Value {
+fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
     let path = |path: &Option<JsonPath>| path.as_ref().map(ToString::to_string);
     let items = match &foreach.items {
         ItemSource::Listed(items) => json!({ "list": items }),
@@ -95,7 +105,7 @@ fn meaning_of(foreach: &Foreach) -> Value {
         Distinct::Whole => json!(true),
         Distinct::By(formula) => json!(formula.as_str()),
     });
-    let steps = prints_of(&foreach.body);
+    let steps = whole.then(|| prints_of(&foreach.body));
     json!({
         "items": items,
         "as": foreach.name,
@@ -110,7 +120,7 @@ fn meaning_of(foreach: &Foreach) -> Value {
 }
 
 /// What another file does, and what it is given. Not its path: it may be moved.
-fn meaning_of_file(child: &Child) -> Value {
+fn meaning_of_file(child: &Child, whole: bool) -> Value {
     let given = |given: &Given| match given {
         Given::Plain(value) => json!({ "value": value }),
         Given::Filled(template) => json!({ "text": template.as_str() }),
@@ -119,7 +129,8 @@ fn meaning_of_file(child: &Child) -> Value {
         child.params.iter().map(|(name, value)| (name.as_str(), given(value))).collect();
     let defaults: std::collections::BTreeMap<_, _> =
         child.workflow.params().iter().map(|param| (param.name.as_str(), &param.default)).collect();
-    json!({ "workflow": prints_of(child.workflow.body()), "params": params, "defaults": defaults })
+    let steps = whole.then(|| prints_of(child.workflow.body()));
+    json!({ "workflow": steps, "params": params, "defaults": defaults })
 }
 
 fn prints_of(body: &Body) -> Vec<[&str; 2]> {

@@ -29,6 +29,7 @@ mod node;
 mod params;
 mod problem;
 mod read;
+mod reads;
 mod remote;
 mod repeat;
 mod schema;

@@ -12,14 +12,13 @@ use serde_json::Value;
 use super::budget::Budget;
 use super::child::Child;
 use super::evidence::Evidence;
-use super::foreach::Distinct;
 use super::hooks::Hook;
 use super::params::Param;
 use super::problem::{Problem, Problems, Source, Warning};
 use super::repeat::Repeat;
 use super::settings::Checkpoints;
 use super::work::{Agent, Work};
-use crate::expr::{Condition, ExprError, Formula, Reference, Scope, Template};
+use crate::expr::{Condition, ExprError, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
 use crate::suggest::{listed, nearest};
 
@@ -398,51 +397,13 @@ pub struct Step {
     pub keeps_stdout: bool,
     /// SHA-256 over what the step means, in hex; the same after changes that touch nothing.
     pub fingerprint: String,
+    /// Of a step with steps within it, the same but for what those do.
+    pub frame: Option<String>,
     /// `env` of the workflow, of `defaults` and of the step.
     pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
 }
 
 impl Step {
-    /// Every name that its expressions read.
-    fn references(&self) -> impl Iterator<Item = &Reference> {
-        let texts = [&self.dir, &self.stdin, &self.report, &self.undo];
-        let own = texts.into_iter().map(Option::as_ref).chain([self.work.template()]);
-        let env = self.env.iter().flatten().map(|(_, template)| template);
-        let sources = self.outputs.iter().map(|(_, source)| &source.from);
-        let templates = own.flatten().chain(env).chain(sources);
-        let each = self.work.foreach();
-        let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
-        let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
-        let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
-        let distinct = each.and_then(|each| match &each.distinct {
-            Some(Distinct::By(by)) => Some(by),
-            _ => None,
-        });
-        let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
-        let own = self.condition.iter().flat_map(Condition::references);
-        let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
-        let given = self.work.child().into_iter().flat_map(Child::templates);
-        let claimed = self.evidence.iter().flat_map(|evidence| evidence.templates());
-        let templates = templates.chain(given).chain(claimed);
-        templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
-    }
-
-    /// Says whether one of its expressions reads this param; those of steps within it are theirs.
-    #[must_use]
-    pub fn reads_param(&self, name: &str) -> bool {
-        self.references().any(|reference| match reference.path.as_slice() {
-            [root] => root == "params",
-            [root, param, ..] => root == "params" && param == name,
-            [] => false,
-        })
-    }
-
-    /// Says whether one of its expressions reads what has this name where the step stands, as an item; as
-    /// [`reads_param`](Self::reads_param).
-    pub(crate) fn reads_local(&self, name: &str) -> bool {
-        self.references().any(|reference| reference.path.first().is_some_and(|root| root == name))
-    }
-
     /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
     ///
     /// Each may read what the ones before it set.

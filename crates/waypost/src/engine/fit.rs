@@ -1,5 +1,7 @@
 //! Whether a run can be gone on with by the program in hand: its graph is that of the run, or somebody wants another.
 
+use std::collections::BTreeSet;
+
 use crate::change::{self, CarriedOver, Change};
 use crate::id::{BranchPath, StepId};
 use crate::record::{Definition, Position, Record};
@@ -26,13 +28,13 @@ pub(super) fn carried(
     shape: &Shape,
     (adoption, asks): (&Adoption, bool),
 ) -> Result<CarriedOver, String> {
-    let changes = change::changes(&adoption.before, position, definition, shape);
+    let changes = change::changes(&adoption.before, position, definition, (shape, &adoption.within));
     let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
     let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
-    Ok(change::carry_over(&adoption.before, position, definition, shape, asks))
+    Ok(change::carry_over(&adoption.before, position, definition, (shape, &adoption.within), asks))
 }
 
 /// What is taken out of a state.
@@ -88,7 +90,7 @@ pub(super) fn check_fit(
     if on_change == OnChange::Adopt {
         return check_stand(shape, position);
     }
-    let changes = change::changes(shape, position, definition, shape);
+    let changes = change::changes(shape, position, definition, (shape, &BTreeSet::new()));
     let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }

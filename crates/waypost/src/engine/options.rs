@@ -1,5 +1,6 @@
 //! What can be said before a session begins.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -274,6 +275,9 @@ pub struct Adoption {
     pub definition: Definition,
     /// Finished steps that the change touches run again, with everything after them; otherwise it is refused.
     pub redo: bool,
+    /// Steps whose branches go on where they stand, although steps within them do something else: what
+    /// [`within`](super::within()) finds.
+    pub within: BTreeSet<StepId>,
 }
 
 /// Lays one map over another, maps in them likewise; anything else replaces what was there.

@@ -284,7 +284,12 @@ async fn a_restart_can_adopt_another_graph() {
     let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Fail);
     rig.run(&toy).await.unwrap();
     let other = Toy::new("z; a: z", 1);
-    let adoption = Adoption { before: shape(&toy), definition: shape(&other).definition(None), redo: false };
+    let adoption = Adoption {
+        before: shape(&toy),
+        definition: shape(&other).definition(None),
+        redo: false,
+        within: Default::default(),
+    };
 
     let options = ResumeOptions {
         restart: Some(Default::default()),

@@ -39,7 +39,7 @@ pub(super) async fn dry_run(
 ) -> Result<Exit, Error> {
     let store = shared.as_ref();
     let snapshot = Snapshot::read(store, run).await?;
-    let chosen = choose(store, &snapshot, &Choice::of(args))?;
+    let chosen = choose(store, &snapshot, &Choice::of(args)).await?;
     chosen.tell(context);
     surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
     let look = looking::look(shared, &snapshot, &chosen, Occasion::Resume).await?;

@@ -74,6 +74,7 @@ async fn a_changed_graph_is_refused_unless_adopted() {
         before: shape(before),
         definition: shape(after).definition(None),
         redo: false,
+        within: Default::default(),
     };
 
     let refused = rig.resume(&longer).await.unwrap_err();
@@ -98,7 +99,12 @@ async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
     let toy = Toy::new("a; b: a; c: a; d: b c; e: d", 1).does("e", 1, Does::Fail);
     rig.run(&toy).await.unwrap();
     let changed = Toy::new("a; b: a; c: a; d: b c; e: d", 1).meaning("b", "other");
-    let adoption = Adoption { before: shape(&toy), definition: shape(&changed).definition(None), redo: true };
+    let adoption = Adoption {
+        before: shape(&toy),
+        definition: shape(&changed).definition(None),
+        redo: true,
+        within: Default::default(),
+    };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
     let outcome = rig.engine.resume_program(&changed, &run_id(), options).await.unwrap();
@@ -148,8 +154,12 @@ async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
     let toy = Toy::new("a; b!: a", 1).does("b", 1, Does::Hang);
     rig.crash(&toy, false, "a b").await;
     let harmless = Toy::new("a; b: a", 1);
-    let adoption =
-        Adoption { before: shape(&toy), definition: shape(&harmless).definition(None), redo: true };
+    let adoption = Adoption {
+        before: shape(&toy),
+        definition: shape(&harmless).definition(None),
+        redo: true,
+        within: Default::default(),
+    };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
     let refused = rig.engine.resume_program(&harmless, &run_id(), options).await.unwrap_err();

@@ -1,0 +1,113 @@
+//! A file is mended while its run stands within a step: what is finished there stays so.
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// A run that failed by a flow that another one takes the place of.
+fn mended(store: &str, flow: &str, (from, to): (&str, &str)) -> Rig {
+    let rig = Rig::with(flow).at(store);
+    assert_ne!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert!(flow.contains(from), "{flow}");
+    rig.write("flow.yaml", &flow.replace(from, to));
+    rig
+}
+
+fn trace(rig: &Rig) -> String {
+    rig.read("trace").replace('\n', " ").trim().to_owned()
+}
+
+#[test]
+fn what_failed_within_a_step_is_mended_and_the_rest_stays() {
+    let group = "steps:
+  - id: g
+    repeat: {until: 'iteration == 2', max: 3}
+    steps: [{id: a, run: 'echo a >> trace'}, {id: b, run: 'echo b >> trace; exit 1'}]
+  - {id: z, run: 'echo z >> trace'}
+";
+    let items = group.replace(
+        "repeat: {until: 'iteration == 2', max: 3}\n    steps: ",
+        "foreach:\n     items: [1, 2]\n     on_item_failure: stop\n     max_parallel: 1\n     steps: ",
+    );
+    let nested = "steps:
+  - id: e
+    foreach:
+      items: [1]
+      on_item_failure: stop
+      steps:
+        - {id: o, run: 'echo o >> trace'}
+        - {id: g, repeat: {until: 'iteration == 1', max: 3}, steps: [{id: a, run: 'echo a >> trace'}, {id: b, run: 'echo b >> trace; exit 1'}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        for (flow, expect) in [(group, "a b b a b z"), (&items, "a b b a b z"), (nested, "o a b b z")] {
+            let rig = mended(store, flow, ("; exit 1", ""));
+
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+            assert_eq!(trace(&rig), expect, "{store}");
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
+        }
+    }
+}
+
+#[test]
+fn another_file_is_mended_and_killed_amid() {
+    for store in STORES {
+        let rig =
+            Rig::with("steps:\n  - {id: w, workflow: child.yaml}\n  - {id: z, run: 'echo z >> trace'}\n")
+                .at(store);
+        let child = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, run: 'echo b >> trace; exit 1'}\n  - {id: c, run: 'echo c >> trace'}\n";
+        rig.write("child.yaml", child);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        // What comes later in it is another, too, and there is more of it.
+        let mended = child.replace("; exit 1", "; test -e go").replace("echo c", "echo d");
+        rig.write("child.yaml", &format!("{mended}  - {{id: e, run: 'echo e >> trace'}}\n"));
+
+        let told = rig.waypost(&["plan", "r"]);
+        assert!(told.contains("within step w, what is not finished does something else"), "{told}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1), "{store}");
+        rig.write("go", "");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "a b b b d e z", "{store}");
+    }
+}
+
+#[test]
+fn what_is_finished_within_a_step_is_not_changed_unasked() {
+    let items = "steps:
+  - id: e
+    foreach:
+      items: [1, 2]
+      as: i
+      on_item_failure: stop
+      max_parallel: 1
+      steps: [{id: a, run: 'echo a >> trace'}, {id: b, env: {I: '${{ i }}'}, run: 'echo b >> trace; test $I = 1'}]
+";
+    let group = "steps:
+  - id: g
+    repeat: {until: 'iteration == 2', max: 3}
+    steps: [{id: a, run: 'echo a >> trace'}, {id: b, run: 'echo b >> trace; exit 1'}]
+";
+    let cases = [
+        // Of one item it is finished.
+        (items, "; test $I = 1", ""),
+        (group, "echo a >>", "echo aa >>"),
+        (group, "until: 'iteration == 2'", "until: 'iteration == 3'"),
+        // Nobody would run it.
+        (group, "steps: [{id: a,", "steps: [{id: n, run: 'echo n >> trace'}, {id: a,"),
+        (group, "{id: a, run: 'echo a >> trace'}, ", ""),
+    ];
+    for store in STORES {
+        for (flow, from, to) in cases {
+            let rig = mended(store, flow, (from, to));
+            let before = trace(&rig);
+
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(9), "{store}: {from}");
+
+            assert_eq!(trace(&rig), before, "{store}");
+            assert_ne!(code_of(&rig, &["resume", "r", "--keep-definition", "-q"]), Some(9), "{store}");
+        }
+    }
+}

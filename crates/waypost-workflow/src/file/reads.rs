@@ -1,0 +1,48 @@
+//! What the expressions of a step read.
+
+use super::Child;
+use super::foreach::Distinct;
+use super::workflow::Step;
+use crate::expr::{Condition, Formula, Reference, Template};
+
+impl Step {
+    /// Every name that its expressions read.
+    pub(super) fn references(&self) -> impl Iterator<Item = &Reference> {
+        let texts = [&self.dir, &self.stdin, &self.report, &self.undo];
+        let own = texts.into_iter().map(Option::as_ref).chain([self.work.template()]);
+        let env = self.env.iter().flatten().map(|(_, template)| template);
+        let sources = self.outputs.iter().map(|(_, source)| &source.from);
+        let templates = own.flatten().chain(env).chain(sources);
+        let each = self.work.foreach();
+        let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
+        let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);
+        let names = each.and_then(|each| each.key.as_ref()).into_iter().flat_map(Template::references);
+        let distinct = each.and_then(|each| match &each.distinct {
+            Some(Distinct::By(by)) => Some(by),
+            _ => None,
+        });
+        let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
+        let own = self.condition.iter().flat_map(Condition::references);
+        let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
+        let given = self.work.child().into_iter().flat_map(Child::templates);
+        let claimed = self.evidence.iter().flat_map(|evidence| evidence.templates());
+        let templates = templates.chain(given).chain(claimed);
+        templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
+    }
+
+    /// Says whether one of its expressions reads this param; those of steps within it are theirs.
+    #[must_use]
+    pub fn reads_param(&self, name: &str) -> bool {
+        self.references().any(|reference| match reference.path.as_slice() {
+            [root] => root == "params",
+            [root, param, ..] => root == "params" && param == name,
+            [] => false,
+        })
+    }
+
+    /// Says whether one of its expressions reads what has this name where the step stands, as an item; as
+    /// [`reads_param`](Self::reads_param).
+    pub(crate) fn reads_local(&self, name: &str) -> bool {
+        self.references().any(|reference| reference.path.first().is_some_and(|root| root == name))
+    }
+}
