@@ -182,16 +182,22 @@ impl Rows {
 
     /// Says what the rows that are meant come to.
     pub(crate) fn judged(&self, found: &Found) -> Result<Finding, Finding> {
-        let mut meant = Vec::new();
+        let mut meant = 0_usize;
+        // Of several, the one that comes nearest is told.
+        let mut nearest: Option<(usize, &[Value])> = None;
         let number = match found {
             Found::Count(count) => *count,
             Found::Rows(gathered) => {
                 let mut number = 0;
                 for row in &gathered.rows {
                     let (keys, values) = row.split_at(self.conditions.len());
-                    if fit(&self.conditions, keys)? {
-                        number += u64::from(fit(&self.values, values)?);
-                        meant.push(values);
+                    if fitting(&self.conditions, keys)? == keys.len() {
+                        let fits = fitting(&self.values, values)?;
+                        number += u64::from(fits == values.len());
+                        meant += 1;
+                        if nearest.is_none_or(|(most, _)| fits > most) {
+                            nearest = Some((fits, values));
+                        }
                     }
                 }
                 number
@@ -201,11 +207,11 @@ impl Rows {
             Some(count) => compared(count, &json!(number))?,
             None => number > 0,
         };
-        let first = meant.first().filter(|_| self.count.is_none() && !self.values.is_empty());
-        let found = match first {
-            Some(first) => {
-                let columns = self.values.keys().cloned().zip(first.iter().map(kept));
-                json!({ "rows": meant.len(), "values": columns.collect::<Map<_, _>>() })
+        let nearest = nearest.filter(|_| self.count.is_none() && !self.values.is_empty());
+        let found = match nearest {
+            Some((_, nearest)) => {
+                let columns = self.values.keys().cloned().zip(nearest.iter().map(kept));
+                json!({ "rows": meant, "values": columns.collect::<Map<_, _>>() })
             }
             None => json!({ "rows": number }),
         };
@@ -238,14 +244,17 @@ fn is_condition(value: &Value) -> bool {
     }
 }
 
-/// Says whether the values of a row are as expected, one by one.
-fn fit(expect: &Map<String, Value>, found: &[Value]) -> Result<bool, Finding> {
-    for (wanted, found) in expect.values().zip(found) {
-        if !compared(wanted, found)? {
-            return Ok(false);
+/// Says how many of the values of a row are as expected. What cannot be compared counts only where all before it are.
+fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Finding> {
+    let mut count = 0;
+    for (place, (wanted, found)) in expect.values().zip(found).enumerate() {
+        match compared(wanted, found) {
+            Ok(fits) => count += usize::from(fits),
+            Err(error) if count == place => return Err(error),
+            Err(_) => {}
         }
     }
-    Ok(true)
+    Ok(count)
 }
 
 /// Names what there is.

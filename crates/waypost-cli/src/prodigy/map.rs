@@ -90,7 +90,7 @@ impl Import<'_> {
             source.map.text("file", file);
         } else {
             let command = self.command(input, "input", text, &[]);
-            source.map.text("run", command.text);
+            source.map.text("run", self.listing(input, "input", command.text));
             source.env = command.env;
             if path.is_empty() && !reads_fields(steps) {
                 source.kind = Kind::Text;
@@ -111,6 +111,21 @@ impl Import<'_> {
             }
         }
         source
+    }
+
+    /// The command that lists the items; where none is known, one that fails: over no items, all would seem to be done.
+    fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
+        if !command.trim().is_empty() {
+            return command;
+        }
+        let help = "write the command that lists the items, or the list";
+        self.note(
+            node,
+            key,
+            "it does not say in a known way where the items come from, and fails here",
+            help,
+        );
+        "echo 'nothing lists the items' >&2; exit 1".to_owned()
     }
 
     /// Which items, and in which order.
@@ -309,10 +324,10 @@ impl Import<'_> {
             // A list of JSON is one of YAML, too. It must hold no expressions.
             foreach.raw("items", values.replace("${{", "$ {{"));
         } else {
-            let text = list.spelled().filter(|text| !text.trim().is_empty()).unwrap_or(":");
-            let command = self.command(list, "foreach", text, &[]);
+            let text = list.spelled().filter(|text| !text.trim().is_empty());
+            let command = self.command(list, "foreach", text.unwrap_or_default(), &[]);
             let mut items = Map::default();
-            items.text("run", command.text);
+            items.text("run", self.listing(list, "foreach", command.text));
             foreach.put("items", Value::Map(items));
             map.texts("env", &command.env);
         }

@@ -518,7 +518,11 @@ fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
     match order.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
         None => Ok(items),
         Some(pair) => {
-            let text = format!("two items have the key `{}`; each branch needs its own", key(&pair[0]));
+            let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+            let text = format!(
+                "two items, those with index {first} and {second}, have the key `{}`; each branch needs its own",
+                key(&pair[0])
+            );
             Err(Failure::new(FailureKind::Error, vec![text]))
         }
     }
