@@ -5,10 +5,13 @@
 //! understood is one step, as it stood.
 
 mod arguments;
+mod folder;
+mod itself;
 mod scan;
 mod split;
 mod write;
 
+pub(crate) use itself::Itself;
 pub(crate) use write::make;
 
 use crate::draft::Remark;
@@ -24,4 +27,14 @@ fn mentions(text: &str, name: &str) -> bool {
 pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// Returns a command from the word on that says what it does.
+fn verb(command: &[String]) -> &[String] {
+    let is_before = |word: &&String| {
+        word.split_once('=').is_some_and(|(name, _)| is_name(name))
+            || matches!(word.as_str(), "command" | "builtin")
+    };
+    let before = command.iter().take_while(is_before).count();
+    &command[before.min(command.len())..]
 }

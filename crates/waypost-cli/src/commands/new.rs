@@ -30,7 +30,8 @@ pub(crate) async fn new(context: &Context, args: NewArgs) -> Result<Exit, Error>
     let (text, remarks) = match &args.from {
         Some(script) => {
             let name = given.unwrap_or_else(|| stem(script));
-            let made = script::make(&read_script(script)?, &script.display().to_string(), &name);
+            let itself = script::Itself::between(script, &args.file);
+            let made = script::make(&read_script(script)?, &script.display().to_string(), &itself, &name);
             (made.text, made.remarks)
         }
         None => {

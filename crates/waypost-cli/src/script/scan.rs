@@ -35,9 +35,45 @@ enum Open {
     Paren,
 }
 
+/// Where a script reads its own path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SelfMark {
+    /// As a variable, which another one may replace: with its `$`, or only its name where it stands in braces.
+    Name { begin: usize, end: usize, braces: bool },
+    /// In a way that only the shell of the script can answer.
+    Other { begin: usize },
+}
+
+/// All places where a script reads its own path.
+#[derive(Debug)]
+pub(super) struct SelfMarks {
+    pub(super) marks: Vec<SelfMark>,
+    /// Up to where the script was understood.
+    pub(super) end: usize,
+}
+
+/// Finds where a script reads its own path.
+pub(super) fn self_marks(script: &str) -> SelfMarks {
+    let mut scanner = Scanner { lenient: true, ..Scanner::of(script) };
+    let end = loop {
+        match scanner.unit(&mut Vec::new()) {
+            Ok(Some(_)) => {}
+            Ok(None) => break script.len(),
+            Err(_) => break scanner.at,
+        }
+    };
+    SelfMarks { marks: scanner.marks, end }
+}
+
+/// Returns where the substitution ends that begins at a place.
+pub(super) fn end_of_substitution(text: &str, begin: usize) -> Option<usize> {
+    let mut scanner = Scanner { at: begin, ..Scanner::of(text) };
+    scanner.part().ok().map(|()| scanner.at)
+}
+
 /// Splits a script into its commands.
 pub(super) fn units(script: &str) -> Result<Vec<Unit>, Unclear> {
-    let mut scanner = Scanner { text: script, at: 0, line: 1, open: Vec::new(), here: Vec::new() };
+    let mut scanner = Scanner::of(script);
     let mut units = Vec::new();
     let mut comments = Vec::new();
     while let Some(unit) = scanner.unit(&mut comments)? {
@@ -51,11 +87,28 @@ struct Scanner<'a> {
     at: usize,
     line: usize,
     open: Vec<Open>,
-    /// Here-documents whose text begins with the next line: the end, and whether tabs before it count for nothing.
-    here: Vec<(String, bool)>,
+    /// Here-documents whose text begins with the next line.
+    here: Vec<Here>,
+    /// Where the script reads its own path.
+    marks: Vec<SelfMark>,
+    /// Only quotes and expansions matter.
+    lenient: bool,
+}
+
+/// A here-document.
+struct Here {
+    end: String,
+    /// Tabs before its end count for nothing.
+    tabs: bool,
+    /// Its text is taken as it is.
+    quoted: bool,
 }
 
 impl<'a> Scanner<'a> {
+    fn of(text: &'a str) -> Self {
+        Self { text, at: 0, line: 1, open: Vec::new(), here: Vec::new(), marks: Vec::new(), lenient: false }
+    }
+
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -120,6 +173,7 @@ impl<'a> Scanner<'a> {
                     continue;
                 }
                 Some('<' | '>') => self.redirection(&mut words)?,
+                Some(';') if self.ends_here(&unit, &words) => break,
                 Some('&' | '|' | ';') => {
                     end_command(&mut unit, &mut words, &mut simple);
                     goes_on = self.operator(&mut unit);
@@ -177,6 +231,16 @@ impl<'a> Scanner<'a> {
         unit.compound |= simple > 1;
         unit.text = self.text[begin..self.at].trim_end().to_owned();
         Ok(Some(unit))
+    }
+
+    /// Says whether a `;` ends a command that is about the shell itself, which may be told apart from the next one.
+    fn ends_here(&self, unit: &Unit, words: &[String]) -> bool {
+        const ABOUT_SHELL: [&str; 7] = ["cd", "set", "export", "readonly", "umask", "source", "."];
+        let is_about = ABOUT_SHELL.contains(&words.first().map_or("", String::as_str))
+            || words.iter().all(|word| word.split_once('=').is_some_and(|(name, _)| super::is_name(name)));
+        let is_alone =
+            self.open.is_empty() && self.here.is_empty() && unit.commands.is_empty() && !unit.compound;
+        is_alone && is_about && !words.is_empty() && !self.rest().starts_with(";;")
     }
 
     /// Goes on to the next command, and keeps the comments before it.
@@ -313,7 +377,7 @@ impl<'a> Scanner<'a> {
             if plain.is_empty() || plain.contains(['$', '`']) {
                 return Err((self.line, "a here-document with an end that is not plain"));
             }
-            self.here.push((plain, tabs));
+            self.here.push(Here { quoted: plain != end, end: plain, tabs });
             return Ok(());
         }
         self.eat();
@@ -331,13 +395,15 @@ impl<'a> Scanner<'a> {
     }
 
     fn here_documents(&mut self) -> Result<(), Unclear> {
-        for (end, tabs) in std::mem::take(&mut self.here) {
+        for Here { end, tabs, quoted } in std::mem::take(&mut self.here) {
             let begin = self.line;
+            let text_begin = self.at;
             loop {
                 let rest = self.rest();
                 if rest.is_empty() {
                     return Err((begin, "a here-document that does not end"));
                 }
+                let text_end = self.at;
                 let line = rest.lines().next().unwrap_or_default();
                 for _ in line.chars() {
                     self.eat();
@@ -345,11 +411,52 @@ impl<'a> Scanner<'a> {
                 self.eat();
                 let line = if tabs { line.trim_start_matches('\t') } else { line };
                 if line == end {
+                    if !quoted {
+                        self.marks_within(text_begin, text_end, false);
+                    }
                     break;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Finds where a text within the script reads its path: that of a here-document, or commands.
+    fn marks_within(&mut self, begin: usize, end: usize, commands: bool) {
+        let mut inner = Scanner { at: begin, ..Scanner::of(&self.text[..end]) };
+        while let Some(c) = inner.peek() {
+            if commands || matches!(c, '\\' | '$' | '`') {
+                if inner.part().is_err() {
+                    break;
+                }
+            } else {
+                inner.eat();
+            }
+        }
+        self.marks.append(&mut inner.marks);
+    }
+
+    /// Looks for the path of the script behind a `$`.
+    fn mark(&mut self) {
+        let begin = self.at;
+        let rest = self.rest();
+        let (name, braces) = rest.strip_prefix('{').map_or((rest, false), |name| (name, true));
+        let begin = begin + usize::from(braces);
+        let bare = name.trim_start_matches(['#', '!']);
+        let ends = |text: &str| !text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        let end = match (name.strip_prefix('0'), name.strip_prefix("BASH_SOURCE").filter(|rest| ends(rest))) {
+            (Some(rest), _) if !braces || ends(rest) => begin + 1,
+            (_, Some(rest)) if braces && rest.starts_with("[0]") => begin + "BASH_SOURCE[0]".len(),
+            (_, Some(rest)) if !braces || !rest.starts_with('[') => begin + "BASH_SOURCE".len(),
+            _ => {
+                if braces && (bare.starts_with("BASH_SOURCE") || bare.starts_with("0}")) {
+                    self.marks.push(SelfMark::Other { begin });
+                }
+                return;
+            }
+        };
+        let begin = if braces { begin } else { begin - 1 };
+        self.marks.push(SelfMark::Name { begin, end, braces });
     }
 
     /// Takes a word with all its quotes and expansions.
@@ -399,16 +506,23 @@ impl<'a> Scanner<'a> {
                     Some(_) => self.part()?,
                 }
             },
-            Some('`') => self.until('`', true, line)?,
-            Some('$') => match self.peek() {
-                Some('(') => self.balanced('(', ')')?,
-                Some('{') => self.balanced('{', '}')?,
-                Some('\'') => {
-                    self.eat();
-                    self.until('\'', true, line)?;
+            Some('`') => {
+                let begin = self.at;
+                self.until('`', true, line)?;
+                self.marks_within(begin, self.at - 1, true);
+            }
+            Some('$') => {
+                self.mark();
+                match self.peek() {
+                    Some('(') => self.balanced('(', ')')?,
+                    Some('{') => self.balanced('{', '}')?,
+                    Some('\'') => {
+                        self.eat();
+                        self.until('\'', true, line)?;
+                    }
+                    _ => {}
                 }
-                _ => {}
-            },
+            }
             _ => {}
         }
         Ok(())
@@ -447,7 +561,10 @@ impl<'a> Scanner<'a> {
                     self.comment();
                 }
                 Some(_) => {
-                    if open == '(' && (self.rest().starts_with("case ") || self.rest().starts_with("<<")) {
+                    if open == '('
+                        && !self.lenient
+                        && (self.rest().starts_with("case ") || self.rest().starts_with("<<"))
+                    {
                         return Err((self.line, "a `case` or here-document within a substitution"));
                     }
                     self.part()?;

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::arguments::Reading;
+use super::folder::{drop_first_cd, goes_or_fails, said_again, standing, target};
+use super::itself::{self, Itself};
 use super::scan::Unit;
-use super::{Remark, is_name, mentions};
+use super::{Remark, is_name, mentions, verb};
 
 /// A step that is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub(super) struct Parts {
 
 /// What a command is to those after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// It may be said again in every later step: it has no other effect, and the same one each time.
     Again,
     /// A function.
@@ -77,16 +79,22 @@ const FLEETING: [&str; 12] = [
     "$PIPESTATUS",
 ];
 
-/// Decides about the commands of a script.
-pub(super) fn parts(units: &[Unit]) -> Parts {
+/// Decides about the commands of a script, which `exits` at the first that fails or not.
+pub(super) fn parts(units: &[Unit], script: &Itself, exits: bool) -> Parts {
     let functions: BTreeMap<&str, &Unit> =
         units.iter().filter_map(|unit| Some((unit.function.as_deref()?, unit))).collect();
-    let kinds: Vec<Kind> = units.iter().map(|unit| kind(unit, &functions)).collect();
+    let mut kinds: Vec<Kind> = units.iter().map(|unit| kind(unit, &functions)).collect();
+    if script.is_beside() {
+        drop_first_cd(units, &mut kinds);
+    }
     let mut parts = Parts::default();
     let kinds = one_setter_each(units, kinds);
+    let needed = needed(units, &kinds);
     let mut at = 0;
     // What is said again: the place of the unit.
     let mut again: Vec<usize> = Vec::new();
+    // In how many steps a command is said.
+    let mut count = vec![0; units.len()];
     // Which part sets a variable.
     let mut set: BTreeMap<String, usize> = BTreeMap::new();
     while at < units.len() {
@@ -94,19 +102,19 @@ pub(super) fn parts(units: &[Unit]) -> Parts {
         match &kinds[at] {
             Kind::Again | Kind::Function(_) => again.push(at),
             Kind::Dropped(why) => {
-                let first = unit.text.lines().next().unwrap_or_default();
-                let text = format!("`{first}` was left out: {why}");
+                let text = format!("`{}` was left out: {why}", original(unit));
                 parts.remarks.push(Remark { line: unit.line, text });
             }
             _ => {
-                let end = end_of_part(units, &kinds, at, &mut parts.remarks);
+                let end = end_of_part(units, &kinds, &needed, at, &mut parts.remarks);
                 let text = joined(&units[at..end]);
                 let gives = match &kinds[at] {
                     Kind::Sets(names) if end == at + 1 => names.clone(),
                     _ => Vec::new(),
                 };
-                let (said, needed) = said_before(units, &kinds, &again, &text);
-                let before = said.iter().map(|place| units[*place].text.clone()).collect();
+                let (said, needed) = said_before(units, &kinds, &standing(units, &again), &text);
+                let before = said.iter().map(|place| said_again(&units[*place], exits)).collect();
+                said.iter().copied().chain(at..end).for_each(|place| count[place] += 1);
                 let reads_arguments =
                     said.into_iter().chain(at..end).any(|place| Reading::of(&units[place]).is_any());
                 let takes = set
@@ -132,7 +140,24 @@ pub(super) fn parts(units: &[Unit]) -> Parts {
         }
         at += 1;
     }
+    for (unit, count) in units.iter().zip(count).filter(|(unit, count)| *count > 1 && reads_file(unit)) {
+        let text =
+            format!("is said again in {count} steps: what it does beside setting names is done each time");
+        parts.remarks.push(Remark { line: unit.line, text: format!("`{}` {text}", original(unit)) });
+    }
     parts
+}
+
+/// Says whether a command reads a file into the shell.
+fn reads_file(unit: &Unit) -> bool {
+    unit.function.is_none()
+        && unit.commands.iter().any(|command| matches!(command[0].as_str(), "source" | "."))
+}
+
+/// Returns the first line of a command as a script has it.
+fn original(unit: &Unit) -> String {
+    let first = unit.text.lines().next().unwrap_or_default();
+    first.replace(&format!("${{{}}}", itself::ITSELF), "$0")
 }
 
 /// Says what a command is to those after it.
@@ -147,12 +172,19 @@ fn kind(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Kind {
     {
         return kind;
     }
+    if goes_or_fails(unit) {
+        return Kind::Again;
+    }
     if let Some(why) = ends(unit, functions) {
         return Kind::Last(why);
     }
     let inner = called(unit, functions);
     let mut commands = inner.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
-    if commands.any(|command| matches!(command[0].as_str(), "cd" | "umask" | "set" | "shopt" | "trap")) {
+    let first = |command: &Vec<String>| verb(command).first().cloned().unwrap_or_default();
+    if commands.clone().any(|command| matches!(first(command).as_str(), "source" | ".")) {
+        return Kind::Last("it reads a file into the shell amid other commands");
+    }
+    if commands.any(|command| matches!(first(command).as_str(), "cd" | "umask" | "set" | "shopt" | "trap")) {
         return Kind::Last("it changes the folder or an option of the shell amid other commands");
     }
     if unit.background {
@@ -167,17 +199,13 @@ fn kind(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Kind {
 
 /// Says what one simple command is, if it is about the shell itself.
 fn kind_of_simple(command: &[String], unit: &Unit) -> Option<Kind> {
+    let is_cd = verb(command).first().is_some_and(|word| word == "cd");
+    let command = if is_cd { verb(command) } else { command };
     let word = command[0].as_str();
     let arguments = &command[1..];
     let pure = arguments.iter().all(|argument| is_pure(argument));
     match word {
-        "cd" if arguments
-            .iter()
-            .any(|argument| mentions(argument, "BASH_SOURCE") || argument.contains("$0")) =>
-        {
-            Some(Kind::Dropped("steps run in the folder of the workflow file"))
-        }
-        "cd" if pure && arguments.len() == 1 && arguments[0] != "-" => Some(Kind::Again),
+        "cd" if pure && target(command).is_some() => Some(Kind::Again),
         "cd" => Some(Kind::Last("the folder is known only when it runs")),
         "trap" => Some(Kind::Dropped("a trap belongs to one shell, and each step has its own")),
         "wait" if arguments.is_empty() => Some(Kind::Dropped("each step is waited for")),
@@ -228,7 +256,8 @@ fn name_set(word: &str) -> Option<String> {
 }
 
 /// Says whether a word is the same each time, as long as the variables in it are.
-fn is_pure(word: &str) -> bool {
+pub(super) fn is_pure(word: &str) -> bool {
+    let word = &itself::without(word);
     let quoted = word.starts_with('\'') && word.ends_with('\'');
     let fleeting =
         FLEETING.iter().any(|name| word.contains(name) || word.contains(&name.replacen('$', "${", 1)));
@@ -245,7 +274,8 @@ fn ends(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Option<&'static str> 
     let units = called(unit, functions);
     let mut commands = units.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
     commands.find_map(|command| {
-        let (_, why) = ENDS.iter().find(|(word, _)| command[0] == *word)?;
+        let first = verb(command).first()?;
+        let (_, why) = ENDS.iter().find(|(word, _)| first == *word)?;
         // A step that fails ends the run, too.
         let fails = matches!(command.as_slice(), [exit, code] if exit == "exit" && code.parse::<u8>().is_ok_and(|code| code > 0));
         // That of a function is its own.
@@ -328,9 +358,20 @@ fn one_setter_each(units: &[Unit], kinds: Vec<Kind>) -> Vec<Kind> {
 }
 
 /// Returns where the step that begins with a command ends: behind the last command that must stay with it.
-fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<Remark>) -> usize {
+fn end_of_part(
+    units: &[Unit],
+    kinds: &[Kind],
+    needed: &[String],
+    begin: usize,
+    remarks: &mut Vec<Remark>,
+) -> usize {
     let mut end = begin + 1;
     let mut at = begin;
+    // What another program may read of the environment is read to the end.
+    let last_reader = |at: usize, name: &String| {
+        let reads = |place: &usize| mentions(&needed[*place], name) || is_exported(units, name);
+        (at + 1..units.len()).rev().find(reads)
+    };
     while at < end {
         match &kinds[at] {
             Kind::Last(why) if end < units.len() => {
@@ -340,8 +381,7 @@ fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<R
             }
             Kind::Work(names) => {
                 for name in names {
-                    let last = (at + 1..units.len()).rev().find(|place| mentions(&units[*place].text, name));
-                    if let Some(last) = last.filter(|last| *last >= end) {
+                    if let Some(last) = last_reader(at, name).filter(|last| *last >= end) {
                         let text =
                             format!("stays together up to line {}, which reads `{name}`", units[last].line);
                         remarks.push(Remark { line: units[at].line, text });
@@ -352,8 +392,7 @@ fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<R
             // Within a step they are handed over by the shell; later ones read them, too.
             Kind::Sets(names) if end > begin + 1 => {
                 for name in names {
-                    let last = (at + 1..units.len()).rev().find(|place| mentions(&units[*place].text, name));
-                    end = end.max(last.map_or(end, |last| last + 1));
+                    end = end.max(last_reader(at, name).map_or(end, |last| last + 1));
                 }
             }
             _ => {}
@@ -367,6 +406,24 @@ fn end_of_part(units: &[Unit], kinds: &[Kind], begin: usize, remarks: &mut Vec<R
         at += 1;
     }
     end
+}
+
+/// Returns for each command all that it would say as a step, with what is said again before it.
+fn needed(units: &[Unit], kinds: &[Kind]) -> Vec<String> {
+    let mut again = Vec::new();
+    let mut needed = Vec::new();
+    for (place, unit) in units.iter().enumerate() {
+        needed.push(match &kinds[place] {
+            // It counts where it is said again.
+            Kind::Again | Kind::Function(_) => {
+                again.push(place);
+                unit.text.clone()
+            }
+            Kind::Dropped(_) => String::new(),
+            _ => said_before(units, kinds, &standing(units, &again), &unit.text).1,
+        });
+    }
+    needed
 }
 
 /// Returns the commands that are said again before a text, and all of what the step then says.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::arguments::{self, Reading};
+use super::itself::{ITSELF, Itself};
 use super::mentions;
 use super::scan::{Unit, units};
 use super::split::{Part, Parts, parts};
@@ -16,8 +17,8 @@ pub(crate) struct Made {
     pub(crate) remarks: Vec<Remark>,
 }
 
-/// Makes a workflow of a script; `file` is where it was read from.
-pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
+/// Makes a workflow of a script; `file` is where it was read from, and `itself` where it is to the steps.
+pub(crate) fn make(script: &str, file: &str, itself: &Itself, name: &str) -> Made {
     let script = script.replace("\r\n", "\n");
     let (shebang, shell) = shell_of(&script);
     let body = match shebang {
@@ -26,6 +27,11 @@ pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
     };
     let first = 1 + usize::from(shebang);
     let mut remarks = Vec::new();
+    // In another language `$0` is something else.
+    let body = &match &shell {
+        Some(_) => itself.replace(body, &mut remarks),
+        None => body.to_owned(),
+    };
     let found = match &shell {
         Some(_) => units(body),
         None => Err((1, "a script of another language")),
@@ -35,7 +41,7 @@ pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
         Err((line, what)) => (whole(body), Some((line, what))),
     };
     let Parts { mut parts, remarks: more } = match together {
-        None => parts(&units),
+        None => parts(&units, itself, script_exits(&units, shell.as_deref())),
         Some((line, what)) => {
             let text = format!("all of it is one step, because of {what}");
             remarks.push(Remark { line, text });
@@ -63,6 +69,7 @@ pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
     parts.iter_mut().for_each(|part| part.line += first - 1);
     remarks.sort_by_key(|remark| remark.line);
     remarks.dedup();
+    let shell_is_known = shell.is_some();
     let shell = match shell.as_deref() {
         Some(shell) => {
             let options: String = options.iter().map(|option| format!(", {option}")).collect();
@@ -70,7 +77,10 @@ pub(crate) fn make(script: &str, file: &str, name: &str) -> Made {
         }
         None => interpreter(&script),
     };
-    let text = Writer { parts: &parts, remarks: &remarks, arguments: &arguments, shell, file, name }.text();
+    let is_read = |part: &Part| part.before.iter().chain([&part.text]).any(|text| mentions(text, ITSELF));
+    let itself = (shell_is_known && parts.iter().any(is_read)).then(|| itself.path());
+    let text =
+        Writer { parts: &parts, remarks: &remarks, arguments: &arguments, itself, shell, file, name }.text();
     Made { text, remarks }
 }
 
@@ -142,6 +152,8 @@ struct Writer<'a> {
     parts: &'a [Part],
     remarks: &'a [Remark],
     arguments: &'a [String],
+    /// The path of the script, if some step reads it.
+    itself: Option<&'a str>,
     shell: String,
     file: &'a str,
     name: &'a str,
@@ -166,6 +178,13 @@ impl Writer<'_> {
             for name in self.arguments {
                 let _ = writeln!(text, "  {name}: {{ type: string, default: \"\" }}");
             }
+        }
+        if let Some(path) = self.itself {
+            let _ = writeln!(
+                text,
+                "\n# The script, from the folder in which steps run: its `$0`\nenv:\n  {ITSELF}: {}",
+                scalar(&literal(path))
+            );
         }
         let _ = writeln!(text, "\ndefaults:\n  shell: {}", self.shell);
         text.push_str("\nsteps:\n");

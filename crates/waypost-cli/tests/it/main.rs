@@ -60,6 +60,7 @@ mod resuming;
 mod rig;
 mod running;
 mod screens;
+mod scripts;
 mod services;
 mod setting;
 mod signals;
