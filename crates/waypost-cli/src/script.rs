@@ -7,6 +7,7 @@
 mod arguments;
 mod folder;
 mod itself;
+mod names;
 mod scan;
 mod split;
 mod write;

@@ -8,7 +8,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::scan::{self, SelfMark};
+use super::scan::{self, SelfMark, Unit};
 use super::{Remark, mentions};
 
 /// The variable of the steps that has the path of the script.
@@ -72,6 +72,33 @@ impl Itself {
             }
         }
         text
+    }
+}
+
+/// Remarks what stands as text, for the shell to read later.
+pub(super) fn remark_quoted(units: &[Unit], remarks: &mut Vec<Remark>) {
+    let reads_later = |command: &Vec<String>| match super::verb(command).first() {
+        Some(word) => matches!(word.as_str(), "eval" | "trap"),
+        None => command.iter().any(|word| word.starts_with("PS4=")),
+    };
+    for unit in units.iter().filter(|unit| unit.commands.iter().any(reads_later)) {
+        let asked = ["$0", "BASH_SOURCE"].into_iter().find(|name| unit.text.contains(name));
+        remarks.extend(asked.map(|name| Remark {
+            line: unit.line,
+            text: format!("`{name}` is not that of the script here"),
+        }));
+    }
+}
+
+/// Remarks where a script of another language asks for its own path, which is not the path of a step.
+pub(super) fn remark_foreign(body: &str, remarks: &mut Vec<Remark>) {
+    const ASKS: [&str; 7] = ["$0", "${0", "__file__", "__FILE__", "__filename", "__dirname", "argv[0]"];
+    for (index, line) in body.lines().enumerate() {
+        let asked = ASKS.iter().find(|word| line.contains(**word));
+        remarks.extend(asked.map(|word| Remark {
+            line: index + 1,
+            text: format!("`{}` is not that of the script here", word.replace("${0", "$0")),
+        }));
     }
 }
 

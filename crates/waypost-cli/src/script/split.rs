@@ -5,8 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::arguments::Reading;
 use super::folder::{drop_first_cd, goes_or_fails, said_again, standing, target};
 use super::itself::{self, Itself};
+use super::names::{
+    assigned, is_assignment, is_declaration, is_exported, is_gone_by, name_set, sets_unknown,
+};
 use super::scan::Unit;
-use super::{Remark, is_name, mentions, verb};
+use super::{Remark, mentions, verb};
 
 /// A step that is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,10 +24,18 @@ pub(super) struct Part {
     pub(super) reads_arguments: bool,
     /// Variables that later steps read of it.
     pub(super) gives: Vec<String>,
-    /// Variables that it reads of earlier steps: the place of the step, and the name.
-    pub(super) takes: BTreeMap<String, usize>,
+    /// Variables that it reads of earlier steps, by the name under which it is given them.
+    pub(super) takes: BTreeMap<String, Taken>,
     /// By which it is named.
     pub(super) word: String,
+}
+
+/// A variable of an earlier step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// The place of the step.
+    pub(super) part: usize,
+    pub(super) name: String,
 }
 
 /// What became of a script.
@@ -95,8 +106,8 @@ pub(super) fn parts(units: &[Unit], script: &Itself, exits: bool) -> Parts {
     let mut again: Vec<usize> = Vec::new();
     // In how many steps a command is said.
     let mut count = vec![0; units.len()];
-    // Which part sets a variable.
-    let mut set: BTreeMap<String, usize> = BTreeMap::new();
+    // Which part sets a variable, and in which command.
+    let mut set: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     while at < units.len() {
         let unit = &units[at];
         match &kinds[at] {
@@ -112,18 +123,15 @@ pub(super) fn parts(units: &[Unit], script: &Itself, exits: bool) -> Parts {
                     Kind::Sets(names) if end == at + 1 => names.clone(),
                     _ => Vec::new(),
                 };
-                let (said, needed) = said_before(units, &kinds, &standing(units, &again), &text);
-                let before = said.iter().map(|place| said_again(&units[*place], exits)).collect();
+                let (said, needed_text) = said_before(units, &kinds, &standing(units, &again), &text);
+                let is_read = |name: &str| mentions(&needed_text, name) || is_exported(units, name);
+                let set_here = set.iter().filter(|(name, _)| is_read(name));
+                let (before, takes) = with_taken(units, &said, set_here, exits);
                 said.iter().copied().chain(at..end).for_each(|place| count[place] += 1);
                 let reads_arguments =
                     said.into_iter().chain(at..end).any(|place| Reading::of(&units[place]).is_any());
-                let takes = set
-                    .iter()
-                    .filter(|(name, _)| mentions(&needed, name) || is_exported(units, name))
-                    .map(|(name, place)| (name.clone(), *place))
-                    .collect();
                 for name in &gives {
-                    set.insert(name.clone(), parts.parts.len());
+                    set.insert(name.clone(), (parts.parts.len(), at));
                 }
                 let word = word_of(unit, &gives);
                 let comments = unit.comments.clone();
@@ -141,11 +149,37 @@ pub(super) fn parts(units: &[Unit], script: &Itself, exits: bool) -> Parts {
         at += 1;
     }
     for (unit, count) in units.iter().zip(count).filter(|(unit, count)| *count > 1 && reads_file(unit)) {
-        let text =
-            format!("is said again in {count} steps: what it does beside setting names is done each time");
+        let text = format!(
+            "is said again in {count} steps: what it does beside setting names is done each time, and what its functions change in the shell ends with the step"
+        );
         parts.remarks.push(Remark { line: unit.line, text: format!("`{}` {text}", original(unit)) });
     }
     parts
+}
+
+/// Returns what is said before a step, and what it takes of earlier ones.
+///
+/// A file that is read before a variable is set may set it too, and must not have the last word here.
+fn with_taken<'a>(
+    units: &[Unit],
+    said: &[usize],
+    set: impl Iterator<Item = (&'a String, &'a (usize, usize))>,
+    exits: bool,
+) -> (Vec<String>, BTreeMap<String, Taken>) {
+    let mut before: Vec<(usize, String)> =
+        said.iter().map(|place| (*place, said_again(&units[*place], exits))).collect();
+    let mut takes = BTreeMap::new();
+    for (name, (part, place)) in set {
+        let is_beneath = said.iter().any(|said| said < place && reads_file(&units[*said]));
+        let given = if is_beneath { format!("{name}_TAKEN") } else { name.clone() };
+        if is_beneath {
+            let export = if is_exported(units, name) { "export " } else { "" };
+            before.push((*place, format!("{export}{name}=\"${given}\"")));
+        }
+        takes.insert(given, Taken { part: *part, name: name.clone() });
+    }
+    before.sort_by_key(|(place, _)| *place);
+    (before.into_iter().map(|(_, text)| text).collect(), takes)
 }
 
 /// Says whether a command reads a file into the shell.
@@ -166,6 +200,14 @@ fn kind(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Kind {
         // What it does counts where it is called.
         return Kind::Function(name.clone());
     }
+    let inner = called(unit, functions);
+    let mut commands = inner.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
+    if commands.any(|command| sets_unknown(command)) {
+        return match unit.commands.as_slice() {
+            [command] if !unit.compound && command.iter().all(|word| is_pure(word)) => Kind::Again,
+            _ => Kind::Last("it sets variables whose names are known only when it runs"),
+        };
+    }
     if let [command] = unit.commands.as_slice()
         && !unit.compound
         && let Some(kind) = kind_of_simple(command, unit)
@@ -178,7 +220,6 @@ fn kind(unit: &Unit, functions: &BTreeMap<&str, &Unit>) -> Kind {
     if let Some(why) = ends(unit, functions) {
         return Kind::Last(why);
     }
-    let inner = called(unit, functions);
     let mut commands = inner.iter().flat_map(|unit| &unit.commands).chain(&unit.commands);
     let first = |command: &Vec<String>| verb(command).first().cloned().unwrap_or_default();
     if commands.clone().any(|command| matches!(first(command).as_str(), "source" | ".")) {
@@ -214,6 +255,7 @@ fn kind_of_simple(command: &[String], unit: &Unit) -> Option<Kind> {
             [code] if code.parse::<u8>().is_ok_and(|code| code > 0) => Kind::Work(BTreeSet::new()),
             _ => Kind::Last("`exit` ends the script, and of a workflow only its step"),
         }),
+        ":" if arguments.iter().all(|word| is_pure(&word.replace(":=", ":-"))) => Some(Kind::Again),
         "set" | "shopt" | "umask" | "unset" | "alias" | "unalias" | "ulimit" if pure => Some(Kind::Again),
         "source" | "." if pure => Some(Kind::Again),
         _ if is_assignment(word) || is_declaration(word) => {
@@ -237,22 +279,6 @@ fn kind_of_simple(command: &[String], unit: &Unit) -> Option<Kind> {
         }
         _ => None,
     }
-}
-
-fn is_declaration(word: &str) -> bool {
-    matches!(word, "export" | "readonly" | "declare" | "typeset")
-}
-
-fn is_assignment(word: &str) -> bool {
-    name_set(word).is_some()
-}
-
-/// Returns the variable that a word sets, if it does.
-fn name_set(word: &str) -> Option<String> {
-    let (name, _) = word.split_once('=')?;
-    let name = name.strip_suffix('+').unwrap_or(name);
-    let name = name.split('[').next().unwrap_or(name);
-    is_name(name).then(|| name.to_owned())
 }
 
 /// Says whether a word is the same each time, as long as the variables in it are.
@@ -297,35 +323,6 @@ fn called<'a>(unit: &Unit, functions: &BTreeMap<&str, &'a Unit>) -> Vec<&'a Unit
         }
     }
     found.into_values().collect()
-}
-
-/// Returns the variables that a command may set.
-fn assigned(unit: &Unit) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for command in &unit.commands {
-        let setting = command.iter().take_while(|word| is_assignment(word)).count();
-        if setting == command.len() {
-            names.extend(command.iter().filter_map(|word| name_set(word)));
-        }
-        let rest = &command[setting..];
-        let Some(word) = rest.first() else { continue };
-        match word.as_str() {
-            "export" | "readonly" | "declare" | "typeset" => {
-                names.extend(rest.iter().filter_map(|word| name_set(word)));
-            }
-            "read" | "mapfile" | "readarray" | "unset" | "for" | "select" | "printf" | "let" => {
-                let plain = rest[1..].iter().map(|word| word.split('=').next().unwrap_or(word));
-                names.extend(plain.filter(|word| is_name(word)).map(ToOwned::to_owned));
-            }
-            word if word.starts_with("((") => {
-                let parts = word.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-                names.extend(parts.filter(|part| is_name(part)).map(ToOwned::to_owned));
-            }
-            _ => {}
-        }
-    }
-    names.remove("in");
-    names
 }
 
 /// What is set twice, and not to the same each time, cannot be handed over.
@@ -397,6 +394,15 @@ fn end_of_part(
             }
             _ => {}
         }
+        // The number of the shell is another one in each step.
+        if units[at].text.contains("$$")
+            && let Some(last) = (at + 1..units.len()).rev().find(|place| needed[*place].contains("$$"))
+            && last >= end
+        {
+            let text = format!("stays together up to line {}, which reads `$$`", units[last].line);
+            remarks.push(Remark { line: units[at].line, text });
+            end = last + 1;
+        }
         // What depends on the end of the command before it stays with it.
         let hangs_on =
             |unit: &Unit| ["$?", "${?", "$!", "PIPESTATUS"].iter().any(|mark| unit.text.contains(mark));
@@ -442,7 +448,9 @@ fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (
                         .commands
                         .iter()
                         .any(|command| matches!(command[0].as_str(), "export" | "declare"));
-                    names.is_empty() || exported || names.iter().any(|name| mentions(&all, name))
+                    names.is_empty()
+                        || exported
+                        || names.iter().any(|name| is_gone_by(name) || mentions(&all, name))
                 }
             };
             if is_wanted && !std::mem::replace(&mut wanted[index], true) {
@@ -457,15 +465,6 @@ fn said_before(units: &[Unit], kinds: &[Kind], again: &[usize], text: &str) -> (
     }
     let said = again.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
     (said.map(|(place, _)| *place).collect(), all)
-}
-
-/// Says whether some command exports a variable, so that other programs may read it.
-fn is_exported(units: &[Unit], name: &str) -> bool {
-    let exports = |command: &Vec<String>| {
-        command[0] == "export"
-            && command[1..].iter().any(|word| word == name || name_set(word).as_deref() == Some(name))
-    };
-    units.iter().flat_map(|unit| &unit.commands).any(exports)
 }
 
 fn joined(units: &[Unit]) -> String {

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::arguments::{self, Reading};
-use super::itself::{ITSELF, Itself};
+use super::itself::{ITSELF, Itself, remark_foreign, remark_quoted};
 use super::mentions;
 use super::scan::{Unit, units};
-use super::split::{Part, Parts, parts};
+use super::split::{Part, Parts, Taken, parts};
 use crate::draft::{END, Ids, Remark, fits_block, literal, plain, scalar};
 
 /// A workflow file that was made.
@@ -30,7 +30,10 @@ pub(crate) fn make(script: &str, file: &str, itself: &Itself, name: &str) -> Mad
     // In another language `$0` is something else.
     let body = &match &shell {
         Some(_) => itself.replace(body, &mut remarks),
-        None => body.to_owned(),
+        None => {
+            remark_foreign(body, &mut remarks);
+            body.to_owned()
+        }
     };
     let found = match &shell {
         Some(_) => units(body),
@@ -65,6 +68,14 @@ pub(crate) fn make(script: &str, file: &str, itself: &Itself, name: &str) -> Mad
             "the script goes on after a command that fails; the workflow stops there, and can be resumed";
         remarks.push(Remark { line: 1, text: text.to_owned() });
     }
+    for unit in units
+        .iter()
+        .filter(|unit| unit.commands.iter().any(|set| set.len() == 2 && set[0] == "set" && set[1] == "+e"))
+    {
+        let text = "the script goes on from here after a command that fails; the workflow stops there";
+        remarks.push(Remark { line: unit.line, text: text.to_owned() });
+    }
+    remark_quoted(&units, &mut remarks);
     remarks.iter_mut().for_each(|remark| remark.line += first - 1);
     parts.iter_mut().for_each(|part| part.line += first - 1);
     remarks.sort_by_key(|remark| remark.line);
@@ -227,12 +238,8 @@ impl Writer<'_> {
                 "\nprintf '%s<<{END}\\n%s\\n{END}\\n' {name} \"${name}\" >> \"$WAYPOST_OUTPUT\""
             );
         }
-        debug_assert!(part.takes.keys().all(|name| mentions(name, name)), "they are names");
-        env.extend(
-            part.takes
-                .iter()
-                .map(|(name, place)| (name.clone(), format!("steps.{}.outputs.{name}", ids[*place]))),
-        );
+        let value = |taken: &Taken| format!("steps.{}.outputs.{}", ids[taken.part], taken.name);
+        env.extend(part.takes.iter().map(|(name, taken)| (name.clone(), value(taken))));
         block(text, &command);
         if !env.is_empty() {
             text.push_str("    env:\n");

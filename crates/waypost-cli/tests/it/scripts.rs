@@ -142,6 +142,9 @@ fn what_is_not_known_of_the_script_is_said() {
         "echo \"$0\"\nSCRIPT_ITSELF=mine\n",
         "echo \"$0\"\nif true; then\n",
         "echo \"$0\"\necho 'it\necho $0\n",
+        "eval 'echo $0'\ntrap 'echo $0' EXIT\n",
+        "set -e\necho a\nset +e\nfalse\n",
+        "#!/usr/bin/env python3\nprint(__file__)\n",
     ];
     let told = scripts.map(|script| {
         let rig = Rig::new();
@@ -168,6 +171,52 @@ fn what_is_said_again_has_what_it_reads() {
     for script in scripts {
         compared("s.sh", &format!("set -eu\n{script}"));
     }
+}
+
+// What happened: the steps had `v` of `lib.sh`, another `$$`, the usual IFS, and variables without a value.
+// Why: the shell knew more than the names that a command reads.
+// What stops it now: what only one shell knows stays together, is said again in every step, or has the last word.
+#[test]
+fn what_only_the_shell_knows_is_not_lost() {
+    let scripts = [
+        "HERE=.; source \"$HERE/lib.sh\"\nNAME=$(echo own)\nhello a\nhello b\nexport NAME\nsh -c 'echo $NAME' > out\n",
+        "echo begin > log.$$\ncat log.$$ > out\nrm log.$$\necho end >> out\n",
+        "IFS=,\nx=1,2\nfor i in $x; do echo $i >> out; done\nIFS=' '\nfor i in $x; do echo $i >> out; done\n",
+        "echo K=1 > env\nwhile IFS== read -r k v; do\n  export \"$k=$v\"\ndone < env\nsh -c 'echo $K' > out\n",
+        "export $(echo A=1 B=2)\nsh -c 'echo $A$B' > out\nsh -c 'echo $B$A' > two\n",
+        ": \"${X:=x}\" \"${Y:=$(echo y)}\"\necho $X > out\necho $Y >> out\n",
+        "set -a; source ./lib.sh; set +a\nsh -c 'echo $NAME' > out\nsh -c 'echo $NAME' > two\n",
+        "if [ -f lib.sh ]; then . ./lib.sh; fi\necho $NAME > out\necho $NAME > two\n",
+        "go() { builtin cd cache; }\ngo\npwd > at\nls > list\n",
+    ];
+    for script in scripts {
+        compared("s.sh", &format!("set -eu\n{script}"));
+    }
+}
+
+// What happened: after `rm -rf build` each step said `cd build` and `cd ..` again: it failed, or went to the folder above.
+// Why: what changes the folder was said again in every later step.
+// What stops it now: ways that led back are left out, and a step ends where a way that is left leads nowhere.
+#[test]
+fn a_folder_that_is_gone_is_not_gone_into() {
+    let scripts = [
+        "mkdir b\ncd b\ntouch x\ncd ..\nrm -rf b\nrm -rf cache\necho end > end\n",
+        "mkdir -p b/c\ncd b/c\ntouch x\ncd ../..\nrm -rf b\necho end > end\n",
+        "ROOT=$(cd \"$(dirname \"$0\")\" && pwd)\nmkdir b\ncd b\ntouch x\ncd \"$ROOT\"\nrm -rf b\necho end > end\n",
+        "mkdir b\ncd b\nAT=$PWD\ncd ..\necho \"$AT\" > end\n",
+    ];
+    for script in scripts {
+        for path in ["s.sh", "scripts/s.sh"] {
+            compared(path, script);
+            if !script.contains("$0") {
+                compared(path, &format!("set -e\ncd \"$(dirname \"$0\")\"\n{script}"));
+            }
+        }
+    }
+    let rig = Rig::new();
+    rig.write("s.sh", "mkdir b\ncd b || exit 1\ntouch x\nrm -rf ../b\necho end > ../end\n");
+    rig.waypost(&["new", "--from", "s.sh"]);
+    assert!(rig.waypost(&["run", "--id", "r"]).starts_with("exit 1\n"), "{}", rig.read("waypost.yaml"));
 }
 
 #[test]
