@@ -175,6 +175,9 @@ impl<'a> Scanner<'a> {
                 Some('<' | '>') => self.redirection(&mut words)?,
                 Some(';') if self.ends_here(&unit, &words) => break,
                 Some('&' | '|' | ';') => {
+                    if unit.function.is_some() && self.open.is_empty() {
+                        return Err((self.line, "the definition of a function amid other commands"));
+                    }
                     end_command(&mut unit, &mut words, &mut simple);
                     goes_on = self.operator(&mut unit);
                     continue;
@@ -233,14 +236,15 @@ impl<'a> Scanner<'a> {
         Ok(Some(unit))
     }
 
-    /// Says whether a `;` ends a command that is about the shell itself, which may be told apart from the next one.
+    /// Says whether a `;` ends a function, or a command about the shell itself, so that the next is one of its own.
     fn ends_here(&self, unit: &Unit, words: &[String]) -> bool {
         const ABOUT_SHELL: [&str; 7] = ["cd", "set", "export", "readonly", "umask", "source", "."];
         let is_about = ABOUT_SHELL.contains(&words.first().map_or("", String::as_str))
             || words.iter().all(|word| word.split_once('=').is_some_and(|(name, _)| super::is_name(name)));
         let is_alone =
             self.open.is_empty() && self.here.is_empty() && unit.commands.is_empty() && !unit.compound;
-        is_alone && is_about && !words.is_empty() && !self.rest().starts_with(";;")
+        let is_function = unit.function.is_some() && self.open.is_empty() && self.here.is_empty();
+        is_function || (is_alone && is_about && !words.is_empty() && !self.rest().starts_with(";;"))
     }
 
     /// Goes on to the next command, and keeps the comments before it.

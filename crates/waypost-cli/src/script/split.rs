@@ -150,7 +150,8 @@ pub(super) fn parts(units: &[Unit], script: &Itself, exits: bool) -> Parts {
     }
     for (unit, count) in units.iter().zip(count).filter(|(unit, count)| *count > 1 && reads_file(unit)) {
         let text = format!(
-            "is said again in {count} steps: what it does beside setting names is done each time, and what its functions change in the shell ends with the step"
+            "is said again in {count} steps: what it does beside setting names is done each time, \
+             and what its functions change in the shell ends with the step"
         );
         parts.remarks.push(Remark { line: unit.line, text: format!("`{}` {text}", original(unit)) });
     }

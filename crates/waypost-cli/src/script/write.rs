@@ -62,18 +62,8 @@ pub(crate) fn make(script: &str, file: &str, itself: &Itself, name: &str) -> Mad
         None => Vec::new(),
     };
     let options = common_options(&units, &mut parts);
-    let exits = script_exits(&units, shell.as_deref());
-    if !exits && parts.len() > 1 {
-        let text =
-            "the script goes on after a command that fails; the workflow stops there, and can be resumed";
-        remarks.push(Remark { line: 1, text: text.to_owned() });
-    }
-    for unit in units
-        .iter()
-        .filter(|unit| unit.commands.iter().any(|set| set.len() == 2 && set[0] == "set" && set[1] == "+e"))
-    {
-        let text = "the script goes on from here after a command that fails; the workflow stops there";
-        remarks.push(Remark { line: unit.line, text: text.to_owned() });
+    if parts.len() > 1 {
+        remark_failures(&units, shell.as_deref(), &mut remarks);
     }
     remark_quoted(&units, &mut remarks);
     remarks.iter_mut().for_each(|remark| remark.line += first - 1);
@@ -126,6 +116,21 @@ fn script_exits(units: &[Unit], shell: Option<&str>) -> bool {
     };
     let sets = |command: &Vec<String>| command[0] == "set" && command[1..].iter().any(is_option);
     shell.is_none() || units.iter().flat_map(|unit| &unit.commands).any(sets)
+}
+
+/// Remarks from where on the script goes on after a command that fails.
+fn remark_failures(units: &[Unit], shell: Option<&str>, remarks: &mut Vec<Remark>) {
+    if !script_exits(units, shell) {
+        let text =
+            "the script goes on after a command that fails; the workflow stops there, and can be resumed";
+        remarks.push(Remark { line: 1, text: text.to_owned() });
+        return;
+    }
+    let is_lifted = |command: &Vec<String>| command.len() == 2 && command[0] == "set" && command[1] == "+e";
+    for unit in units.iter().filter(|unit| unit.commands.iter().any(is_lifted)) {
+        let text = "the script goes on from here after a command that fails; the workflow stops there";
+        remarks.push(Remark { line: unit.line, text: text.to_owned() });
+    }
 }
 
 fn whole(body: &str) -> Vec<Unit> {

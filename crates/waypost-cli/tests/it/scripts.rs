@@ -187,6 +187,8 @@ fn what_only_the_shell_knows_is_not_lost() {
         ": \"${X:=x}\" \"${Y:=$(echo y)}\"\necho $X > out\necho $Y >> out\n",
         "set -a; source ./lib.sh; set +a\nsh -c 'echo $NAME' > out\nsh -c 'echo $NAME' > two\n",
         "if [ -f lib.sh ]; then . ./lib.sh; fi\necho $NAME > out\necho $NAME > two\n",
+        "f() { echo f >> out; }; (f) > own; f\nf\ng() { echo g >> out; } && g\ng\n",
+        "f() { echo f >> out; }; f; (f)\nf\ng () ( echo g >> out ); g\ng\n",
         "go() { builtin cd cache; }\ngo\npwd > at\nls > list\n",
     ];
     for script in scripts {
