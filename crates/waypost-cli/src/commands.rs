@@ -134,8 +134,15 @@ impl Context {
         self.output = Output::new(&cli.global, tells_meanwhile(&cli.command));
         surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));
         surroundings::use_agents(config.agent_commands());
-        if let (None, Some(found)) = (&self.store, config.store()?) {
-            (self.store, self.store_origin) = (Some(found.value), found.origin);
+        let found = config.store()?;
+        if self.store.is_none() {
+            if let Some(error) = config.unheeded() {
+                let why = error.problems().first().map_or("", |problem| problem.message.as_str());
+                self.output.warn(&format!("{} does not say where runs are: {why}", error.path().display()));
+            }
+            if let Some(found) = found {
+                (self.store, self.store_origin) = (Some(found.value), found.origin);
+            }
         }
         self.config = Arc::new(config);
         Ok(())
@@ -172,14 +179,20 @@ impl Context {
 
     /// Returns the words by which a command given here finds the store that is used.
     pub(crate) fn store_words(&self) -> String {
-        if let (Some(store), Origin::Project | Origin::User) = (&self.store, self.store_origin) {
-            let here = Config::find(None).and_then(|config| config.store()).ok().flatten();
-            return match here {
+        let near = self.near.get().map(PathBuf::as_path);
+        let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
+        let named = |store: &str| format!(" --store {}", place::quoted(store));
+        match (&self.store, self.store_origin) {
+            (Some(store), Origin::Workflow | Origin::Project | Origin::User) => match here() {
                 Some(found) if found.value == *store => String::new(),
-                _ => format!(" --store {}", place::quoted(store)),
-            };
+                _ => named(store),
+            },
+            // Here another command goes by another workflow file.
+            (None, _) if near.is_some() && here().is_some() => {
+                place::default_url(near).map_or_else(|_| String::new(), |store| named(&store))
+            }
+            (given, _) => place::words_for(given.as_deref(), near),
         }
-        place::words_for(self.store.as_deref(), self.near.get().map(PathBuf::as_path))
     }
 
     /// Returns them for a run of this process, if another can find it at all.

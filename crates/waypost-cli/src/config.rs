@@ -1,5 +1,5 @@
-//! What holds where neither the command line nor the environment says otherwise: the configuration of the project, and
-//! behind it that of the user.
+//! What holds where neither the command line nor the environment says otherwise: the store of the workflow file, the
+//! configuration of the project, and behind it that of the user.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use serde::Serialize;
-use waypost_workflow::file::{AgentCommand, ColorChoice, ConfigFile, ReadError, Setting};
+use waypost_workflow::file::{
+    AgentCommand, ColorChoice, ConfigFile, FileError, NamedStore, ReadError, Setting,
+};
 
 use crate::cli::{Cli, Color, Command};
 use crate::error::Error;
@@ -16,6 +18,8 @@ use crate::place::{self, StoreUrl};
 
 /// The name of a configuration file in its folder.
 const FILE: &str = "config.yaml";
+/// The workflow file that counts where none is named.
+const WORKFLOW: &str = "waypost.yaml";
 
 /// Where a value comes from; what stands first counts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -25,6 +29,8 @@ pub(crate) enum Origin {
     Flag,
     /// The caller's environment.
     Environment,
+    /// The workflow file.
+    Workflow,
     /// The nearest `.waypost/config.yaml`.
     Project,
     /// The configuration file of the user.
@@ -33,9 +39,13 @@ pub(crate) enum Origin {
     Default,
 }
 
-/// The configuration files that count in a place, nearest first.
+/// The files that count in a place, nearest first.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
+    /// The store that the workflow file names.
+    workflow: Option<NamedStore>,
+    /// That file is the one that the command is about; otherwise it only stands in the folder.
+    is_meant: bool,
     pub(crate) project: Place,
     pub(crate) user: Place,
 }
@@ -60,6 +70,8 @@ pub(crate) struct Found<T> {
 impl Config {
     /// Reads the files that count for commands given here, or, with `near`, for a workflow file.
     ///
+    /// Whatever keeps the workflow file from being read, the command says that works with it; to others it says nothing.
+    ///
     /// # Errors
     /// [`Error::Config`], [`Error::Unreadable`]: one of them is wrong or cannot be read.
     pub(crate) fn find(near: Option<&Path>) -> Result<Self, Error> {
@@ -67,14 +79,20 @@ impl Config {
         let folder = place::start_of_search(near).ok().and_then(|from| place::nearest(&from));
         let project = Place::read(folder.map(|folder| folder.join(FILE)))?;
         let user = Place::read(user_folder().map(|folder| folder.join(FILE)))?;
-        Ok(Self { project, user })
+        let workflow = NamedStore::read(near.unwrap_or(Path::new(WORKFLOW))).ok().flatten();
+        Ok(Self { workflow, is_meant: near.is_some(), project, user })
     }
 
     /// Returns the store that is named, by an address that holds wherever the command is called.
     ///
     /// # Errors
-    /// [`Error::Config`]: it is no address, or one that would mean another place in each folder.
+    /// [`Error::Config`], [`Error::File`]: it is no address, or one that would mean another place in each folder.
     pub(crate) fn store(&self) -> Result<Option<Found<String>>, Error> {
+        match self.workflow.as_ref().map(of_workflow) {
+            Some(Ok(found)) => return Ok(Some(found)),
+            Some(Err(error)) if self.is_meant => return Err(Error::File(Box::new(error))),
+            Some(Err(_)) | None => {}
+        }
         let Some(found) = self.first(ConfigFile::store) else { return Ok(None) };
         let (origin, file, setting) = found;
         let wrong = |message: String, help: &str| Error::Config(Box::new(file.wrong(setting, message, help)));
@@ -100,6 +118,16 @@ impl Config {
             }
         };
         Ok(Some(Found { value, origin, path: file.path().to_owned(), line: setting.line }))
+    }
+
+    /// Returns what is wrong with the store of a workflow file that has no say for that reason.
+    pub(crate) fn unheeded(&self) -> Option<FileError> {
+        self.workflow.as_ref().filter(|_| !self.is_meant).and_then(|named| of_workflow(named).err())
+    }
+
+    /// Returns the workflow file, if it names a store that counts.
+    pub(crate) fn workflow_file(&self) -> Option<PathBuf> {
+        self.workflow.as_ref().and_then(|named| of_workflow(named).ok()).map(|found| found.path)
     }
 
     /// Returns when colour is used.
@@ -192,6 +220,27 @@ impl Place {
         };
         Ok(Self { path, file })
     }
+}
+
+/// Returns the store that a workflow file names, seen from the folder of the file.
+fn of_workflow(named: &NamedStore) -> Result<Found<String>, FileError> {
+    let Setting { value, line, .. } = named.setting();
+    let url = StoreUrl::parse(value).map_err(|error| {
+        let help = error.diagnosis().hint.unwrap_or_default();
+        named.wrong(format!("`store`: {error}"), &help)
+    })?;
+    let unseen = |message: &str| named.wrong(format!("`store`: {message}"), "name it with `--store`");
+    let home = place::start_of_search(Some(named.path()))
+        .map_err(|_| unseen("the folder of the file cannot be looked at"))?;
+    let value = match url.path() {
+        None => value.clone(),
+        Some(path) => {
+            let whole = url.with_path(&home.join(path));
+            whole.ok_or_else(|| unseen("the folder of the file has no name in UTF-8"))?
+        }
+    };
+    let path = home.join(named.path().file_name().unwrap_or_default());
+    Ok(Found { value, origin: Origin::Workflow, path, line: *line })
 }
 
 fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) -> U) -> Found<U> {

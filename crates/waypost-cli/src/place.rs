@@ -149,9 +149,9 @@ pub(crate) fn open(
     open_url(&StoreUrl::Sqlite(database), access)
 }
 
-/// Returns the address of the store that is used here where nobody names one.
-pub(crate) fn default_url() -> Result<String, Error> {
-    let from = start_of_search(None)?;
+/// Returns the address of the store that is used here, or for a workflow file, where nobody names one.
+pub(crate) fn default_url(near: Option<&Path>) -> Result<String, Error> {
+    let from = start_of_search(near)?;
     let folder = nearest(&from).unwrap_or_else(|| from.join(FOLDER));
     Ok(format!("sqlite:{}", folder.join(DATABASE).display()))
 }

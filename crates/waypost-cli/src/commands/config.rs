@@ -22,11 +22,16 @@ pub(crate) async fn config(context: &Context) -> Result<Exit, Error> {
     for (name, command) in config.agents() {
         settings.push(of(&format!("agents.{name}"), Value::String(command.value.clone()), &command));
     }
+    let workflow = config.workflow_file().map(|path| ConfigFileView {
+        source: Origin::Workflow,
+        path: path.display().to_string(),
+        exists: true,
+    });
     let files = config.places().into_iter().filter_map(|(origin, place)| {
         let path = place.path.as_ref()?.display().to_string();
         Some(ConfigFileView { source: origin, path, exists: place.file.is_some() })
     });
-    let view = ConfigView { v: VERSION, settings, files: files.collect() };
+    let view = ConfigView { v: VERSION, settings, files: workflow.into_iter().chain(files).collect() };
     if context.output.json {
         context.output.document(&view)?;
     } else {
@@ -68,7 +73,7 @@ fn store(context: &Context) -> Result<SettingView, Error> {
             plain("store", Value::String(url.to_owned()), origin)
         }
         (_, Some(found)) => of("store", Value::String(found.value.clone()), &found),
-        (_, None) => plain("store", Value::String(place::default_url()?), Origin::Default),
+        (_, None) => plain("store", Value::String(place::default_url(None)?), Origin::Default),
     })
 }
 

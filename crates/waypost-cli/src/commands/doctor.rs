@@ -160,6 +160,7 @@ fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
     let by = match context.store_given().1 {
         Origin::Flag => "named by --store",
         Origin::Environment => "named by WAYPOST_STORE",
+        Origin::Workflow => "named by the workflow file",
         Origin::Project => "named by the configuration of the project",
         Origin::User => "named by the configuration of the user",
         Origin::Default => "the nearest",

@@ -66,6 +66,7 @@ mod setting;
 mod signals;
 mod standing;
 mod together;
+mod storing;
 mod travel;
 mod unbelieved;
 mod undoing;

@@ -60,6 +60,16 @@ pub struct Setting<T> {
     span: Range<usize>,
 }
 
+impl<T> Setting<T> {
+    pub(super) fn of(checker: &Checker<'_>, node: &Node, value: T) -> Self {
+        Self { value, line: checker.source.position(node.span.start).0, span: node.span.clone() }
+    }
+
+    pub(super) fn span(&self) -> &Range<usize> {
+        &self.span
+    }
+}
+
 /// When colour is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColorChoice {
@@ -221,7 +231,7 @@ fn values(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Values {
 }
 
 fn set<T>(checker: &Checker<'_>, node: &Node, value: T) -> Setting<T> {
-    Setting { value, line: checker.source.position(node.span.start).0, span: node.span.clone() }
+    Setting::of(checker, node, value)
 }
 
 fn color(checker: &mut Checker<'_>, node: &Node) -> Option<ColorChoice> {

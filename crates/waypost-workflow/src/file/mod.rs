@@ -35,6 +35,7 @@ mod repeat;
 mod schema;
 mod settings;
 mod step;
+mod store;
 mod syntax;
 mod units;
 mod work;
@@ -68,6 +69,7 @@ pub use self::repeat::Repeat;
 pub use self::schema::schema;
 pub use self::settings::{Checkpoints, Durability, OnCheckpointFailure};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
+pub use self::store::NamedStore;
 pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
 pub use self::work::{Agent, AnswerKind, Approval, Work};
 pub use self::workflow::{

@@ -17,6 +17,7 @@ use super::node::{Kind, Node};
 use super::params::{Param, ParamKind, Pattern};
 use super::settings::{self, Checkpoints, Variable};
 use super::step::{self, Defaults};
+use super::store;
 use super::workflow::{Mode, Retry, Shell, Workflow};
 use crate::expr::Template;
 
@@ -41,10 +42,11 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         "labels",
         "checkpoints",
         "allow_paths",
+        "store",
         "on_failure",
         "steps",
     ],
-    later: &["store"],
+    later: &[],
     elsewhere: &[
         ("run", "a step"),
         ("needs", "a step"),
@@ -106,6 +108,7 @@ struct Top<'n> {
     budget: Option<Budget>,
     labels: BTreeMap<String, String>,
     checkpoints: Checkpoints,
+    store: Option<String>,
     fields: Option<Fields<'n>>,
 }
 
@@ -177,6 +180,7 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
         budget: get("budget").and_then(|node| budget::budget(checker, node)),
         labels: get("labels").map(|node| settings::labels(checker, node)).unwrap_or_default(),
         checkpoints: settings::checkpoints(checker, get("checkpoints")),
+        store: get("store").and_then(|node| store::store(checker, node)).map(|found| found.value),
         fields,
     }
 }
@@ -410,6 +414,7 @@ fn assemble(
         allow_paths,
         labels: top.labels,
         checkpoints: top.checkpoints,
+        store: top.store,
         body,
         on_failure: hook.map(|hook| hook.assemble(checker, &shared, kept)),
         warnings: Vec::new(),

@@ -166,6 +166,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
         ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
         ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
+        ("workflow", "store") => {
+            (text(), "Where its runs are kept: sqlite:PATH or file:DIR, from the folder of the file.")
+        }
         ("workflow", "steps") => (reference("steps"), "The steps."),
         ("workflow" | "step", "name") => (text(), "A name for whoever reads it."),
         ("workflow" | "param", "description") => (text(), "What it is for."),

@@ -38,6 +38,7 @@ pub struct Workflow {
     pub(super) allow_paths: Vec<PathBuf>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) checkpoints: Checkpoints,
+    pub(super) store: Option<String>,
     pub(super) body: Body,
     pub(super) on_failure: Option<Body>,
     pub(super) warnings: Vec<Problem>,

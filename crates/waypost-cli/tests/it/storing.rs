@@ -1,0 +1,112 @@
+//! `store` of a workflow file: which commands go by it, where it is, and what a wrong one comes to.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::rig::{FLOW, Rig, check};
+
+fn with_store(store: &str) -> String {
+    format!("store: {store}\n{FLOW}")
+}
+
+/// The value of `store` with its source and its line.
+fn store_of(config: &Value) -> String {
+    let settings = config["settings"].as_array().unwrap();
+    let store = settings.iter().find(|setting| setting["key"] == "store").unwrap();
+    let value = store["value"].as_str().unwrap().rsplit('/').next().unwrap();
+    format!("{value} {} {}", store["source"].as_str().unwrap(), store["line"])
+}
+
+#[test]
+fn runs_of_a_file_are_where_it_says() {
+    let rig = Rig::new();
+    fs::create_dir(rig.path("flows")).unwrap();
+    rig.write("flows/flow.yaml", &with_store("sqlite:kept.db"));
+
+    let dry = rig.waypost(&["run", "flows/flow.yaml", "--dry-run"]);
+    assert!(dry.starts_with("exit 0\n"), "{dry}");
+    assert!(!rig.path("flows/kept.db").exists(), "nothing is made");
+    let failed = rig.waypost(&["run", "flows/flow.yaml", "--id", "r-1"]);
+
+    assert!(rig.path("flows/kept.db").exists());
+    assert!(!rig.path(".waypost").exists() && !rig.path("flows/.waypost").exists(), "nor anywhere else");
+    let words = "--store sqlite:[DIR]/flows/kept.db";
+    assert!(failed.contains(&format!("waypost resume r-1 {words}\n")), "{failed}");
+    let elsewhere = rig.waypost(&["list"]);
+    assert!(!elsewhere.contains("r-1"), "only `waypost.yaml` counts unasked: {elsewhere}");
+    fs::write(rig.path("flows/ok"), "").unwrap();
+    let again = rig.waypost(&["run", "flows/flow.yaml", "--id", "r-1", "--or-resume"]);
+    assert!(again.contains("4 of 4 steps are done"), "its own copy names the store too: {again}");
+}
+
+#[test]
+fn commands_without_a_file_go_by_waypost_yaml() {
+    let rig = Rig::new();
+    rig.write("waypost.yaml", &with_store("file:kept"));
+
+    let failed = rig.waypost(&["run", "--id", "r-1"]);
+
+    assert!(failed.contains("waypost resume r-1\n"), "no words are needed: {failed}");
+    assert!(rig.path("kept").is_dir());
+    assert!(rig.waypost(&["list"]).contains("r-1"));
+    let config = rig.waypost(&["config"]);
+    assert!(config.contains("file:[DIR]/kept  [DIR]/waypost.yaml:1\n"), "{config}");
+    assert!(config.contains("counts:\n  [DIR]/waypost.yaml\n"), "{config}");
+    rig.write("ok", "");
+    // What else is wrong with the file does not hide its runs.
+    rig.write("waypost.yaml", "store: file:kept\nstesp: []\n");
+    assert!(rig.waypost(&["show", "r-1"]).starts_with("exit 0\n"));
+    rig.write("waypost.yaml", &format!("# Edited.\n{}", with_store("file:kept")));
+    let resumed = rig.waypost(&["resume"]);
+    assert!(resumed.starts_with("exit 0\n"), "{resumed}");
+    // A file beside it without a store of its own has that of its folder, and says so.
+    rig.write("other.yaml", "steps: [{run: exit 1}]\n");
+    let other = rig.waypost(&["run", "other.yaml", "--id", "o"]);
+    assert!(other.contains("waypost resume o --store sqlite:[DIR]/.waypost/waypost.db\n"), "{other}");
+}
+
+#[test]
+fn a_store_counts_after_the_environment_and_before_configurations() {
+    let rig = Rig::new();
+    fs::create_dir(rig.path(".waypost")).unwrap();
+    rig.write(".waypost/config.yaml", "store: file:project\n");
+    rig.write("waypost.yaml", &with_store("file:workflow"));
+    let config = |words: &[&str], env: &str| {
+        let mut command = rig.command(words);
+        if !env.is_empty() {
+            command.env("WAYPOST_STORE", env);
+        }
+        let output = command.args(["config", "--json"]).output().unwrap();
+        store_of(&serde_json::from_slice(&output.stdout).unwrap())
+    };
+
+    assert_eq!(config(&["--store", "file:flag"], "file:env"), "file:flag flag null");
+    assert_eq!(config(&[], "file:env"), "file:env environment null");
+    assert_eq!(config(&[], ""), "workflow workflow 1");
+    rig.write("waypost.yaml", FLOW);
+    assert_eq!(config(&[], ""), "project project 1");
+}
+
+#[test]
+fn a_wrong_store_stops_its_own_file_and_no_reader() {
+    let rig = Rig::failed();
+    rig.write("waypost.yaml", &with_store("mysql:x"));
+
+    check("storing_wrong", &rig.waypost(&["check"]));
+    let run = rig.waypost(&["run", "--id", "w"]);
+    assert!(run.starts_with("exit 78\n"), "{run}");
+    let list = rig.waypost(&["list", "--json"]);
+    assert!(list.starts_with("exit 0\n") && list.contains("r-1"), "{list}");
+    assert!(list.contains("waypost.yaml does not say where runs are: "), "{list}");
+    let named = rig.waypost(&["list", "--store", "sqlite:.waypost/waypost.db"]);
+    assert!(!named.contains("waypost.yaml"), "nobody asked it: {named}");
+    for text in ["store: [", "store: [a]\n", "\0", "- run: a\n"] {
+        rig.write("waypost.yaml", text);
+        let list = rig.waypost(&["list"]);
+        assert!(list.starts_with("exit 0\n") && list.contains("r-1"), "{text}: {list}");
+    }
+    fs::remove_file(rig.path("waypost.yaml")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, rig.path("waypost.yaml"), rustix::fs::Mode::RWXU).unwrap();
+    assert!(rig.waypost(&["list"]).starts_with("exit 0\n"), "nobody waits for its other end");
+}

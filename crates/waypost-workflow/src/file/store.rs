@@ -1,0 +1,99 @@
+//! `store`: where the runs of a workflow are kept. That is asked before a file is checked, and also of files in which
+//! something else is wrong.
+
+use std::path::Path;
+
+use super::checker::Checker;
+use super::config::Setting;
+use super::node::Node;
+use super::problem::{FileError, Problems, Source};
+use super::workflow::Workflow;
+use super::{ReadError, node, read_regular, source};
+
+/// The `store` of a workflow file, whatever else is in the file.
+#[derive(Debug)]
+pub struct NamedStore {
+    source: Source,
+    setting: Setting<String>,
+}
+
+impl NamedStore {
+    /// Reads it from the file at `path`; none if the file names none, or one that is no text.
+    ///
+    /// # Errors
+    /// - [`ReadError::Io`]: the file cannot be read.
+    /// - [`ReadError::File`]: it is not even YAML.
+    pub fn read(path: &Path) -> Result<Option<Self>, ReadError> {
+        Self::parse(&read_regular(path)?, path).map_err(ReadError::File)
+    }
+
+    fn parse(bytes: &[u8], path: &Path) -> Result<Option<Self>, FileError> {
+        let source = source(bytes, path)?;
+        let (root, problems) =
+            node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
+        let mut checker = Checker::new(&source, problems);
+        let setting = root.get("store").and_then(|node| store(&mut checker, node));
+        Ok(setting.map(|setting| Self { source, setting }))
+    }
+
+    /// The file, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.source.path
+    }
+
+    /// The address, as it was written.
+    #[must_use]
+    pub fn setting(&self) -> &Setting<String> {
+        &self.setting
+    }
+
+    /// What is said of an address that turned out wrong.
+    #[must_use]
+    pub fn wrong(&self, message: impl Into<String>, help: &str) -> FileError {
+        let problem = self.source.problem(self.setting.span(), message).help(help);
+        FileError::new(&self.source, Problems::from(problem))
+    }
+}
+
+impl Workflow {
+    /// The address of the store for its runs, as it was written.
+    #[must_use]
+    pub fn store(&self) -> Option<&str> {
+        self.store.as_deref()
+    }
+}
+
+/// Reads an address; of what kinds there are, the file knows nothing.
+pub(super) fn store(checker: &mut Checker<'_>, node: &Node) -> Option<Setting<String>> {
+    let value = checker.filled_text(node, "store")?;
+    if value.contains("${{") {
+        let help = "the store is found before there is a run: write the address, or give it with `--store`";
+        checker.wrong(node, "`store` cannot hold an expression", help);
+        return None;
+    }
+    Some(Setting::of(checker, node, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::NamedStore;
+
+    fn named(text: &str) -> Option<String> {
+        let read = NamedStore::parse(text.as_bytes(), Path::new("waypost.yaml"));
+        read.ok().flatten().map(|named| format!("{} {}", named.setting.line, named.setting.value))
+    }
+
+    #[test]
+    fn a_store_is_read_whatever_else_is_wrong() {
+        assert_eq!(named("name: x\nstore: sqlite:runs.db\nstesp: []\n").as_deref(), Some("2 sqlite:runs.db"));
+        assert_eq!(named("{\"store\": \"file:a\"}").as_deref(), Some("1 file:a"));
+        for none in
+            ["", "[]", "- run: a", "store:", "store: [a]", "store: 'file:${{ params.x }}'", "store: ["]
+        {
+            assert_eq!(named(none), None, "{none}");
+        }
+    }
+}
