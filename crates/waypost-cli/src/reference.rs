@@ -271,21 +271,31 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     }
 }
 
-/// Finds the run of this whole name, or the newest for `@`: for what ends a run for good and asks nobody.
+/// Finds the run that is meant as [`find`] does, but takes no number for the beginning of another: for what ends a run for
+/// good and asks nobody.
 ///
 /// Who deletes `nightly-1` twice must not delete `nightly-10` the second time.
 ///
 /// # Errors
-/// Those of [`find`]; [`Error::NotFound`] too where one run only begins with that name.
-pub(crate) async fn find_whole(store: &dyn Store, text: &str) -> Result<RunId, Error> {
+/// Those of [`find`]; [`Error::NotFound`] too where the name of the one run goes on with digits behind a digit.
+pub(crate) async fn find_unasked(store: &dyn Store, text: &str) -> Result<RunId, Error> {
     let found = find(store, Some(text), Default::Newest).await;
     match &found {
-        Ok(run) | Err(Error::Lost { run, .. }) if text != "@" && run.as_str() != text => {
-            let hint = format!("the whole name is needed where nobody is asked: did you mean `{run}`?");
+        Ok(run) | Err(Error::Lost { run, .. }) if cuts_number(run.as_str(), text) => {
+            let hint = format!("where nobody is asked, a number is a whole one: did you mean `{run}`?");
             Err(Error::not_found(format!("run `{text}`"), hint))
         }
         _ => found,
     }
+}
+
+/// Says whether a name is `text` with nothing but further digits of the number at its end.
+fn cuts_number(name: &str, text: &str) -> bool {
+    let rest = name.strip_prefix(text).unwrap_or_default();
+    let is_digit = |byte: &u8| byte.is_ascii_digit();
+    !rest.is_empty()
+        && rest.bytes().all(|byte| is_digit(&byte))
+        && text.as_bytes().last().is_some_and(is_digit)
 }
 
 async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
@@ -336,7 +346,7 @@ pub(crate) fn no_run(name: &str) -> Error {
 mod tests {
     use waypost::BranchPath;
 
-    use super::{Checkpoint, Reference};
+    use super::{Checkpoint, Reference, cuts_number};
 
     fn parsed(text: &str) -> String {
         match Reference::parse(text) {
@@ -350,6 +360,18 @@ mod tests {
                 format!("{}{at}", run.as_deref().unwrap_or("newest"))
             }
             Err(error) => format!("error: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_number_is_no_beginning_of_another() {
+        for (name, text) in [("nightly-10", "nightly-1"), ("r-20261120", "r-2026")] {
+            assert!(cuts_number(name, text), "{text}");
+        }
+        let beginnings =
+            [("nightly-1", "nightly-1"), ("nightly-1m2s", "nightly-1"), ("nightly-10", "nightly-")];
+        for (name, text) in beginnings.into_iter().chain([("r-1", "@"), ("r-1-2", "r-1")]) {
+            assert!(!cuts_number(name, text), "{text}");
         }
     }
 

@@ -9,7 +9,7 @@ use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
-use crate::reference::{Default, find, find_whole};
+use crate::reference::{Default, find, find_unasked};
 use crate::staying::who_stays;
 use crate::view::{DeletedView, VERSION};
 
@@ -20,7 +20,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     for name in &args.runs {
         let found = match asks {
             true => find(store.as_ref(), Some(name), Default::Newest).await,
-            false => find_whole(store.as_ref(), name).await,
+            false => find_unasked(store.as_ref(), name).await,
         };
         let run = match found {
             // What is left of it, goes.

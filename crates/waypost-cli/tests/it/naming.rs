@@ -1,4 +1,5 @@
-//! What names a run: never an empty word, and the whole name where a run is ended for good unasked.
+//! What names a run: never an empty word; the beginning of its name, but no part of a number where a run is ended for good
+//! unasked.
 
 use crate::rig::{Rig, code_of};
 
@@ -43,9 +44,9 @@ fn an_empty_word_names_no_run() {
 }
 
 // What happened: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Why: it was the
-// only run whose name began so. What stops it now: where nobody is asked, the whole name is needed.
+// only run whose name began so. What stops it now: where nobody is asked, a number is a whole one.
 #[test]
-fn what_ends_a_run_unasked_needs_its_whole_name() {
+fn what_ends_a_run_unasked_takes_no_number_for_another() {
     let rig = Rig::with(FLOW);
     for run in ["nightly-1", "nightly-10"] {
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", run, "-q"]), Some(1));
@@ -62,4 +63,28 @@ fn what_ends_a_run_unasked_needs_its_whole_name() {
     assert_eq!(code_of(&rig, &["cancel", "@"]), Some(0));
     assert_eq!(code_of(&rig, &["delete", "@", "--yes"]), Some(0));
     assert_eq!(runs(&rig), Vec::<String>::new());
+}
+
+#[test]
+fn a_beginning_that_only_one_run_has_is_enough_to_end_it() {
+    let rig = Rig::with(FLOW);
+    for run in ["daily-a1", "nightly-ab12", "nightly-cd34"] {
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", run, "-q"]), Some(1));
+    }
+
+    for args in [&["delete", "night", "--yes"][..], &["delete", "night"], &["cancel", "night"]] {
+        let said = rig.waypost(args);
+        assert!(said.starts_with("exit 2\n"), "{args:?}: {said}");
+        assert!(said.contains("`night` is ambiguous: nightly-cd34, nightly-ab12"), "{args:?}: {said}");
+    }
+    assert_eq!(runs(&rig).len(), 3, "nothing was ended");
+
+    let unasked = rig.waypost(&["delete", "d"]);
+    assert!(unasked.starts_with("exit 2\n") && unasked.contains("whether to delete daily-a1"), "{unasked}");
+    assert!(rig.waypost(&["cancel", "nightly-a"]).contains("Run nightly-ab12 is cancelled"));
+    assert!(
+        rig.waypost(&["delete", "nightly-a", "d", "--yes"])
+            .contains("Deleted run nightly-ab12\nDeleted run daily-a1")
+    );
+    assert_eq!(runs(&rig), ["nightly-cd34"]);
 }
