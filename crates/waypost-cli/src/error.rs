@@ -28,7 +28,7 @@ mod words;
 use causes::{is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use store::of_store;
-use words::{first_problem, left_by};
+use words::{first_problem, left_by, other_states};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -500,9 +500,7 @@ impl Error {
                 ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
             }
             Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
-            Self::Run(RunError::NoState { .. }) => {
-                ("no_state", Exit::NotFound, hint("`waypost checkpoints RUN` lists what there is"))
-            }
+            Self::Run(RunError::NoState { at, .. }) => ("no_state", Exit::NotFound, Some(other_states(at))),
             Self::Run(RunError::InDoubt { run, questions }) if are_of_evidence(questions) => (
                 "evidence",
                 Exit::Evidence,

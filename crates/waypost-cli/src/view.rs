@@ -244,11 +244,15 @@ pub(crate) struct CheckpointView {
     pub(crate) created_at: Option<Timestamp>,
     pub(crate) bytes: Option<u64>,
     pub(crate) digest: Option<String>,
+    /// What is kept of it.
     pub(crate) prev: Option<String>,
     pub(crate) basis: Option<u64>,
     pub(crate) sound: bool,
     /// By which it can be named, where a person gave it one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// `false` where it had a state that was let go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) state: Option<bool>,
     pub(crate) label: Option<String>,
     /// What is wrong with it, where something is.
     #[serde(skip_serializing_if = "Option::is_none")]

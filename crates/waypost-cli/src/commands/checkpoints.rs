@@ -51,6 +51,10 @@ pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<Checkp
     let header = record.header();
     let mut view = of_record(record);
     match store.load(&header.run, &header.branch, header.seq).await {
+        Ok(loaded) if has_lost_state(&loaded) => {
+            view.bytes = Some(record.header_bytes().len() as u64);
+            view.state = Some(false);
+        }
         Ok(_) => {}
         Err(StoreError::Damaged { damage, .. }) => {
             view.sound = false;
@@ -59,6 +63,11 @@ pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<Checkp
         Err(error) => return Err(error.into()),
     }
     Ok(view)
+}
+
+/// Says whether a record that was read with its body has let go of it.
+pub(crate) fn has_lost_state(record: &Record) -> bool {
+    record.header().body.is_some() && record.body_bytes().is_none()
 }
 
 /// Shows a record whose header is sound.
@@ -81,6 +90,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
         prev: header.prev.map(|digest| digest.to_string()),
         basis: header.basis(),
         sound: true,
+        state: None,
         label: header.labels.get(MARK).cloned(),
         error: None,
     }
@@ -104,6 +114,7 @@ fn of_damage(damage: &Damage) -> CheckpointView {
         prev: None,
         basis: None,
         sound: false,
+        state: None,
         label: None,
         error: Some(damage.flaw.to_string()),
     }
@@ -140,7 +151,11 @@ pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
             },
             view.started.join(", "),
             view.bytes.map(|bytes| bytes.to_string()).unwrap_or_default(),
-            if view.sound { "sound".to_owned() } else { "DAMAGED".to_owned() },
+            match (view.sound, view.state) {
+                (false, _) => "DAMAGED".to_owned(),
+                (true, Some(false)) => "sound, no state".to_owned(),
+                (true, _) => "sound".to_owned(),
+            },
         ]
     };
     let rows: Vec<Vec<String>> = views.iter().map(row).collect();

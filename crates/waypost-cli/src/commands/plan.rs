@@ -77,7 +77,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         header.step.as_ref() == Some(&decision.step)
             || header.started.iter().any(|start| start.step == decision.step)
     };
-    let records: Vec<_> = history.records.iter().rev().filter(about).map(checkpoints::of_record).collect();
+    let mut records = Vec::new();
+    for record in history.records.iter().rev().filter(about) {
+        records.push(checkpoints::checked(store.as_ref(), record).await?);
+    }
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,

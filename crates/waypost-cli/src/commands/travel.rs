@@ -12,6 +12,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
 use super::branched::{Params, id_of, tell_of_pending};
+use super::checkpoints::has_lost_state;
 use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::definition::{Chosen, of_fork};
@@ -49,6 +50,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "goes back on")?;
     // Whether it is there is asked before anything is taken.
     let target = store.load(&run, &branch, seq).await?;
+    refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
         true => Some(super::undo::undo_behind(context, &store, &run, seq).await?),
@@ -196,12 +198,22 @@ async fn stands_there(
     Ok(Exit::Done)
 }
 
+/// Refuses a checkpoint whose state was let go, before anything else is said of it.
+fn refuse_without_state(record: &Record) -> Result<(), RunError> {
+    if !has_lost_state(record) {
+        return Ok(());
+    }
+    let at = record.header().reference().to_string();
+    Err(RunError::NoState { at, why: "retention dropped its state".to_owned() })
+}
+
 pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     on_main(&from, "is forked from")?;
     // Whether it is there is asked before anything is said.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
+    refuse_without_state(&begin)?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;

@@ -24,3 +24,12 @@ pub(super) fn first_problem(error: &FileError) -> String {
     };
     format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
+
+/// Says how to find a checkpoint that has its state, where another of that run has none.
+pub(super) fn other_states(at: &str) -> String {
+    let run = at.strip_prefix("run ").or_else(|| at.split_once(['@', '/']).map(|(run, _)| run));
+    let run = run.unwrap_or("RUN");
+    format!(
+        "`waypost checkpoints {run}` lists what there is, and says `no state` of those whose state was let go"
+    )
+}

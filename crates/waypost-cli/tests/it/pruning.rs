@@ -110,6 +110,34 @@ fn prune_says_what_is_missing() {
     check("prune_no_store", &Rig::new().waypost(&["prune", "--keep", "2"]));
 }
 
+#[test]
+fn checkpoints_without_their_state_are_told_as_such() {
+    for (store, name) in STORES.iter().zip(["sqlite", "file"]) {
+        let rig = some(store);
+        let before = rig.json(&["checkpoints", "r-2", "--json"]);
+        assert!(before["checkpoints"].as_array().unwrap().iter().all(|one| one.get("state").is_none()));
+
+        assert_eq!(rig.call(&["prune", "r-2", "--keep", "2"]).status.code(), Some(0));
+
+        let after = rig.json(&["checkpoints", "r-2", "--json"]);
+        let gone = |view: &&serde_json::Value| view["state"] == false;
+        let first = after["checkpoints"].as_array().unwrap().iter().find(gone).unwrap();
+        let seq = first["seq"].as_u64().unwrap();
+        let whole = &before["checkpoints"][usize::try_from(seq).unwrap() - 1];
+        assert!(first["bytes"].as_u64().unwrap() < whole["bytes"].as_u64().unwrap(), "{name}: {first}");
+        assert_eq!(first["sound"], true);
+        let told = rig.waypost(&["checkpoints", "r-2"]);
+        assert!(told.contains("sound, no state"), "{told}");
+        let at = format!("r-2@{seq}");
+        for words in [["rollback", at.as_str()], ["fork", &at]] {
+            let said = rig.waypost(&words);
+            assert!(said.starts_with("exit 5\n") && said.contains("its state"), "{said}");
+            let hint = "hint: `waypost checkpoints r-2";
+            assert!(said.contains(hint) && said.contains("says `no state`"), "{said}");
+        }
+    }
+}
+
 /// The run itself tells of it, as old as it is.
 #[test]
 fn what_went_is_an_event_of_the_run() {
