@@ -371,7 +371,7 @@ pub(crate) struct LogsArgs {
     #[arg(long)]
     pub(crate) last: bool,
     /// Wait for more until the run stands still
-    #[arg(short, long, conflicts_with = "json")]
+    #[arg(short, long)]
     pub(crate) follow: bool,
 }
 

@@ -94,7 +94,7 @@ fn tells_meanwhile(command: &Command) -> bool {
             | Command::Events(_)
             | Command::Fork(_)
             | Command::DeadLetters(DeadLetters::Retry(_))
-    )
+    ) || matches!(command, Command::Logs(args) if args.follow)
 }
 
 impl Context {

@@ -416,7 +416,7 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns how many of these bytes can be shown without knowing what comes after them.
-fn whole(bytes: &[u8]) -> usize {
+pub(crate) fn whole(bytes: &[u8]) -> usize {
     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
     match bytes.utf8_chunks().last() {
         Some(last) if is_half(last.invalid()) => bytes.len() - last.invalid().len(),

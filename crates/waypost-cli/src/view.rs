@@ -14,12 +14,14 @@ use waypost::store::Progress;
 use crate::among::FailedItem;
 
 mod checked;
+mod logs;
 mod scripts;
 mod upkeep;
 mod verified;
 mod waits;
 
 pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
+pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
     RemarkView, ReportView,
@@ -242,17 +244,17 @@ pub(crate) struct CheckpointView {
     pub(crate) epoch: Option<u32>,
     pub(crate) started: Vec<String>,
     pub(crate) created_at: Option<Timestamp>,
+    /// What is kept of it.
     pub(crate) bytes: Option<u64>,
     pub(crate) digest: Option<String>,
-    /// What is kept of it.
     pub(crate) prev: Option<String>,
     pub(crate) basis: Option<u64>,
     pub(crate) sound: bool,
-    /// By which it can be named, where a person gave it one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     /// `false` where it had a state that was let go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<bool>,
+    /// By which it can be named, where a person gave it one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<String>,
     /// What is wrong with it, where something is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -512,31 +514,6 @@ pub(crate) struct SuggestedView {
     pub(crate) more: bool,
     /// How many files are left out, as their paths hold a secret.
     pub(crate) secret: usize,
-}
-
-/// The answer of `logs`.
-#[derive(Debug, Serialize)]
-pub(crate) struct LogsView {
-    pub(crate) v: u32,
-    pub(crate) run: String,
-    pub(crate) logs: Vec<LogView>,
-}
-
-/// What one attempt printed.
-#[derive(Debug, Serialize)]
-pub(crate) struct LogView {
-    pub(crate) branch: String,
-    pub(crate) step: String,
-    pub(crate) attempt: u32,
-    #[serde(serialize_with = "place_in_loops")]
-    pub(crate) iteration: Vec<u32>,
-    pub(crate) epoch: u32,
-    pub(crate) bytes: u64,
-    /// What is not UTF-8 is replaced.
-    pub(crate) text: String,
-    /// It had bytes by its record, and is not here.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) missing: bool,
 }
 
 impl ClaimView {

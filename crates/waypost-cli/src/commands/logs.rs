@@ -17,10 +17,10 @@ use crate::cli::LogsArgs;
 use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::shown;
+use crate::output::{shown, whole};
 use crate::reference::{StepRef, encode};
 use crate::size;
-use crate::view::{LogView, LogsView, VERSION, attempt_name};
+use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 
 /// How many logs that are not here are named.
 const LOST_MAX: usize = 5;
@@ -44,15 +44,20 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty())
             && (!args.follow || !working)
         {
-            return no_tries(store.as_ref(), context, &run, step).await;
+            return no_tries(store.as_ref(), context, &run, step, args.follow).await;
         }
-        if context.output.json {
+        if context.output.json && !args.follow {
             return documents(context, store.as_ref(), &run, &tries).await;
         }
         printer.grows = args.follow && working;
         printer.headed |= printer.grows && !is_one_step(args.step.as_deref());
         let printed = printer.print(&tries).await?;
-        if !args.follow || !working {
+        if context.output.json {
+            if !working {
+                printer.tell_of_lost(&tries).await?;
+                return Ok(Exit::Done);
+            }
+        } else if !printer.grows {
             let lost = tell_of_lost(context, store.as_ref(), &run, &tries).await?;
             if !lost && !printed && printer.last.is_none() {
                 tell_of_nothing(context, store.as_ref(), &run, args.step.as_deref()).await?;
@@ -101,7 +106,13 @@ async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str
 }
 
 /// Says why there is nothing: the step was not started, or there is no such step.
-async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str) -> Result<Exit, Error> {
+async fn no_tries(
+    store: &dyn Store,
+    context: &Context,
+    run: &RunId,
+    step: &str,
+    follow: bool,
+) -> Result<Exit, Error> {
     let entry = store.run(run).await?;
     let definition = &entry.record.record().definition;
     let workflow = definition.text.as_deref().and_then(|text| Workflow::parse(text, Path::new("")).ok());
@@ -122,6 +133,9 @@ async fn no_tries(store: &dyn Store, context: &Context, run: &RunId, step: &str)
         ));
     }
     if context.output.json {
+        if follow {
+            return Ok(Exit::Done);
+        }
         context.output.document(&LogsView { v: VERSION, run: run.to_string(), logs: Vec::new() })?;
         return Ok(Exit::Done);
     }
@@ -176,6 +190,19 @@ struct Attempt {
 impl Attempt {
     fn blob(&self) -> String {
         log_name(&self.branch, &self.start.step, &self.start.at)
+    }
+
+    fn view(&self, bytes: &[u8], missing: bool) -> LogView {
+        LogView {
+            branch: self.branch.to_string(),
+            step: self.start.step.to_string(),
+            attempt: self.start.at.attempt,
+            iteration: self.start.at.iteration.clone(),
+            epoch: self.start.at.epoch,
+            bytes: bytes.len() as u64,
+            missing,
+            text: String::from_utf8_lossy(bytes).into_owned(),
+        }
     }
 
     fn name(&self) -> String {
@@ -262,6 +289,18 @@ impl Printer<'_> {
                 if chunk.is_empty() {
                     break;
                 }
+                if self.context.output.json {
+                    let end = offset + chunk.len() as u64;
+                    let is_last =
+                        !self.grows && self.store.blobs().read(self.run, &blob, end).await?.is_empty();
+                    let taken = if is_last { chunk.len() } else { whole(&chunk) };
+                    if taken == 0 {
+                        break;
+                    }
+                    self.piece(attempt, offset, &chunk[..taken], false)?;
+                    self.offsets.insert(blob.clone(), offset + taken as u64);
+                    continue;
+                }
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
                     let heading = self.context.output.paint.bold(&format!("==> {} <==", attempt.name()));
                     self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
@@ -282,6 +321,22 @@ impl Printer<'_> {
             }
         }
         Ok(printed)
+    }
+
+    /// Prints a piece of a log as one line of JSON.
+    fn piece(&self, attempt: &Attempt, offset: u64, bytes: &[u8], missing: bool) -> Result<(), Error> {
+        let log = attempt.view(bytes, missing);
+        Ok(self.context.output.line(&LogPieceView { v: VERSION, run: self.run.to_string(), offset, log })?)
+    }
+
+    /// Says in the same form which logs are not here, although the steps have printed something.
+    async fn tell_of_lost(&self, tries: &[Attempt]) -> Result<(), Error> {
+        for attempt in tries.iter().filter(|attempt| attempt.printed > 0) {
+            if self.store.blobs().read(self.run, &attempt.blob(), 0).await?.is_empty() {
+                self.piece(attempt, 0, &[], true)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -311,14 +366,5 @@ async fn read(store: &dyn Store, run: &RunId, attempt: &Attempt) -> Result<LogVi
         }
         bytes.extend_from_slice(&chunk);
     }
-    Ok(LogView {
-        branch: attempt.branch.to_string(),
-        step: attempt.start.step.to_string(),
-        attempt: attempt.start.at.attempt,
-        iteration: attempt.start.at.iteration.clone(),
-        epoch: attempt.start.at.epoch,
-        bytes: bytes.len() as u64,
-        missing: bytes.is_empty() && attempt.printed > 0,
-        text: String::from_utf8_lossy(&bytes).into_owned(),
-    })
+    Ok(attempt.view(&bytes, bytes.is_empty() && attempt.printed > 0))
 }

@@ -291,6 +291,42 @@ fn nohup_is_heeded() {
     assert_eq!(running.wait().unwrap().code(), Some(0));
 }
 
+/// What a step has printed, by the lines of `logs -f --json` about it.
+fn pieces(text: &str, step: &str) -> String {
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let mut whole = String::new();
+    for piece in lines.filter(|piece| piece["step"] == step) {
+        assert_eq!((&piece["v"], &piece["run"]), (&serde_json::json!(1), &serde_json::json!("r-1")));
+        assert_eq!(piece["offset"], whole.len(), "{piece}");
+        whole.push_str(piece["text"].as_str().unwrap());
+        assert_eq!(piece["offset"].as_u64().unwrap() + piece["bytes"].as_u64().unwrap(), whole.len() as u64);
+    }
+    whole
+}
+
+#[test]
+fn logs_follow_a_run_as_lines_of_json() {
+    let flow = "steps:\n  - {id: a, run: echo begun}\n  - id: b\n    run: |\n      printf '\\303'; touch half; until [ -e go ]; do sleep 0.05; done; printf '\\251\\n'\n";
+    let rig = Rig::with(flow);
+    let run = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+    rig.wait_for("half", |_| true);
+    let logs = rig.start(&["logs", "r-1", "-f", "--json"]);
+    // Whoever is quick sees half a character.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    rig.write("go", "");
+
+    assert_eq!(run.end().status.code(), Some(0));
+    let followed = logs.end();
+    assert_eq!(followed.status.code(), Some(0), "it ends with the run");
+    let followed = String::from_utf8(followed.stdout).unwrap();
+    assert_eq!((pieces(&followed, "a"), pieces(&followed, "b")), ("begun\n".into(), "\u{e9}\n".into()));
+    let after = rig.call(&["logs", "r-1", "b", "-f", "--json"]);
+    assert_eq!(pieces(&String::from_utf8(after.stdout).unwrap(), "b"), "\u{e9}\n");
+    let none = rig.call(&["logs", "r-1", "x", "-f", "--json"]);
+    let text = String::from_utf8(none.stdout).unwrap();
+    assert_eq!((none.status.code(), text.lines().count()), (Some(5), 1), "{text}");
+}
+
 #[test]
 fn events_and_logs_follow_a_run() {
     let rig = Rig::with(

@@ -1,0 +1,41 @@
+//! Documents about what steps printed.
+
+use serde::Serialize;
+
+use super::place_in_loops;
+
+/// The answer of `logs`.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogsView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) logs: Vec<LogView>,
+}
+
+/// What one attempt printed.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogView {
+    pub(crate) branch: String,
+    pub(crate) step: String,
+    pub(crate) attempt: u32,
+    #[serde(serialize_with = "place_in_loops")]
+    pub(crate) iteration: Vec<u32>,
+    pub(crate) epoch: u32,
+    pub(crate) bytes: u64,
+    /// What is not UTF-8 is replaced.
+    pub(crate) text: String,
+    /// It had bytes by its record, and is not here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) missing: bool,
+}
+
+/// A line of the answer of `logs -f`: a piece of what one attempt printed.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogPieceView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    /// Where in the log it begins.
+    pub(crate) offset: u64,
+    #[serde(flatten)]
+    pub(crate) log: LogView,
+}
