@@ -144,16 +144,22 @@ fn meant<'q>(
         let step = waiting.step.as_str();
         given == step || given == step_on(&waiting.branch, step)
     };
-    let asked = || open.iter().chain(answered);
-    let mut found: Vec<&Waiting> = asked().filter(is_meant).collect();
-    if found.is_empty() && !given.is_empty() {
-        found = asked().filter(|waiting| waiting.wait.id.starts_with(given)).collect();
-    }
+    let begins = |waiting: &&Waiting| !given.is_empty() && waiting.wait.id.starts_with(given);
+    // What has its answer is meant only where nothing else is: then the engine says so.
+    let steps = [open, answered].map(|asked| asked.iter().filter(is_meant).collect::<Vec<_>>());
+    let ids = [open, answered].map(|asked| asked.iter().filter(begins).collect::<Vec<_>>());
+    let found = steps.into_iter().chain(ids).find(|found| !found.is_empty()).unwrap_or_default();
     match found.as_slice() {
         [one] => Ok(one),
         [] => {
-            let (run, id, waiting) = (run.clone(), given.to_owned(), asked().cloned().collect());
-            Err(RunError::NoSuchWait { run, id, waiting }.into())
+            let waiting = open.iter().chain(answered).cloned().collect();
+            Err(RunError::NoSuchWait { run: run.clone(), id: given.to_owned(), waiting }.into())
+        }
+        several if several.iter().all(|one| answered.iter().any(|had| had.wait.id == one.wait.id)) => {
+            Err(Error::usage(
+                format!("all that `{given}` may mean in run {run} is answered"),
+                format!("`waypost resume {run}` goes on with it"),
+            ))
         }
         several => Err(Error::usage(
             format!("`{given}` may mean several questions of run {run}: {}", listed(several)),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
-use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict};
+use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
@@ -56,6 +56,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         }
     }
     if context.output.json {
+        // Screens say of a question that it has its answer.
+        view.waiting
+            .retain(|wait| shown.at.is_some() || wait.on != WaitKind::Answer || !shown.is_given(wait));
         context.output.document(&view)?;
     } else if args.step.is_some() {
         context.output.answer(&steps_in_full(context, &view))?;

@@ -258,6 +258,19 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     let shown = rig.waypost(&["show", "r"]);
     assert!(shown.contains("step f:p/ap asks, and has its answer: Really?"), "{shown}");
     assert!(shown.contains("Go on with: waypost resume r\n"), "{shown}");
+    let steps = |view: &serde_json::Value| -> Vec<String> {
+        let waiting = view["waiting"].as_array().unwrap().iter();
+        waiting.map(|wait| format!("{} {}", wait["branch"], wait["step"])).collect()
+    };
+    let asked = steps(&rig.json(&["show", "r", "--json"]));
+    assert!(asked.contains(&r#""f:q" "ap""#.to_owned()) && !asked.join(",").contains("f:p"), "{asked:?}");
+    let other = rig.waypost(&["answer", "r", "ap", "yes"]);
+    assert!(other.starts_with("exit 0\n"), "only one question of that step is open: {other}");
+    let none = rig.waypost(&["answer", "r", "ap", "yes"]);
+    assert!(
+        none.starts_with("exit 2\n") && none.contains("all that `ap` may mean in run r is answered"),
+        "{none}"
+    );
 }
 
 // What happened: `plan` and `resume --dry-run` said that a step waits whose answer or signal was there, or whose time had come,
