@@ -28,7 +28,7 @@ mod words;
 use causes::{is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use store::of_store;
-use words::{first_problem, left_by, other_states};
+use words::{first_problem, how_to_wake, left_by, other_states, unreadable};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,18 @@ pub(crate) enum Error {
     /// A file is there in the place of a database.
     #[error("{} is damaged: it is not an SQLite database", .0.display())]
     NoSqlite(PathBuf),
+    /// What is named as a store is there, but is none of that kind.
+    #[error("the store `{store}` is {is}, not {wanted}")]
+    OtherKind {
+        /// As it was named.
+        store: String,
+        /// What is there.
+        is: &'static str,
+        /// What a store of that kind is.
+        wanted: &'static str,
+        /// How to name it, or another.
+        hint: String,
+    },
     /// A run could not be made, and nothing of it is there.
     #[error("cannot create {what}")]
     NotMade {
@@ -358,6 +370,7 @@ impl Error {
                 Exit::Damaged,
                 hint("keep a copy of it and put a sound one back, or name another store with `--store`"),
             ),
+            Self::OtherKind { hint, .. } => ("wrong_store", Exit::Unreachable, Some(hint.clone())),
             Self::NotMade { source, .. } => {
                 let (code, _, hint) = of_store(source);
                 (code, Exit::CannotCreate, hint)
@@ -572,27 +585,4 @@ impl Error {
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
-}
-
-/// Says what helps where a file cannot be read.
-fn unreadable(kind: io::ErrorKind) -> Option<String> {
-    let text = match kind {
-        io::ErrorKind::NotFound => "see whether its name is right; it is looked for from the current folder",
-        io::ErrorKind::PermissionDenied => "see who may read it: `ls -l`",
-        io::ErrorKind::IsADirectory => "name a file in it",
-        _ => return None,
-    };
-    Some(text.to_owned())
-}
-
-/// Says what helps a run to stop.
-fn how_to_wake(halted: &[u32]) -> String {
-    if halted.is_empty() {
-        return "wait longer with `--wait`".to_owned();
-    }
-    let numbers: Vec<String> = halted.iter().map(ToString::to_string).collect();
-    let (named, numbers) = (numbers.join(" and "), numbers.join(" "));
-    format!(
-        "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
-    )
 }

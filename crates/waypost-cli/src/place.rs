@@ -118,6 +118,7 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Store>, Error> {
     if let Some(text) = given {
         let url = StoreUrl::parse(text)?;
+        refuse_other_kind(&url, text)?;
         if let StoreUrl::Sqlite(file) = &url {
             refuse_ruin(file, access)?;
         }
@@ -147,6 +148,35 @@ pub(crate) fn open(
         return Err(Error::NoRuns { database, made: false });
     }
     open_url(&StoreUrl::Sqlite(database), access)
+}
+
+/// Refuses a folder that is named as a database, and a file that is named as a folder: nothing of it is damaged.
+fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
+    let found = url.path().and_then(|path| Some((path, fs::metadata(path).ok()?)));
+    let (is, wanted, hint) = match (url, found) {
+        (StoreUrl::Sqlite(_), Some((path, found))) if found.is_dir() => {
+            let database = path.join(DATABASE);
+            let hint = match database.is_file() {
+                true => format!("the database in it is `sqlite:{}`", database.display()),
+                false => {
+                    let folder = path.display();
+                    format!("a store that is a folder is named `file:{folder}`; a database, by its file")
+                }
+            };
+            ("a folder", "the file of a database", hint)
+        }
+        (StoreUrl::File(_), Some((path, found))) if found.is_file() => {
+            let mut header = Vec::new();
+            let read = open_regular(path).and_then(|file| file.take(100).read_to_end(&mut header));
+            let hint = match read.is_ok() && begins_sqlite(&header) {
+                true => format!("it is a database: name it `sqlite:{}`", path.display()),
+                false => "name the folder of a store, or one that is to be made".to_owned(),
+            };
+            ("a file", "a folder", hint)
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::OtherKind { store: text.to_owned(), is, wanted, hint })
 }
 
 /// Returns the address of the store that is used here, or for a workflow file, where nobody names one.

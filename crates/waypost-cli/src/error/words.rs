@@ -1,5 +1,7 @@
 //! Words for what errors are about.
 
+use std::io;
+
 use waypost::RunId;
 use waypost_workflow::file::FileError;
 
@@ -31,5 +33,28 @@ pub(super) fn other_states(at: &str) -> String {
     let run = run.unwrap_or("RUN");
     format!(
         "`waypost checkpoints {run}` lists what there is, and says `no state` of those whose state was let go"
+    )
+}
+
+/// Says what helps where a file cannot be read.
+pub(super) fn unreadable(kind: io::ErrorKind) -> Option<String> {
+    let text = match kind {
+        io::ErrorKind::NotFound => "see whether its name is right; it is looked for from the current folder",
+        io::ErrorKind::PermissionDenied => "see who may read it: `ls -l`",
+        io::ErrorKind::IsADirectory => "name a file in it",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// Says what helps a run to stop.
+pub(super) fn how_to_wake(halted: &[u32]) -> String {
+    if halted.is_empty() {
+        return "wait longer with `--wait`".to_owned();
+    }
+    let numbers: Vec<String> = halted.iter().map(ToString::to_string).collect();
+    let (named, numbers) = (numbers.join(" and "), numbers.join(" "));
+    format!(
+        "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
     )
 }

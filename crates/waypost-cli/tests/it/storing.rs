@@ -110,3 +110,28 @@ fn a_wrong_store_stops_its_own_file_and_no_reader() {
     rustix::fs::mkfifoat(rustix::fs::CWD, rig.path("waypost.yaml"), rustix::fs::Mode::RWXU).unwrap();
     assert!(rig.waypost(&["list"]).starts_with("exit 0\n"), "nobody waits for its other end");
 }
+
+// What happened: `--store sqlite:FOLDER` was told as damage (exit 7), with the advice to put back what was there. Why: SQLite's
+// error was taken for that of a store that had been one. What stops it now: what is there is looked at before it is opened.
+#[test]
+fn a_place_of_another_kind_is_no_damage() {
+    let rig = Rig::failed();
+    fs::create_dir(rig.path("folder")).unwrap();
+    rig.write("text", "no database\n");
+    let cases = [
+        ("sqlite:folder", "is a folder, not the file of a database", "is named `file:folder`"),
+        ("sqlite:.waypost", "is a folder, not the file of a database", "is `sqlite:.waypost/waypost.db`"),
+        ("file:text", "is a file, not a folder", "name the folder of a store"),
+        ("file:.waypost/waypost.db", "is a file, not a folder", "name it `sqlite:.waypost/waypost.db`"),
+    ];
+    for (store, is, hint) in cases {
+        let run = ["--store", store, "run", "flow.yaml", "--id", "r-2"];
+        for args in [&["--store", store, "list"][..], &["--store", store, "delete", "r-1", "--yes"], &run] {
+            let said = rig.waypost(args);
+            assert!(said.starts_with("exit 69\n"), "{args:?}: {said}");
+            assert!(said.contains(&format!("the store `{store}` {is}")) && said.contains(hint), "{said}");
+        }
+    }
+    assert_eq!(rig.read("text"), "no database\n");
+    check("storing_other_kind", &rig.waypost(&["list", "--store", "sqlite:folder", "--json"]));
+}
