@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use waypost::engine::{Joined, Spot};
-use waypost::record::{Failure, Try};
+use waypost::engine::{Joined, Performed, Spot};
+use waypost::record::{Failure, Note, Try};
 
 use crate::file::Work;
 
@@ -12,7 +12,7 @@ use super::evidence::Vouching;
 use super::items::{Joining, Listing};
 use super::repeat::{Passing, in_pass};
 use super::service::Service;
-use super::state::WorkflowState;
+use super::state::{StepOutput, WorkflowState};
 use super::waiting::Waiting;
 use super::{WorkflowProgram, expression, hooks};
 
@@ -109,4 +109,15 @@ impl WorkflowProgram {
         let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
         Ok(Some(Job::of(Doing::Command(Box::new(command)))))
     }
+}
+
+/// Adds what was said before the work began.
+pub(super) fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
+    if let Performed::Completed { told, .. }
+    | Performed::Failed { told, .. }
+    | Performed::Opened { told, .. } = &mut performed
+    {
+        told.notes.splice(0..0, notes);
+    }
+    performed
 }

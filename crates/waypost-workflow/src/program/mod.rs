@@ -305,17 +305,6 @@ pub fn declared_env(
         .collect()
 }
 
-/// Adds what was said before the work began.
-fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
-    if let Performed::Completed { told, .. }
-    | Performed::Failed { told, .. }
-    | Performed::Opened { told, .. } = &mut performed
-    {
-        told.notes.splice(0..0, notes);
-    }
-    performed
-}
-
 #[async_trait]
 impl Program for WorkflowProgram {
     type State = WorkflowState;
@@ -464,7 +453,7 @@ impl Program for WorkflowProgram {
         if serves && !matches!(performed, Performed::Completed { .. }) {
             self.end_service(&attempt.step).await;
         }
-        let performed = with_notes(performed, notes);
+        let performed = job::with_notes(performed, notes);
         match &job.passing {
             Some(passing) if !self.is_last_pass(passing, &performed) => performed,
             _ => hooks::after(&job.hooks, performed),
