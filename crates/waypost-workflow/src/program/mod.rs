@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
     Settlement, Spot, StateError,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Note, Phase, SkipCause, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
