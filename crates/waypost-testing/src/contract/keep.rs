@@ -3,7 +3,7 @@
 use serde_json::json;
 use waypost::record::{FailureKind, Phase, Reason, Record, RunStatus, Verdict};
 use waypost::store::{
-    BLOB_CHUNK_BYTES, Damage, Lease, Page, Renewal, RunQuery, Scan, SignalKind, Store, StoreError,
+    BLOB_CHUNK_BYTES, Damage, Lease, Page, Renewal, RunQuery, Scan, ScanOrder, SignalKind, Store, StoreError,
     StoreExt as _, TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
@@ -214,6 +214,14 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
 
     let would = store.would_trim(&run, 2).await.unwrap();
     assert_eq!(store.trim(&lease, 2, TrimMode::Apply).await.unwrap(), would);
+    // An old state stays below headers without one, which a store may keep elsewhere.
+    for limit in [1, 2, 3, 16, 100] {
+        let order = ScanOrder::NewestFirst;
+        let scan = Scan { branch: Some(main()), order, limit, ..Scan::of(&run) };
+        let found = scan_all(&*store, scan).await.unwrap().records;
+        let seqs: Vec<u64> = found.iter().map(|record| record.header().seq).collect();
+        assert_eq!(seqs, (1..=40).rev().collect::<Vec<_>>(), "in pages of {limit}");
+    }
 
     let of_item = ["r-1/each:a@1", "r-1/each:a@6", "r-1/each:a@7"];
     let kept = ["r-1@2", "r-1@4", "r-1@5", "r-1@39", "r-1@40"].iter().chain(&of_item).copied();

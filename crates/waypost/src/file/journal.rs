@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -100,6 +101,11 @@ impl Index {
     }
 
     /// Returns where a record stands.
+    /// Says whether there are lines of a branch with such seqs.
+    pub(super) fn has_any(&self, branch: &BranchPath, seqs: Range<u64>) -> bool {
+        !seqs.is_empty() && self.branches.get(branch).is_some_and(|lines| lines.range(seqs).next().is_some())
+    }
+
     pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<Line> {
         self.branches.get(branch)?.get(&seq).copied()
     }

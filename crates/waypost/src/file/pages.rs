@@ -140,6 +140,13 @@ impl RunReader<'_> {
         if walk.exhausted || !walk.damaged.is_empty() || walk.copied.is_some() || !self.gone()?.is_empty() {
             return Ok(None);
         }
+        // An old state may be kept below headers that rotation has moved to the journal: the files alone do not tell of those.
+        let seen = walk.sound.iter().flat_map(|commit| &commit.records).map(|(_, record)| record.header());
+        let lowest = seen.filter(|header| header.branch == *branch).map(|header| header.seq).min();
+        let above = lowest.unwrap_or(0)..after.map_or(u64::MAX, |(_, seq)| seq);
+        if index.get(self)?.has_any(branch, above) {
+            return Ok(None);
+        }
         index.remember(self.run, &walk);
         let newest_first = walk.sound.into_iter().flat_map(|commit| commit.records.into_iter().rev());
         let found: Vec<(u64, Record)> =
