@@ -27,6 +27,7 @@ mod cancel;
 mod check;
 mod checkpoint;
 mod checkpoints;
+mod clear;
 mod config;
 mod dead_letters;
 mod delete;

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use waypost::engine::RunError;
 use waypost::lock::Holder;
-use waypost::plan::{Cause, Decision};
 use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
@@ -25,10 +24,10 @@ mod diagnosis;
 mod store;
 mod words;
 
-use causes::{is_full, is_supervisor_lost, is_without_scratch};
+use causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use store::of_store;
-use words::{first_problem, how_to_wake, left_by, other_states, unreadable};
+use words::{by_hand, first_problem, how_to_wake, left_by, other_states, unreadable};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +102,14 @@ pub(crate) enum Error {
         wanted: &'static str,
         /// How to name it, or another.
         hint: String,
+    },
+    /// A run cannot be deleted, since not even that can be written; what needs no room for it was removed.
+    #[error("there is no room even to delete from {}", place.display())]
+    NoRoom {
+        /// Where files of runs are.
+        place: PathBuf,
+        /// The store's error.
+        source: StoreError,
     },
     /// A run could not be made, and nothing of it is there.
     #[error("cannot create {what}")]
@@ -267,13 +274,6 @@ impl From<ReadError> for Error {
     }
 }
 
-/// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step
-/// took effect.
-fn are_of_evidence(questions: &[Decision]) -> bool {
-    let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
-    questions.iter().all(|question| is_it(&question.cause))
-}
-
 impl Error {
     /// Says that the command line is wrong.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -370,6 +370,7 @@ impl Error {
                 Exit::Damaged,
                 hint("keep a copy of it and put a sound one back, or name another store with `--store`"),
             ),
+            Self::NoRoom { place, .. } => ("disk_full", Exit::CannotWrite, Some(by_hand(place))),
             Self::OtherKind { hint, .. } => ("wrong_store", Exit::Unreachable, Some(hint.clone())),
             Self::NotMade { source, .. } => {
                 let (code, _, hint) = of_store(source);

@@ -33,13 +33,24 @@ pub(crate) fn take_lock(
     holder: &Holder,
     allow_network: bool,
 ) -> Result<RunLock, StoreError> {
-    RunLock::take(&lock_path(place, run), holder, allow_network).map_err(|error| match error {
+    let taken = RunLock::take(&lock_path(place, run), holder, allow_network);
+    taken.map_err(|error| not_taken(run, error))
+}
+
+/// Takes it without a note of who has it, for which a full disk has no room.
+pub(crate) fn take_lock_unnoted(place: &Place, run: &RunId) -> Result<RunLock, StoreError> {
+    // What is at such a place was opened before, by whoever answers for that.
+    RunLock::take_unnoted(&lock_path(place, run), true).map_err(|error| not_taken(run, error))
+}
+
+fn not_taken(run: &RunId, error: LockError) -> StoreError {
+    match error {
         LockError::Held { holder, .. } => {
             StoreError::Held { run: run.clone(), holder: Some(*holder).filter(|holder| holder.pid != 0) }
         }
         LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
         LockError::Io { path, source } => StoreError::of_write("lock", path.display().to_string(), source),
-    })
+    }
 }
 
 /// Says who holds the lock of a run now.

@@ -13,7 +13,8 @@
 //! - `open`, `schema`: how the file is opened, made, checked and upgraded; `beside` names the folder that goes with it.
 //! - `commit`: the one path by which anything is written, and how tasks share a sync; `present` sees whether the files
 //!   are still there.
-//! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back.
+//! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back, and `clear` makes room
+//!   where nothing can be written.
 //! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
 //!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
 //! - `rows`, `branch`, `read`, `runs`: how it is read back, verified.
@@ -26,6 +27,7 @@
 mod append;
 mod beside;
 mod branch;
+mod clear;
 mod commit;
 mod counters;
 mod crowd;
@@ -58,6 +60,7 @@ mod unpack;
 mod witness;
 
 pub use beside::{folder_of, ignored_by_git};
+pub use clear::clear_files;
 pub use open::SqliteOptions;
 pub use schema::schema_of;
 pub use store::SqliteStore;

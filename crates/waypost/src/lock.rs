@@ -182,6 +182,18 @@ impl RunLock {
     /// - [`LockError::NetworkFileSystem`]: refused unless `allow_network`; no file was made.
     /// - [`LockError::Io`]: the folder or file cannot be made, locked or written; nothing is held.
     pub fn take(path: &Path, holder: &Holder, allow_network: bool) -> Result<Self, LockError> {
+        let lock = Self::take_unnoted(path, allow_network)?;
+        match write_note(&lock.file, holder) {
+            Ok(()) => Ok(lock),
+            Err(source) => Err(LockError::Io { path: path.to_owned(), source }),
+        }
+    }
+
+    /// Takes the lock as [`take`](Self::take) does, but notes nobody in it: for that, a full disk has no room.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn take_unnoted(path: &Path, allow_network: bool) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { path: path.to_owned(), source };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
@@ -197,7 +209,6 @@ impl RunLock {
             // A `delete` may have unlinked the file after it was opened: then the next taker would lock another.
             if is_still_at(&file, path).map_err(failed)? {
                 let previous = read_note(&file).map_err(failed)?;
-                write_note(&file, holder).map_err(failed)?;
                 return Ok(Self { file, path: path.to_owned(), previous });
             }
         }

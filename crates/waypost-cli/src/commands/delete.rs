@@ -1,20 +1,23 @@
 //! `waypost delete`: removes runs with all that belongs to them, after asking.
 
+use std::sync::Arc;
+
 use waypost::RunId;
 use waypost::engine::Snapshot;
 use waypost::store::{Store, StoreError, StoreExt as _};
 
 use super::Context;
+use super::clear::Deleting;
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
 use crate::reference::{Default, find, find_unasked};
 use crate::staying::who_stays;
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Write)?;
+    let mut deleting = Deleting::open(context)?;
+    let store = Arc::clone(deleting.store());
     let asks = !args.yes && context.output.can_ask();
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
@@ -40,9 +43,11 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
         context.output.note("Nothing was deleted, because that was not confirmed.");
         return Ok(Exit::Usage);
     }
+    drop(store);
+    deleting.make_room(context, &runs).await?;
     let mut deleted = Vec::with_capacity(runs.len());
     for run in &runs {
-        store.delete(run).await?;
+        deleting.delete(run).await?;
         if !context.output.json {
             context.output.answer(&format!("Deleted run {run}"))?;
         }

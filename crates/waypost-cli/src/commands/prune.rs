@@ -15,6 +15,7 @@ use waypost::record::RunStatus;
 use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _};
 
 use super::Context;
+use super::clear::Deleting;
 use super::delete::{agreed, refuse_newer};
 use crate::cli::PruneArgs;
 use crate::error::Error;
@@ -25,7 +26,10 @@ use crate::size;
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
-    let store = context.store(None, if args.dry_run { Access::Read } else { Access::Write })?;
+    let mut deleting = match args.dry_run {
+        true => Deleting::to_look(context.store(None, Access::Read)?),
+        false => Deleting::open(context)?,
+    };
     let mut view = PruneView {
         v: VERSION,
         dry_run: args.dry_run,
@@ -34,7 +38,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
         kept: vec![],
         bytes: 0,
     };
-    let doomed = doomed(context, store.as_ref(), &args).await?;
+    let doomed = doomed(context, deleting.store().as_ref(), &args).await?;
     if !doomed.is_empty() && !args.dry_run && !args.yes {
         let names: Vec<String> = doomed.iter().map(|run| run.run.to_string()).collect();
         if !agreed(context, &names)? {
@@ -42,10 +46,16 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
             return Ok(Exit::Usage);
         }
     }
+    let bytes = |run: &RunSummary| bytes_of(deleting.store().as_ref(), run);
+    let doomed: Vec<(u64, RunSummary)> = doomed.into_iter().map(|run| (bytes(&run), run)).collect();
+    if !args.dry_run {
+        deleting.make_room(context, doomed.iter().map(|(_, run)| &run.run)).await?;
+    }
+    let store = Arc::clone(deleting.store());
     let mut gone = BTreeSet::new();
-    for run in doomed {
+    for (bytes, run) in doomed {
         gone.insert(run.run.clone());
-        delete(store.as_ref(), run, args.dry_run, &mut view).await?;
+        delete(&deleting, (bytes, run), args.dry_run, &mut view).await?;
     }
     if let Some(keep) = args.keep {
         let runs = match &args.run {
@@ -100,22 +110,22 @@ async fn all(store: &dyn Store, query: &RunQuery) -> Result<Vec<RunSummary>, Err
 }
 
 async fn delete(
-    store: &dyn Store,
-    run: RunSummary,
+    deleting: &Deleting,
+    (bytes, run): (u64, RunSummary),
     dry_run: bool,
     view: &mut PruneView,
 ) -> Result<(), Error> {
-    let bytes = bytes_of(store, &run);
-    let deleted = match refuse_newer(store, &run.run).await {
-        Ok(()) if !dry_run => store.delete(&run.run).await,
-        refused => refused,
+    let deleted = match refuse_newer(deleting.store().as_ref(), &run.run).await {
+        Ok(()) if !dry_run => deleting.delete(&run.run).await,
+        refused => refused.map_err(Error::Store),
     };
     match deleted {
         Ok(()) => {
             let (run, checkpoints) = (run.run.to_string(), run.checkpoints);
             view.deleted.push(PrunedView { run, checkpoints, bytes });
         }
-        Err(error) => keep(view, &run.run, error)?,
+        Err(Error::Store(error)) => keep(view, &run.run, error)?,
+        Err(error) => return Err(error),
     }
     Ok(())
 }

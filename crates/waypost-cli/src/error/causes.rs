@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 
+use waypost::plan::{Cause, Decision};
 use waypost_workflow::program::ScratchError;
 use waypost_workflow::supervisor::SupervisorError;
 
@@ -28,4 +29,11 @@ pub(super) fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
 /// Says whether the disk did not take the folder for what steps hand over.
 pub(super) fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
+}
+
+/// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step
+/// took effect.
+pub(super) fn are_of_evidence(questions: &[Decision]) -> bool {
+    let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
+    questions.iter().all(|question| is_it(&question.cause))
 }

@@ -1,9 +1,12 @@
 //! Words for what errors are about.
 
 use std::io;
+use std::path::Path;
 
 use waypost::RunId;
 use waypost_workflow::file::FileError;
+
+use crate::place::quoted;
 
 /// Says which runs have left their logs.
 pub(super) fn left_by(runs: &[RunId]) -> String {
@@ -56,5 +59,13 @@ pub(super) fn how_to_wake(halted: &[u32]) -> String {
     let (named, numbers) = (numbers.join(" and "), numbers.join(" "));
     format!(
         "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
+    )
+}
+
+/// Says what may be removed by hand of a store that has no room: no record is in it.
+pub(super) fn by_hand(place: &Path) -> String {
+    let runs = quoted(&place.display().to_string());
+    format!(
+        "make room and try again: what steps printed can be removed by hand, `rm -r {runs}/*/logs`; no record is in it"
     )
 }

@@ -27,6 +27,7 @@ mod evidence;
 mod examples;
 mod failing;
 mod foreach;
+mod full;
 mod help;
 mod history;
 mod hooks;

@@ -91,6 +91,26 @@ fn a_held_lock_is_refused_naming_its_holder() {
 }
 
 #[test]
+fn a_lock_that_notes_nobody_keeps_others_away_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks/r.lock");
+    let other = Other::holding(&path);
+    let refused = RunLock::take_unnoted(&path, false).unwrap_err();
+    assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
+    drop(other);
+    let noted = fs::read(&path).unwrap();
+
+    let lock = RunLock::take_unnoted(&path, false).unwrap();
+
+    assert_eq!(fs::read(&path).unwrap(), noted);
+    assert_eq!(lock.previous().map(|holder| holder.boot_id.clone()), Some(here().boot_id));
+    assert!(RunLock::probe(&path).unwrap().is_some());
+    assert!(matches!(take(&path).unwrap_err(), LockError::Held { .. }));
+    drop(lock);
+    assert!(take(&path).is_ok());
+}
+
+#[test]
 fn a_pipe_in_its_place_is_refused_and_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.lock");

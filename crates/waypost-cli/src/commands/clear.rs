@@ -1,0 +1,108 @@
+//! Deleting from a store, also on a full disk: first goes what needs no room for that.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use waypost::RunId;
+use waypost::store::{Store, StoreError};
+use waypost_sqlite::{clear_files, folder_of};
+
+use super::Context;
+use super::delete::refuse_newer;
+use crate::error::Error;
+use crate::place::{Access, StoreUrl};
+
+/// A store to delete runs from.
+pub(super) struct Deleting {
+    store: Arc<dyn Store>,
+    /// It could only be opened to read it: there is no room.
+    is_full: bool,
+}
+
+impl Deleting {
+    /// Opens the store; where there is no room to write, to see at least what is to be deleted.
+    pub(super) fn open(context: &Context) -> Result<Self, Error> {
+        match context.store(None, Access::Write) {
+            Err(Error::Store(full @ StoreError::Full { .. })) => match context.store(None, Access::Read) {
+                Ok(store) if database_of(store.as_ref()).is_some() => Ok(Self { store, is_full: true }),
+                _ => Err(full.into()),
+            },
+            opened => Ok(Self { store: opened?, is_full: false }),
+        }
+    }
+
+    /// Only looks at a store, of which nothing is deleted.
+    pub(super) fn to_look(store: Arc<dyn Store>) -> Self {
+        Self { store, is_full: false }
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Sees to it that these runs can be deleted: where there is no room, their logs and other files go first. Those that
+    /// cannot be deleted keep them.
+    ///
+    /// # Errors
+    /// There is still none.
+    pub(super) async fn make_room(
+        &mut self,
+        context: &Context,
+        runs: impl IntoIterator<Item = &RunId>,
+    ) -> Result<(), Error> {
+        if !self.is_full {
+            return Ok(());
+        }
+        for run in runs {
+            let cleared = match refuse_newer(self.store.as_ref(), run).await {
+                Ok(()) => clear(self.store.as_ref(), run),
+                refused => refused,
+            };
+            match cleared {
+                Ok(()) | Err(StoreError::Held { .. } | StoreError::Version { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // A reader without room may have the database to itself.
+        self.store.close().await?;
+        let place = place_of(self.store.as_ref());
+        self.store = context.store(None, Access::Write).map_err(|error| match error {
+            Error::Store(source @ StoreError::Full { .. }) => Error::NoRoom { place, source },
+            error => error,
+        })?;
+        self.is_full = false;
+        Ok(())
+    }
+
+    /// Deletes a run; where there is no room for that, its files first.
+    pub(super) async fn delete(&self, run: &RunId) -> Result<(), Error> {
+        let store = self.store.as_ref();
+        match store.delete(run).await {
+            Err(StoreError::Full { .. }) if database_of(store).is_some() => {
+                clear(store, run)?;
+                store.delete(run).await.map_err(|error| match error {
+                    source @ StoreError::Full { .. } => Error::NoRoom { place: place_of(store), source },
+                    error => error.into(),
+                })
+            }
+            deleted => Ok(deleted?),
+        }
+    }
+}
+
+/// Removes the files of a run, of a store that has them beside its records.
+fn clear(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
+    database_of(store).map_or(Ok(()), |database| clear_files(&database, run))
+}
+
+/// Returns the database of a store; none of one that has its records in folders.
+fn database_of(store: &dyn Store) -> Option<PathBuf> {
+    match StoreUrl::parse(&store.to_string()) {
+        Ok(StoreUrl::Sqlite(path)) => Some(path),
+        _ => None,
+    }
+}
+
+fn place_of(store: &dyn Store) -> PathBuf {
+    database_of(store).map(|database| folder_of(&database)).unwrap_or_default().join("runs")
+}

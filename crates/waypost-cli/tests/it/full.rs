@@ -1,0 +1,76 @@
+//! Deleting from a store on a full disk: what needs no room for that goes first.
+
+use std::fs;
+use std::process::Command;
+
+use crate::rig::Rig;
+
+/// What a script prints in a folder that is a disk of 8 MiB, with `fill NAME`, which leaves no room on it; none where no
+/// disk can be mounted. There is a file `flow.yaml`, and `$0` is the program.
+#[expect(clippy::print_stderr, reason = "who reads the output of the tests is told what was not shown")]
+fn on_a_small_disk(flow: &str, script: &str) -> Option<String> {
+    const DISK: &str = r#"
+        mount -t tmpfs -o size=8m,mode=0700 tmpfs disk && cp flow.yaml disk && cd disk && echo mounted || exit 0
+        fill() { cat /dev/zero > $1 2> /dev/null; df -k . | tail -n 1 | awk '{print "room " $4}'; }
+    "#;
+    let rig = Rig::with(flow);
+    fs::create_dir(rig.path("disk")).unwrap();
+    // A mount of its own, which ends with the shell.
+    let mut shell = Command::new("unshare");
+    shell.args(["-rm", "sh", "-c", &format!("{DISK}{script}"), env!("CARGO_BIN_EXE_waypost")]);
+    shell.current_dir(rig.path("")).env("WAYPOST_STORE", "sqlite:kept/waypost.db");
+    let output = shell.output().ok().map(|output| rig.told(&output)).unwrap_or_default();
+    let printed = output.split_once("mounted\n").map(|(_, printed)| printed.to_owned());
+    if printed.is_none() {
+        eprintln!("no disk can be mounted here, so nothing is shown: {output}");
+    }
+    printed
+}
+
+// What happened: on a full disk `delete` and `prune` ended with 74, so that nothing could make room. Why: SQLite cannot even
+// be opened to write there. What stops it now: the logs of what is to be deleted go first, and then it is tried again.
+#[test]
+fn runs_are_deleted_from_a_full_disk() {
+    let printed = on_a_small_disk(
+        "steps: [{id: a, run: seq 100000}]\n",
+        r#"
+        for run in r-1 r-2 r-3; do "$0" run flow.yaml --id $run -q > /dev/null; done
+        fill one
+        "$0" delete r-1 --yes; echo "delete $?"
+        fill two
+        "$0" prune --keep-runs 0 --yes > /dev/null; echo "prune $?"
+        ls kept/runs | wc -l
+        "$0" list -q; echo "list $?"
+        "#,
+    );
+    let Some(printed) = printed else { return };
+
+    assert_eq!(printed, "room 0\nDeleted run r-1\ndelete 0\nroom 0\nprune 0\n0\nlist 0\n--- stderr\n");
+}
+
+#[test]
+fn where_there_is_no_room_even_then_it_is_said_what_can_be_removed_by_hand() {
+    let printed = on_a_small_disk(
+        "steps: [{id: a, run: seq 10}]\n",
+        r#"
+        "$0" run flow.yaml --id r-1 -q > /dev/null
+        fill one
+        "$0" delete r-1 --yes 2>&1; echo "delete $?"
+        fill two
+        "$0" prune --keep-runs 0 --yes 2>&1 | grep error
+        ls kept/runs/r-1
+        "$0" verify r-1 > /dev/null; echo "verify $?"
+        rm one two
+        "$0" delete r-1 --yes
+        "#,
+    );
+    let Some(printed) = printed else { return };
+
+    let (refused, then) = printed.split_once("delete 74\n").unwrap_or_else(|| panic!("{printed}"));
+    assert!(refused.contains("there is no room even to delete from "), "{printed}");
+    let hint = "what steps printed can be removed by hand, `rm -r ";
+    assert!(refused.contains(hint) && refused.contains("kept/runs/*/logs`"), "{printed}");
+    assert!(then.contains("there is no room even to delete"), "{printed}");
+    assert!(then.contains("events.jsonl\n") && !then.contains("logs\n"), "the logs went first: {printed}");
+    assert!(then.contains("verify 0\nDeleted run r-1\n"), "its records were sound: {printed}");
+}
