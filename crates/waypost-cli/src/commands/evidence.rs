@@ -18,7 +18,7 @@ use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
-use crate::place::{self, Access};
+use crate::place::{self, Access, StoreUrl};
 use crate::reference::{Default, StepRef, encoded, find, step_on};
 use crate::size;
 use crate::view::{AcceptedView, SuggestedView, VERSION};
@@ -69,7 +69,8 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let frozen = snapshot.entry.record.record();
     let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
     let mask = looking::mask(&store, &snapshot, &chosen)?;
-    let written = written_between(&base, begun, ended).into_iter();
+    let kept = kept_by(store.as_ref(), &run, &base);
+    let written = written_between(&base, &kept, (begun, ended)).into_iter();
     // A claim about one would not be made: its path would be recorded.
     let (secret, mut written): (Vec<_>, Vec<_>) =
         written.partition(|file| mask.contains(file.path.as_bytes()));
@@ -190,9 +191,30 @@ impl Written {
     }
 }
 
+/// Returns what the store itself keeps, wherever that is: its folder, or what it has in one that is not its own, and its
+/// database.
+fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
+    let mut kept = Vec::new();
+    let folder = store.folder(run).map(|folder| place::from_home(Some(&folder), "../.."));
+    if let Some(folder) = folder {
+        match folder == base {
+            true => kept.extend(["runs", "locks", "ordinal.json"].map(|name| folder.join(name))),
+            false => kept.push(folder),
+        }
+    }
+    if let Ok(StoreUrl::Sqlite(database)) = StoreUrl::parse(&store.to_string()) {
+        let database = place::from_home(Some(&database), ".");
+        let beside = |end: &str| PathBuf::from(format!("{}{end}", database.display()));
+        kept.extend(["", "-wal", "-shm", "-journal"].map(beside));
+    }
+    kept
+}
+
 /// Finds the files below a folder that were last written in a span of time, in the order of their paths. Links are not
 /// followed; what Waypost and Git keep for themselves is passed over, and so is what is no text as a path.
-fn written_between(base: &Path, begun: SystemTime, ended: SystemTime) -> Vec<Written> {
+///
+/// `kept`: paths that are passed over, too.
+fn written_between(base: &Path, kept: &[PathBuf], (begun, ended): (SystemTime, SystemTime)) -> Vec<Written> {
     let mut open: Vec<PathBuf> = vec![base.to_owned()];
     let (mut found, mut looked_at) = (Vec::new(), 0);
     while let Some(folder) = open.pop() {
@@ -202,6 +224,9 @@ fn written_between(base: &Path, begun: SystemTime, ended: SystemTime) -> Vec<Wri
             looked_at += 1;
             let name = entry.file_name();
             let Ok(kind) = entry.file_type() else { continue };
+            if kept.contains(&entry.path()) {
+                continue;
+            }
             if looked_at > LOOKED_AT_MAX || name == ".waypost" || name == ".git" {
                 continue;
             }

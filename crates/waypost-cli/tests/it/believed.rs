@@ -201,23 +201,28 @@ fn evidence_of_one_item_is_suggested_and_accepted() {
 // What a step wrote is suggested, and what it suggests is believed when it is put into the file.
 #[test]
 fn evidence_is_suggested_by_what_a_step_wrote() {
-    let rig = Rig::with(
-        "steps:\n  - {id: a, run: 'sleep 0.1; mkdir -p out; echo x > out/a.txt; : > empty; sleep 0.1'}\n  - {id: b, run: 'sleep 0.1; echo b > b.txt'}\n",
-    );
-    rig.write("before", "x");
-    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    const FLOW: &str = "steps:\n  - {id: a, run: 'sleep 0.1; mkdir -p out; echo x > out/a.txt; : > empty; sleep 0.1'}\n  - {id: b, run: 'sleep 0.1; echo b > b.txt'}\n";
+    // What the store keeps beside it is not the step's, wherever it is.
+    for store in ["sqlite:.waypost/waypost.db", "sqlite:x.db", "file:d", "file:."] {
+        let rig = Rig::with(FLOW).at(store);
+        rig.write("before", "x");
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
 
-    let told = rig.call(&["evidence", "suggest", "r", "a"]);
+        let told = rig.call(&["evidence", "suggest", "r", "a"]);
 
-    let text = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert_eq!(text, "evidence:\n  - file: \"empty\"  # 0 B\n  - sha256: \"out/a.txt\"  # 2 B\n");
-    let json = rig.json(&["evidence", "suggest", "r", "b", "--json"]);
-    assert_eq!(json["evidence"], serde_json::json!([{"sha256": "b.txt"}]));
-    rig.write(
-        "other.yaml",
-        &format!("steps:\n  - id: a\n    run: echo\n    {}", text.replace('\n', "\n    ")),
-    );
-    assert_eq!(rig.call(&["check", "other.yaml"]).status.code(), Some(0));
+        let text = String::from_utf8_lossy(&told.stdout).into_owned();
+        assert_eq!(
+            text, "evidence:\n  - file: \"empty\"  # 0 B\n  - sha256: \"out/a.txt\"  # 2 B\n",
+            "{store}"
+        );
+        let json = rig.json(&["evidence", "suggest", "r", "b", "--json"]);
+        assert_eq!(json["evidence"], serde_json::json!([{"sha256": "b.txt"}]), "{store}");
+        rig.write(
+            "other.yaml",
+            &format!("steps:\n  - id: a\n    run: echo\n    {}", text.replace('\n', "\n    ")),
+        );
+        assert_eq!(rig.call(&["check", "other.yaml"]).status.code(), Some(0));
+    }
 }
 
 // A path that holds a secret is not shown, and no claim would be made about it; one with signs of a pattern means itself.

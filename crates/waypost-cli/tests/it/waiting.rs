@@ -67,7 +67,7 @@ fn screens_of_a_run_that_waits() {
     let rig = Rig::with(
         "name: three\nmax_parallel: 3\nsteps:\n  - {id: ask, needs: [], approve: Go on?}\n  - {id: nap, needs: [], sleep: 10h}\n  - {id: mail, needs: [], wait: mail has come}\n",
     );
-    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r", "--wait", "0s"]);
     // The time of the end is that of the clock.
     let told = told
         .lines()
