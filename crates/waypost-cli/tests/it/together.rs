@@ -1,5 +1,7 @@
 //! Steps at work beside each other: how many there may be, and what becomes of the others when one fails.
 
+use std::time::Duration;
+
 use crate::rig::{Rig, code_of};
 
 #[test]
@@ -81,4 +83,23 @@ fn the_time_of_a_run_counts_also_where_all_are_resumed() {
     assert_eq!(code_of(&rig, &["resume", "--all", "-q"]), Some(124));
 
     assert_eq!(rig.read("trace"), "a\n".repeat(4), "both of them");
+}
+
+// What happened: waypost was stopped by Ctrl-Z while a step ended; woken, it saw first that the time was up, and did the step
+// again. What stops it now: what has ended by then is heard before it is ended.
+#[test]
+fn a_step_that_ends_while_waypost_is_stopped_has_not_run_out_of_time() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, timeout: 2s, retry: 1, run: 'echo a >> trace; sleep 0.7; echo end >> trace'}\n",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    while !rig.path("trace").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    running.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(2_600));
+    running.signal(libc::SIGCONT);
+
+    assert_eq!(running.end_soon().status.code(), Some(0));
+    assert_eq!(rig.read("trace"), "a\nend\n");
 }
