@@ -210,11 +210,17 @@ pub fn carry_over(
     let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
     let is_asked = |id: &StepId| asked.iter().any(|(step, _)| step == id);
     let is_anew = |id: &StepId| is_redone(id) || is_asked(id);
+    let around = before.passes_around(position);
     let entry = |place: usize| {
-        let step = after.steps()[place].id.clone();
-        let known = position.frontier.iter().find(|entry| entry.step == step).cloned();
-        let known = known.filter(|_| !is_anew(&step));
-        let mut entry = known.unwrap_or_else(|| FrontierEntry::ready(step));
+        let step = &after.steps()[place].id;
+        let known = position.frontier.iter().find(|entry| entry.step == *step).cloned();
+        let known = known.filter(|_| !is_anew(step));
+        let begin = || {
+            let mut entry = FrontierEntry::ready(step.clone());
+            entry.at.iteration = after.first_iteration(place, around);
+            entry
+        };
+        let mut entry = known.unwrap_or_else(begin);
         if is_anew(&entry.step) {
             entry.at.epoch = epoch;
         }

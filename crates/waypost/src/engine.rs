@@ -46,6 +46,7 @@ mod newest;
 mod open;
 mod options;
 mod outcome;
+mod passes;
 mod program;
 mod recheck;
 mod redo;

@@ -398,9 +398,14 @@ impl BranchView<'_> {
             let step = &self.shape.steps()[place];
             let before = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
             let upstream = before.or_else(|| rerun.get(&place).cloned());
-            // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
-            let earlier = if self.shape.is_routed() { self.doubted(step) } else { None };
             let entry = entries.get(step.id.as_str()).copied();
+            // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
+            let comes_again = self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
+            let is_asked = entry.is_some_and(|entry| self.is_in_doubt(step, entry));
+            let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked) {
+                true => self.doubted(step),
+                false => None,
+            };
             // What was admitted before is not asked again.
             let is_open = unfinished.has(place) && entry.is_none_or(is_new);
             let need = step.skipped_with.iter().find(|need| is_open && skipped.contains(need));
@@ -456,7 +461,7 @@ impl BranchView<'_> {
         if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
             return None;
         }
-        match self.standing(&step.id)? {
+        match self.standing_of_finished(&step.id)? {
             Standing::Failed { claims, only_live: true } if !self.shape.is_routed() => {
                 Some((Action::Restart, Cause::EvidenceFailed(claims)))
             }
@@ -511,6 +516,12 @@ impl BranchView<'_> {
             }
             Status::Failed => (Action::Retry, Cause::Failed(entry.at.clone())),
         }
+    }
+
+    /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.
+    fn is_in_doubt(&self, step: &Step, entry: &FrontierEntry) -> bool {
+        let is_unsettled = entry.status == Status::Started || entry.is_unsettled();
+        self.branch.position.undone.contains(&step.id) || (is_unsettled && !step.idempotent)
     }
 
     /// Decides about a step that must not be repeated blindly and may have taken effect.

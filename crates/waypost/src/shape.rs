@@ -444,6 +444,26 @@ impl Shape {
         self.loops.first_passes(place, around)
     }
 
+    /// Returns the passes of the loops around a branch that walks this graph, as the steps that it stands at have them.
+    pub fn passes_around<'p>(&self, position: &'p Position) -> &'p [u32] {
+        let passes = position.frontier.iter().find_map(|entry| {
+            let own = self.first_iteration(self.place(entry.step.as_str())?, &[]).len();
+            entry.at.iteration.get(..entry.at.iteration.len().checked_sub(own)?)
+        });
+        passes.unwrap_or_default()
+    }
+
+    /// Returns how many loops are around the steps of a branch: their passes stand first in each of their iterations.
+    pub fn loops_around(&self, branch: &BranchPath) -> usize {
+        let up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        let opened = up.filter_map(|branch| {
+            let parent = self.of_branch(&branch.parent()?)?;
+            let place = parent.opener(&branch.opened_by()?.0)?;
+            Some(parent.first_iteration(place, &[]).len())
+        });
+        opened.sum()
+    }
+
     /// Returns the steps that can start when nothing is finished: the one chosen as start; else those without needs that
     /// no route leads to; if all are led to, the first.
     pub fn roots(&self) -> Vec<usize> {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
+
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, plan};
-use crate::record::{Claim, Occasion, Record, Verdict};
+use crate::record::{Claim, Occasion, Record};
 use crate::shape::{Shape, Unfinished};
 
 use super::begin::decode_state;
@@ -203,24 +205,8 @@ fn decided(
         Decision { branch: broken.branch, step: broken.step, action, cause }
     };
     let mut decisions: Vec<Decision> = found.map(decision).collect();
-    let unknown = effective.iter().filter(|branch| is_ended(&branch.branch));
-    for branch in unknown {
-        for (step, pack) in &branch.evidence {
-            let is_it = |(index, claim): &(usize, &Claim)| {
-                let key = (branch.branch.clone(), step.clone(), *index);
-                claim.counts() && verdicts.get(&key) == Some(&Verdict::Unknown)
-            };
-            let names: Vec<String> =
-                pack.claims.iter().enumerate().filter(is_it).map(|(_, claim)| claim.title()).collect();
-            if !names.is_empty() {
-                decisions.push(Decision {
-                    branch: branch.branch.clone(),
-                    step: step.clone(),
-                    action: Action::Ask,
-                    cause: Cause::EvidenceUnknown(names),
-                });
-            }
-        }
-    }
+    let known = |decision: &Decision| is_ended(&decision.branch);
+    let planned = plan(shape, effective, verdicts, Timestamp::UNIX_EPOCH).decisions.into_iter().filter(known);
+    decisions.extend(planned.filter(|decision| matches!(decision.cause, Cause::EvidenceUnknown(_))));
     decisions
 }

@@ -21,6 +21,7 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
+use super::passes::repeats_careful;
 use super::snapshot::effective_of;
 use super::{Engine, OnUnknown, Program, RunError};
 
@@ -421,6 +422,26 @@ impl Judged {
             cause: Cause::EvidenceFailed(broken.claims),
         });
         self.questions.extend(asked);
+    }
+
+    /// Asks about what is broken in passes that others have followed, where to do those again would repeat what must not be
+    /// repeated blindly.
+    pub(super) async fn ask_about_passes(
+        &mut self,
+        store: &dyn Store,
+        shape: &Shape,
+        branches: &Branches,
+    ) -> Result<(), RunError> {
+        for broken in std::mem::take(&mut self.broken) {
+            if repeats_careful(store, shape, branches, &broken).await? {
+                let Broken { branch, step, claims, .. } = broken;
+                let cause = Cause::EvidenceFailed(claims);
+                self.questions.push(Decision { branch, step, action: Action::Ask, cause });
+            } else {
+                self.broken.push(broken);
+            }
+        }
+        Ok(())
     }
 
     /// Lets steps run again whose evidence does not hold and that must not be repeated blindly, as a person says.

@@ -53,12 +53,13 @@ pub(super) async fn open_again(
     let in_pass = in_pass(shape, branch);
     let Some(shape) = shape.of_branch(branch) else { return Ok(None) };
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
-    let stands = known.position.frontier.iter().any(|entry| entry.step == target.step);
-    if stands || Unfinished::of(shape, &known.position).has(place) {
-        return Ok(None);
-    }
     let made = store.load(run, branch, target.seq).await?;
     let made = made.header();
+    let stands = known.position.frontier.iter().find(|entry| entry.step == target.step);
+    let is_passed = stands.is_some_and(|entry| entry.at.iteration > made.at.iteration);
+    if !is_passed && (stands.is_some() || Unfinished::of(shape, &known.position).has(place)) {
+        return Ok(None);
+    }
     let loops = shape.share_loop(place, place);
     // Where what it was given in its last pass is not kept any more, it begins with the first.
     let (iteration, forgotten) = match loops {
@@ -400,7 +401,7 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
     let (mut frontier, mut is_complete) = (Vec::new(), true);
     let (mut forgotten, mut asked) = (Vec::new(), BTreeSet::new());
     let (mut joined, mut dead) = (now.joined.clone(), now.dead);
-    let around = around(shape, now);
+    let around = shape.passes_around(now);
     for place in shape.order() {
         let step = &shape.steps()[place].id;
         let was_finished = !open_then.has(place);
@@ -472,13 +473,4 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
     position.undone.retain(|step| asked.contains(step));
     position.aside.retain(|entry| asked.contains(&entry.step));
     Level { position, reuses, is_same, forgotten }
-}
-
-/// Returns the passes of what is around a branch, as the steps that it stands at have them.
-fn around<'p>(shape: &Shape, position: &'p Position) -> &'p [u32] {
-    let passes = position.frontier.iter().find_map(|entry| {
-        let own = shape.first_iteration(shape.place(entry.step.as_str())?, &[]).len();
-        entry.at.iteration.get(..entry.at.iteration.len().checked_sub(own)?)
-    });
-    passes.unwrap_or_default()
 }

@@ -12,6 +12,8 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
+use super::passes::{counting_ends, history, loops_around};
+
 /// The label of records with which evidence was accepted.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
 
@@ -300,31 +302,31 @@ async fn cut_pack_of(
     Ok(start.evidence.clone().filter(|_| is_its_own))
 }
 
-/// Reads the evidence that steps of loops made in passes before the newest. Costs a walk over the branch's headers, if
-/// there was more than one pass.
+/// Reads the evidence that steps made in passes of loops before the newest, of those on the branch and those around it. Costs
+/// a walk over the branch's headers, if there can be some.
 async fn passes_of(
     store: &dyn Store,
-    shape: &Shape,
+    root: &Shape,
     (header, position): (&Header, &Position),
     accepted: &HashMap<u64, Pack>,
 ) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
     let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
-    let Some(shape) = shape.of_branch(&header.branch) else { return Ok(passes) };
-    let loops = |step: &&Step| {
+    let Some(shape) = root.of_branch(&header.branch) else { return Ok(passes) };
+    let around = loops_around(root, &header.branch);
+    let comes_again = |step: &Step| {
         let place = shape.place(step.id.as_str());
-        step.has_evidence() && place.is_some_and(|place| shape.share_loop(place, place))
+        around > 0 || place.is_some_and(|place| shape.share_loop(place, place))
     };
-    let looping: Vec<&StepId> = shape.steps().iter().filter(loops).map(|step| &step.id).collect();
-    if !looping.iter().any(|step| position.ledger.contains_key(*step)) {
+    if !shape.steps().iter().any(|step| step.has_evidence() && comes_again(step)) {
         return Ok(passes);
     }
-    for record in store.history(&header.run, &header.branch, header.seq).await? {
-        let found = record.header();
-        let Some(step) = found.step.as_ref().filter(|step| looping.contains(step)) else { continue };
-        let is_newest = position.ledger.get(step).map(|settled| settled.seq()) == Some(found.seq);
-        let pack = accepted.get(&found.seq).or(found.evidence.as_ref());
-        if let (Phase::Completed(_), false, Some(pack)) = (&found.phase, is_newest, pack) {
-            passes.entry(step.clone()).or_default().push((found.seq, pack.clone()));
+    let history = history(store, header, around).await?;
+    for end in counting_ends(shape, (position, around), &history) {
+        let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
+        let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq()) == Some(end.seq);
+        let pack = accepted.get(&end.seq).or(end.evidence.as_ref());
+        if let (true, false, Some(pack)) = (comes_again(step), is_newest, pack) {
+            passes.entry(step.id.clone()).or_default().push((end.seq, pack.clone()));
         }
     }
     Ok(passes)

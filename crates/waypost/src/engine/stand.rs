@@ -15,6 +15,7 @@ use crate::store::{StoreError, StoreExt as _};
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
+use super::passes::of_whole_passes;
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -115,12 +116,17 @@ pub(super) async fn stand<P: Program>(
             settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
             judged.questions.retain(|question| !settled.contains(question));
         }
+        if !asked.retries {
+            judged.ask_about_passes(engine.store.as_ref(), shape, &branches).await?;
+        }
         if asked.by_hand || !judged.questions.is_empty() {
             judged.ask();
         }
         if !judged.questions.is_empty() {
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
         }
+        let broken = std::mem::take(&mut judged.broken);
+        judged.broken = of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?;
         if let Some(named) = &asked.wishes.step {
             judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }

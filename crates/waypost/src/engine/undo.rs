@@ -13,8 +13,8 @@
 //! goes on with it but who finishes that. Whoever does so after a crash leaves out what was undone, and begins again with
 //! what was cut: an undo may run more than once, and must stand that.
 //!
-//! A step is undone once, however often it was done, by the newest state of its branch. One that failed, or was cut, is not
-//! undone: what it did is not known.
+//! A step is undone once for each pass of the loops that it is in, however often it was done, by the newest state of its branch in
+//! that pass. One that failed, or was cut, is not undone: what it did is not known.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -33,6 +33,7 @@ use super::back::{check_left, is_left_behind, load_with_state};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::given::is_copied;
+use super::redo::with_state;
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, ResumeFrom, RunError, Spot, StopHandle, StopLevel};
 
@@ -112,6 +113,8 @@ struct Effect {
     step: StepId,
     seq: u64,
     at: Try,
+    /// It is of the newest pass of its step.
+    is_newest: bool,
 }
 
 impl Effect {
@@ -192,8 +195,8 @@ struct Undoer<'a, P: Program> {
     is_of_another: bool,
     /// The newest records of other branches.
     branches: HashMap<BranchPath, Record>,
-    /// States of branches, each within the one before it.
-    around: Vec<(BranchPath, P::State)>,
+    /// States of branches, each within the one before it, with the records that they are of.
+    around: Vec<((BranchPath, u64), P::State)>,
 }
 
 impl<'a, P: Program> Undoer<'a, P> {
@@ -244,12 +247,18 @@ impl<'a, P: Program> Undoer<'a, P> {
                 if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
                     // They are worked on anew from there.
                     check_left(self.shape(), entry, &target)?;
-                    self.effects_of_fan((&main, &entry.step, fan.since), &mut effects).await?;
+                    let pass = (fan.since, entry.at.iteration.as_slice());
+                    self.effects_of_fan((&main, &entry.step, pass), &mut effects).await?;
                 }
             }
         }
         let mut seen = HashSet::new();
-        effects.retain(|effect: &Effect| seen.insert((effect.branch.clone(), effect.step.clone())));
+        let pass = |effect: &Effect| (effect.branch.clone(), effect.step.clone(), effect.at.iteration.clone());
+        effects.retain(|effect: &Effect| seen.insert(pass(effect)));
+        let mut newer = HashSet::new();
+        for effect in &mut effects {
+            effect.is_newest = newer.insert((effect.branch.clone(), effect.step.clone()));
+        }
         Ok(effects)
     }
 
@@ -278,7 +287,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                     continue;
                 }
                 let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
-                effects.push(Effect { branch, step, seq: header.seq, at });
+                effects.push(Effect { branch, step, seq: header.seq, at, is_newest: false });
             } else if opens(header) && !self.is_after(header) {
                 self.effects_of_opening(header, effects).await?;
             }
@@ -305,7 +314,7 @@ impl<'a, P: Program> Undoer<'a, P> {
     async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
         let Some(step) = &header.step else { return Ok(()) };
         let since = self.engine.store.carrier(header).await?;
-        self.effects_of_fan((&header.branch, step, since), effects).await
+        self.effects_of_fan((&header.branch, step, (since, &header.at.iteration)), effects).await
     }
 
     /// Says whether an older end of a branch is one of the same fan-out: it went on behind it.
@@ -320,7 +329,7 @@ impl<'a, P: Program> Undoer<'a, P> {
 
     async fn effects_of_fan(
         &self,
-        (parent, opener, since): (&BranchPath, &StepId, u64),
+        (parent, opener, (since, pass)): (&BranchPath, &StepId, (u64, &[u32])),
         effects: &mut Vec<Effect>,
     ) -> Result<(), RunError> {
         let Some(shape) = self.shape().of_branch(parent) else { return Ok(()) };
@@ -332,15 +341,20 @@ impl<'a, P: Program> Undoer<'a, P> {
         let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
         names.sort_unstable_by(|one, other| other.cmp(one));
         for name in names {
-            if let Some(record) = self.life_of(name, since).await? {
+            if let Some(record) = self.life_of(name, (since, pass)).await? {
                 Box::pin(self.effects_of(&record, (0, Some(since)), effects)).await?;
             }
         }
         Ok(())
     }
 
-    /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one.
-    async fn life_of(&self, branch: &BranchPath, since: u64) -> Result<Option<Record>, RunError> {
+    /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
+    /// state is gone that tells of which it was, its pass does.
+    async fn life_of(
+        &self,
+        branch: &BranchPath,
+        (since, pass): (u64, &[u32]),
+    ) -> Result<Option<Record>, RunError> {
         let newest = &self.branches[branch];
         if position_of(newest)?.origin == Some(since) {
             return Ok(Some(newest.clone()));
@@ -351,7 +365,11 @@ impl<'a, P: Program> Undoer<'a, P> {
             let page = self.engine.store.scan(&scan).await?;
             for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
                 let record = self.engine.store.load(run, branch, ended.seq).await?;
-                if record.state_bytes().is_some() && position_of(&record)?.origin == Some(since) {
+                let is_of = match record.state_bytes() {
+                    Some(_) => position_of(&record)?.origin == Some(since),
+                    None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
+                };
+                if is_of {
                     return Ok(Some(record));
                 }
             }
@@ -392,8 +410,17 @@ impl<'a, P: Program> Undoer<'a, P> {
         let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
         let program = self.program;
         let spot = Spot { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
-        let state = self.state_of(&effect.branch)?;
-        let job = match program.undo(spot, &effect.at, state) {
+        let (path, is_kept) = match self.path_in_pass(effect).await? {
+            Some(path) => (path, true),
+            None => (self.newest_path(&effect.branch)?, false),
+        };
+        let made = program.undo(spot, &effect.at, self.state_along(&effect.branch, path)?);
+        let job = match made {
+            Ok(Some(_)) | Err(_) if !is_kept => {
+                let why = "what it gave in that pass is not kept any more; undo it by hand, and go back without undoing";
+                let failure = Failure::new(FailureKind::Error, vec![why.to_owned()]);
+                return Err(self.not_undone(effect, failure, None));
+            }
             Ok(Some(job)) => job,
             Ok(None) => return Ok(false),
             Err(failure) => return Err(self.not_undone(effect, failure, None)),
@@ -445,27 +472,88 @@ impl<'a, P: Program> Undoer<'a, P> {
         RunError::NotUndone { run, branch, step, to, failure: Box::new(failure), stopped_by }
     }
 
-    /// Returns the newest state of a branch, with what it has from those around it.
-    fn state_of(&mut self, branch: &BranchPath) -> Result<&P::State, RunError> {
-        let mut path: Vec<BranchPath> =
-            std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
-        path.reverse();
-        let same = self.around.iter().zip(&path).take_while(|((known, _), wanted)| known == *wanted).count();
+    /// Returns the newest records of a branch and those around it, the main one first.
+    fn newest_path(&self, branch: &BranchPath) -> Result<Vec<Record>, RunError> {
+        let path = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        let newest = |name: BranchPath| {
+            let record = if name.is_main() { Some(&self.newest) } else { self.branches.get(&name) };
+            record.cloned().ok_or_else(|| StoreError::no_branch(self.lease.run(), &name).into())
+        };
+        let mut records = path.map(newest).collect::<Result<Vec<_>, RunError>>()?;
+        records.reverse();
+        Ok(records)
+    }
+
+    /// The same, of the pass in which a step finished; none where a state is not kept any more.
+    async fn path_in_pass(&self, effect: &Effect) -> Result<Option<Vec<Record>>, RunError> {
+        let mut path = self.newest_path(&effect.branch)?;
+        let depth = path.len();
+        for (place, record) in path.iter_mut().enumerate() {
+            let branch = record.header().branch.clone();
+            let around = self.shape().loops_around(&branch);
+            let pass = effect.at.iteration.get(..around).unwrap_or_default();
+            let is_of_pass = |header: &Header| header.at.iteration.get(..around) == Some(pass);
+            // Of a step that is repeated by itself, each pass is one of its ends.
+            let by_itself = place + 1 == depth && effect.at.iteration.len() > around;
+            if is_of_pass(record.header()) && (effect.is_newest || !by_itself) {
+                continue;
+            }
+            let made = match by_itself {
+                true => Some(self.engine.store.load(self.lease.run(), &branch, effect.seq).await?),
+                false => self.end_of_pass(&branch, &is_of_pass).await?,
+            };
+            let Some(kept) = (match made {
+                Some(made) => with_state(self.engine, made).await?,
+                None => None,
+            }) else {
+                return Ok(None);
+            };
+            *record = kept;
+        }
+        Ok(Some(path))
+    }
+
+    /// Finds the record with which a branch ended a pass, the newest of them.
+    async fn end_of_pass(
+        &self,
+        branch: &BranchPath,
+        is_of_pass: &(dyn Fn(&Header) -> bool + Sync),
+    ) -> Result<Option<Record>, RunError> {
+        let (run, order) = (self.lease.run(), ScanOrder::NewestFirst);
+        let mut scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
+        loop {
+            let page = self.engine.store.scan(&scan).await?;
+            let mut headers = page.records.iter().map(Record::header);
+            if let Some(end) = headers.find(|header| header.end.is_some() && is_of_pass(header)) {
+                return Ok(Some(self.engine.store.load(run, branch, end.seq).await?));
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Returns the state of a branch by the last of these records, with what it has from those around it by the others.
+    fn state_along(&mut self, branch: &BranchPath, path: Vec<Record>) -> Result<&P::State, RunError> {
+        let key = |record: &Record| (record.header().branch.clone(), record.header().seq);
+        let same =
+            self.around.iter().zip(&path).take_while(|((known, _), wanted)| *known == key(wanted)).count();
         self.around.truncate(same);
-        for name in &path[same..] {
-            let record = if name.is_main() { Some(&self.newest) } else { self.branches.get(name) };
-            let record = record.ok_or_else(|| StoreError::no_branch(self.lease.run(), name))?;
+        for record in &path[same..] {
+            let name = &record.header().branch;
             let level = self.program.shape().of_branch(name).map_or(0, Shape::level);
             let mut state = decode_state(self.program, level, record)?;
-            if let Some((parent, around)) = self.around.last()
+            if let Some(((parent, _), around)) = self.around.last()
                 && let Some(shape) = self.program.shape().of_branch(parent)
                 && let Some(place) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener))
             {
                 let spot = Spot { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
                 self.program.attach(spot, around, &mut state);
             }
-            self.around.push((name.clone(), state));
+            self.around.push((key(record), state));
         }
+        debug_assert_eq!(self.around.last().map(|((name, _), _)| name), Some(branch), "it is on its own path");
         Ok(&self.around.last().expect("a branch is on its own path").1)
     }
 

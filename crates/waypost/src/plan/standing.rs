@@ -15,8 +15,17 @@ pub(super) enum Standing {
 impl BranchView<'_> {
     /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
     pub(super) fn standing(&self, step: &StepId) -> Option<Standing> {
+        self.weigh_all(self.branch.made().iter().filter(|made| made.step == step))
+    }
+
+    /// The same of those passes that have ended.
+    pub(super) fn standing_of_finished(&self, step: &StepId) -> Option<Standing> {
+        self.weigh_all(self.branch.made().iter().filter(|made| made.step == step && made.seq.is_some()))
+    }
+
+    fn weigh_all<'m>(&self, made: impl Iterator<Item = &'m Made<'m>>) -> Option<Standing> {
         let mut all = None;
-        for made in self.branch.made().iter().filter(|made| made.step == step) {
+        for made in made {
             all = match (all, self.weigh(made)) {
                 (
                     Some(Standing::Failed { mut claims, only_live }),

@@ -1,0 +1,191 @@
+//! Passes before the newest: which ends of steps in them still count, and where a branch goes back to for one of them.
+//!
+//! ```text
+//!   g1 g2 g3            the passes of a group, in one chain
+//!   g1 g2 g3 | g2 g3    the second was done again, and the third came after it: what they had made before counts no more
+//!   g1 g2 g3 | g2       and here it was the last: there is no third any more
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::Broken;
+use crate::record::{Header, Phase, Position, Record};
+use crate::shape::Shape;
+use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
+
+use super::RunError;
+use super::recheck::{Branches, Known};
+use super::redo::opener_of;
+
+/// Says how many loops around a branch have passes whose ends are known apart: those of graphs by needs. A graph that
+/// is routed goes back to a state, and only its own loops are walked.
+pub(super) fn loops_around(root: &Shape, branch: &BranchPath) -> usize {
+    let mut up = std::iter::successors(branch.parent(), BranchPath::parent);
+    match up.any(|above| root.of_branch(&above).is_none_or(Shape::is_routed)) {
+        true => 0,
+        false => root.loops_around(branch),
+    }
+}
+
+/// Returns the effective records of a branch, the newest first; with passes around it, also those before the pass that it is in
+/// or was in last: each begins anew, behind the end of the one before.
+pub(super) async fn history(
+    store: &dyn Store,
+    head: &Header,
+    around: usize,
+) -> Result<Vec<Record>, StoreError> {
+    if around == 0 {
+        return store.history(&head.run, &head.branch, head.seq).await;
+    }
+    let (branch, order) = (Some(head.branch.clone()), ScanOrder::NewestFirst);
+    let mut scan = Scan { branch, order, seq_max: Some(head.seq), ..Scan::of(&head.run) };
+    let (mut history, mut next) = (Vec::new(), head.seq);
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in page.records {
+            let seq = record.header().seq;
+            if seq <= next {
+                next = record.header().basis().unwrap_or(seq.saturating_sub(1));
+                history.push(record);
+            }
+        }
+        match page.next {
+            Some(cursor) if next > 0 => scan.cursor = Some(cursor),
+            _ => return Ok(history),
+        }
+    }
+}
+
+/// Lists the completed ends of steps of a branch that still count, the newest first: of each pass of the loops on it and
+/// around it those made last, and none of passes that came after one that was done again.
+///
+/// `history`: the effective records of the branch, the newest first. `around`: how many loops are around it.
+pub(super) fn counting_ends<'r>(
+    shape: &Shape,
+    (position, around): (&Position, usize),
+    history: &'r [Record],
+) -> Vec<&'r Header> {
+    let mut pass: Option<&[u32]> = None;
+    let mut is_older = false;
+    // Of each step, the pass that it is in, or was taken of last.
+    let mut taken: HashMap<&StepId, &[u32]> = HashMap::new();
+    for entry in &position.frontier {
+        pass = pass.or(entry.at.iteration.get(..around));
+        taken.insert(&entry.step, &entry.at.iteration);
+    }
+    let mut ends = Vec::new();
+    for header in history.iter().map(Record::header) {
+        let is_known = |step: &&StepId| is_end(header) && shape.place(step.as_str()).is_some();
+        let Some(step) = header.step.as_ref().filter(is_known) else { continue };
+        let Some(of) = header.at.iteration.get(..around) else { continue };
+        match pass {
+            Some(pass) if of > pass => {
+                is_older = true;
+                continue;
+            }
+            Some(pass) if of == pass && is_older => continue,
+            Some(pass) if of == pass => {}
+            _ => (pass, is_older) = (Some(of), false),
+        }
+        if taken.get(step).is_some_and(|taken| header.at.iteration.as_slice() >= *taken) {
+            continue;
+        }
+        taken.insert(step, &header.at.iteration);
+        if matches!(header.phase, Phase::Completed(_)) {
+            ends.push(header);
+        }
+    }
+    ends
+}
+
+/// Puts in the place of a step that is broken in a pass which others have followed the step that makes the passes, as it
+/// ended that one: all of it is done again from there. Of several passes of a step, only the first is.
+pub(super) async fn of_whole_passes(
+    store: &dyn Store,
+    root: &Shape,
+    branches: &Branches,
+    broken: Vec<Broken>,
+) -> Result<Vec<Broken>, RunError> {
+    let mut whole: BTreeMap<(BranchPath, StepId), Broken> = BTreeMap::new();
+    let mut found = Vec::new();
+    for broken in broken {
+        let Some(maker) = maker_of(store, root, branches, &broken).await? else {
+            found.push(broken);
+            continue;
+        };
+        match whole.get_mut(&(maker.branch.clone(), maker.step.clone())) {
+            Some(known) if known.seq == maker.seq => known.claims.extend(maker.claims),
+            Some(known) if known.seq < maker.seq => {}
+            _ => drop(whole.insert((maker.branch.clone(), maker.step.clone()), maker)),
+        }
+    }
+    found.extend(whole.into_values());
+    Ok(found)
+}
+
+/// Says whether what is broken is of a pass that others have followed, within steps that must not be repeated blindly: to
+/// do the pass again would repeat them.
+pub(super) async fn repeats_careful(
+    store: &dyn Store,
+    root: &Shape,
+    branches: &Branches,
+    broken: &Broken,
+) -> Result<bool, RunError> {
+    let maker = maker_of(store, root, branches, broken).await?;
+    let step = maker.and_then(|maker| root.of_branch(&maker.branch)?.step(maker.step.as_str()).cloned());
+    Ok(step.is_some_and(|step| step.opens_careful()))
+}
+
+/// Returns the passes that a branch is in, or was in last.
+async fn newest_pass(store: &dyn Store, known: &Known) -> Result<Vec<u32>, RunError> {
+    if let Some(entry) = known.position.frontier.first() {
+        return Ok(entry.at.iteration.clone());
+    }
+    let head = known.record.header();
+    let found = store.find_back(&head.run, &head.branch, head.seq, &|record| is_end(record.header())).await?;
+    Ok(found.map(|end| end.header().at.iteration.clone()).unwrap_or_default())
+}
+
+/// Says whether a step has ended with a record, and what comes after it has gone on.
+fn is_end(header: &Header) -> bool {
+    match &header.phase {
+        Phase::Completed(_) | Phase::Skipped(_) => true,
+        Phase::Failed(failure) => failure.tolerated,
+        _ => false,
+    }
+}
+
+/// Finds the end of the pass that a broken step is of, if others have followed it.
+async fn maker_of(
+    store: &dyn Store,
+    root: &Shape,
+    branches: &Branches,
+    broken: &Broken,
+) -> Result<Option<Broken>, RunError> {
+    let around = loops_around(root, &broken.branch);
+    let known = branches.get(&(broken.branch.depth(), broken.branch.clone()));
+    let Some(known) = known.filter(|_| around > 0) else { return Ok(None) };
+    let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
+    let (of, now) = (&made.header().at.iteration, newest_pass(store, known).await?);
+    let Some(differs) = (0..around).find(|place| of.get(*place) != now.get(*place)) else { return Ok(None) };
+    let mut below = broken.branch.clone();
+    while let Some(above) = below.parent() {
+        if root.loops_around(&above) > differs {
+            below = above;
+            continue;
+        }
+        let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
+        let Some(step) = opener_of(root, &below) else { return Ok(None) };
+        let pass = &of[..=differs];
+        let ends = |record: &Record| {
+            let header = record.header();
+            is_end(header) && header.step.as_ref() == Some(&step) && header.at.iteration == pass
+        };
+        let head = known.record.header();
+        let found = store.find_back(&head.run, &above, head.seq, &ends).await?;
+        let claims = broken.claims.clone();
+        return Ok(found.map(|end| Broken { branch: above, step, seq: end.header().seq, claims }));
+    }
+    Ok(None)
+}
