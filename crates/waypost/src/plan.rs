@@ -26,11 +26,13 @@ use crate::shape::{Shape, Step, Unfinished};
 mod bound;
 mod cause;
 mod lost;
+mod rank;
 mod standing;
 
 pub(crate) use bound::{Bound, Newest};
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
+use rank::{Rank, Ranks};
 use standing::Standing;
 
 /// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
@@ -176,13 +178,9 @@ impl Effective {
     }
 }
 
-/// Where a record stands in time among those of all branches: a child's come after the record of its parent with which
-/// it was opened, and before the next one.
-type Rank<'a> = (Vec<u64>, &'a BranchPath);
-
 /// Lists the claims that must be checked before the finished steps are trusted.
 ///
-/// A claim binds to the newest effective step that makes one about the same file ([`Claim::file`] where its subject is
+/// A claim binds to the newest effective step (what comes after another step is newer, whichever of the two was done last) that makes one about the same file ([`Claim::file`] where its subject is
 /// another name of that), or the same subject: what a later step legitimately rewrote does not count against the older. A
 /// subject that a step under way is about to rewrite, since it was started
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
@@ -207,16 +205,12 @@ pub(crate) fn left_out(shape: &Shape, effective: &[Effective]) -> LeftOut {
 
 /// Sorts the claims into those that are checked and those that are left out.
 fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Check>, LeftOut) {
-    let origins = origins(effective);
-    let rank = |branch: &'_ Effective, seq: u64| -> Vec<u64> {
-        let above = origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
-        above.iter().copied().chain([seq]).collect()
-    };
+    let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
     for branch in effective {
-        for Made { seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
+        for Made { step, seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
             let Some(seq) = seq else { continue };
-            let rank = (rank(branch, seq), &branch.branch);
+            let rank = ranks.of_end(branch, step, seq);
             pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
         }
     }
@@ -224,10 +218,11 @@ fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Ch
     let (mut checks, mut left) = (Vec::new(), LeftOut::new());
     for branch in effective {
         for Made { step, seq, pack, first } in branch.made() {
+            let rank = seq.map(|seq| ranks.of_end(branch, step, seq));
             for (index, claim) in pack.claims.iter().enumerate() {
                 let bound = Bound::of(claim);
-                let is_newest = |seq: u64| newest.of(&bound) == Some(&(rank(branch, seq), &branch.branch));
-                if !(claim.is_due(occasion) && seq.map_or(!claim.pinned, is_newest)) {
+                let is_newest = |rank: &Rank<'_>| newest.of(&bound) == Some(rank);
+                if !(claim.is_due(occasion) && rank.as_ref().map_or(!claim.pinned, is_newest)) {
                     continue;
                 }
                 let writers = if seq.is_some() { writers(&in_flux, &bound, claim) } else { Vec::new() };
@@ -289,24 +284,6 @@ pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
 /// Says whether nobody has decided yet whether a step runs.
 fn is_new(entry: &FrontierEntry) -> bool {
     entry.status == Status::Ready && entry.at.attempt == 0 && entry.fan.is_none()
-}
-
-/// Returns for each branch the records of the branches above with which it and they were opened.
-fn origins(effective: &[Effective]) -> HashMap<BranchPath, Vec<u64>> {
-    let own: HashMap<&BranchPath, u64> =
-        effective.iter().filter_map(|branch| Some((&branch.branch, branch.position.origin?))).collect();
-    let mut origins = HashMap::new();
-    for branch in effective {
-        let mut walk = Vec::new();
-        let mut path = Some(branch.branch.clone());
-        while let Some(branch) = path {
-            walk.extend(own.get(&branch));
-            path = branch.parent();
-        }
-        walk.reverse();
-        origins.insert(branch.branch.clone(), walk);
-    }
-    origins
 }
 
 /// Returns one spelling for all of a path: `./a//b` is `a/b`.
@@ -400,9 +377,11 @@ impl BranchView<'_> {
             let upstream = before.or_else(|| rerun.get(&place).cloned());
             let entry = entries.get(step.id.as_str()).copied();
             // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
-            let comes_again = self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
+            let comes_again =
+                self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
             let is_asked = entry.is_some_and(|entry| self.is_in_doubt(step, entry));
-            let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked) {
+            let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked)
+            {
                 true => self.doubted(step),
                 false => None,
             };
@@ -416,6 +395,10 @@ impl BranchView<'_> {
                     (Action::Skip, Cause::NeedSkipped(need.expect("it was just seen").clone()))
                 }
                 Some(entry) => self.unfinished(place, entry),
+                None if unfinished.has(place) && self.may_be_level(&step.id) => {
+                    let before = self.before(place, &unfinished).into_iter().next();
+                    (Action::Recheck, Cause::UpstreamChanged(before.unwrap_or_else(|| step.id.clone())))
+                }
                 None if self.branch.position.undone.contains(&step.id) => (Action::Ask, Cause::AskedInTurn),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
@@ -516,6 +499,12 @@ impl BranchView<'_> {
             }
             Status::Failed => (Action::Retry, Cause::Failed(entry.at.clone())),
         }
+    }
+
+    /// Says whether a step was finished where the branch stood before it went back, and may be used again as it is.
+    fn may_be_level(&self, step: &StepId) -> bool {
+        let position = &self.branch.position;
+        position.ahead.is_some_and(|ahead| !ahead.changed) && position.ledger.contains_key(step)
     }
 
     /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.

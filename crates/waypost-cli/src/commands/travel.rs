@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::engine::{ResumeFrom, RunError, Snapshot};
 use waypost::folder::REPORT;
+use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
@@ -165,6 +166,22 @@ fn not_verified(at: &Record, claims: &[String], how: &str, hint: &str) -> Error 
     }
 }
 
+/// Tells of evidence that does not hold where a fork would begin: nobody is asked about that in the run it is of.
+fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
+    let Error::Run(RunError::InDoubt { questions, .. }) = &error else { return error };
+    let is_of_evidence =
+        |question: &Decision| matches!(question.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    if !questions.iter().all(is_of_evidence) {
+        return error;
+    }
+    let named = questions.iter().map(|question| format!("step `{}`: {}", question.step, question.cause));
+    let why = format!("is not to be gone on from in a new run: {}", named.collect::<Vec<_>>().join("; "));
+    let hint = format!(
+        "put right what that is about, or have those steps run again in the run itself: `waypost rollback {from} --redo`"
+    );
+    Error::Unverified { at: from.to_string(), why, hint }
+}
+
 /// Says that a run went back to this checkpoint last, and nothing has come since.
 async fn stands_there(
     context: &Context,
@@ -270,7 +287,8 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
         .output
         .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));
     let engine = session.engine(Arc::clone(&store), &program);
-    let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await?;
+    let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await;
+    let outcome = outcome.map_err(|error| of_evidence_there(error, &from))?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
 }

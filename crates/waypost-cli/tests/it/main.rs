@@ -54,6 +54,7 @@ mod prodigy;
 mod prodigy_values;
 mod pruning;
 mod reading;
+mod rechecking;
 mod repairing;
 mod repeating;
 mod report;

@@ -274,5 +274,47 @@ fn what_undoes_a_step_reads_the_pass_that_finished_it() {
     );
     assert_eq!(code_of(&rig, &RUN), Some(0));
     assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
-    assert_eq!(rig.read("trace"), "own 3\nw 2\n");
+    assert_eq!(rig.read("trace"), "own 3\nown 2\nown 1\nw 2\nw 1\n", "each pass");
+}
+
+#[test]
+fn each_pass_is_undone_with_what_it_gave() {
+    let flow = "checkpoints: {retention: 100}
+steps:
+  - id: g
+    repeat: {max: 3, until: 'iteration == 2'}
+    steps:
+      - {id: w, run: 'echo n=w${{ iteration }} >> $WAYPOST_OUTPUT', undo: 'echo ${{ steps.w.outputs.n }} >> trace'}
+      - {id: x, run: 'true', undo: 'echo after ${{ steps.w.outputs.n }} >> trace'}
+  - id: own
+    repeat: {max: 3, until: 'iteration == 3'}
+    run: echo n=own${{ iteration }} >> $WAYPOST_OUTPUT
+    undo: echo ${{ steps.own.outputs.n }} >> trace
+";
+    let all = "own3\nown2\nown1\nafter w2\nw2\nafter w1\nw1\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code_of(&rig, &RUN), Some(0));
+        assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), all, "{store}");
+        assert_eq!(code_of(&rig, &RESUME), Some(0));
+        assert_eq!(code_of(&rig, &["cancel", "r", "--undo-steps", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), all.repeat(2), "{store}: what was done anew, once");
+    }
+}
+
+#[test]
+fn a_pass_whose_state_is_gone_is_not_undone_with_that_of_another() {
+    let flow = "checkpoints: {retention: 2}
+steps:
+  - id: own
+    repeat: {max: 9, until: 'iteration == 6'}
+    run: echo n=own${{ iteration }} >> $WAYPOST_OUTPUT
+    undo: echo ${{ steps.own.outputs.n }} >> trace
+";
+    let rig = Rig::with(flow).at("file:kept");
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    let told = rig.waypost(&["cancel", "r", "--undo-steps", "-q"]);
+    assert!(told.contains("is not kept any more"), "{told}");
+    assert!(rig.read("trace").starts_with("own6\n") && !rig.read("trace").contains("own1"));
 }

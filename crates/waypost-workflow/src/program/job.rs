@@ -83,7 +83,7 @@ impl WorkflowProgram {
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
             return Ok(job(Doing::Waiting(waiting)));
         }
-        let services = self.services_of(state)?;
+        let services = self.services_of(spot, state)?;
         if matches!(step.work, Work::Service(_)) {
             let service = Box::new(self.service(step, state)?);
             return Ok(Job { services, ..job(Doing::Service(service)) });

@@ -386,7 +386,7 @@ impl Program for WorkflowProgram {
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // One that cannot be made is told by the next step that needs it.
-        let services = self.services_of(state).unwrap_or_default();
+        let services = self.services_of(spot, state).unwrap_or_default();
         let around = |scope, name| Outer { scope, name, services };
         let outer = match (child.hook(), self.foreach(spot)) {
             (Some(failed), _) => {

@@ -11,9 +11,11 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
+use waypost::engine::Program as _;
 use waypost::engine::{Attempt, Performed, Told};
 use waypost::events::SERVICE_STARTED;
 use waypost::record::{Ending, Failure, FailureKind, Note, Try};
+use waypost::shape::Unfinished;
 use waypost::{BranchPath, StepId};
 
 use crate::file::{Step, Work};
@@ -25,7 +27,7 @@ use super::command::Command;
 use super::evidence::Vouching;
 use super::log_name;
 use super::state::{StepOutput, WorkflowState};
-use super::{WorkflowProgram, expression};
+use super::{Spot, WorkflowProgram, expression};
 
 /// How long a process must live to count as started: one that cannot serve mostly says so at once.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -61,13 +63,22 @@ impl WorkflowProgram {
         Ok(Service { step: name, command, vouching })
     }
 
-    /// Returns the services that have been started where a step begins.
-    pub(super) fn services_of(&self, state: &WorkflowState) -> Result<Arc<[Service]>, Failure> {
+    /// Returns the services that have been started where a step begins, of those that it comes after, and itself.
+    pub(super) fn services_of(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+    ) -> Result<Arc<[Service]>, Failure> {
         if let Some(services) = state.services() {
             return Ok(services);
         }
+        let shape = self.shape();
+        let comes_after = |step: &Step| {
+            let place = shape.place(&step.id);
+            place.is_some_and(|place| Unfinished::from_places(shape, std::iter::once(place)).has(spot.place))
+        };
         let services = self.workflow.steps().iter().filter(|step| matches!(step.work, Work::Service(_)));
-        let started = services.filter(|step| state.is_completed(&step.id));
+        let started = services.filter(|step| state.is_completed(&step.id) && comes_after(step));
         started.map(|step| self.service(step, state)).collect()
     }
 

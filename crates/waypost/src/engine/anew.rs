@@ -231,5 +231,5 @@ pub(super) async fn again(
     let Anew { position, forgotten } = anew(shape, &known.position, steps, asks);
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, targets.first().map(|t| t.step.clone()), first);
     draft.about = targets.first().map(|target| target.seq);
-    Ok(Move { record: known.record.clone(), position, draft: Some(draft), basis: None, forgotten })
+    Ok(Move { record: known.record.clone(), position, drafts: vec![draft], basis: None, forgotten })
 }

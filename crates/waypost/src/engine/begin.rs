@@ -314,7 +314,7 @@ async fn find_begin<P: Program>(
     let moved = stand.moves.remove(&BranchPath::main());
     // What the sessions of this resume wrote nothing on, they did not come to.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
-    let reopens = is_new || moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    let reopens = is_new || moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     if let Some(moved) = moved {
         move_on(base, moved, &mut drafts)?;
     }
@@ -326,9 +326,9 @@ async fn find_begin<P: Program>(
 /// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
 /// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
 fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
-    let Move { record, mut position, mut draft, mut basis, forgotten } = moved;
+    let Move { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
-    if let (Some(by_name), Some(further)) = (drafts.last_mut(), &mut draft) {
+    if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
         by_name.stand = Some(body_of(&base.record, &base.position)?);
         let continues = basis.unwrap_or(record.header().seq);
         further.basis = Some(continues);
@@ -336,7 +336,7 @@ fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), 
         position.ahead = position.ahead.map(|ahead| Ahead { seq: base.next, ..ahead });
     }
     (base.record, base.position, base.basis) = (record, position, basis);
-    drafts.extend(draft);
+    drafts.extend(more);
     Ok(())
 }
 

@@ -384,14 +384,14 @@ pub(super) async fn go_on<P: Program>(
     let header = head.record.header();
     session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();
-    let is_moved = moved.as_ref().is_some_and(|moved| moved.draft.is_some());
+    let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     let mut forgotten = Vec::new();
-    let (base, mut position, draft, basis) = match moved {
-        Some(Move { record, position, draft, basis, forgotten: steps }) => {
+    let (base, mut position, drafts, basis) = match moved {
+        Some(Move { record, position, drafts, basis, forgotten: steps }) => {
             forgotten = steps;
-            (record, position, draft, basis)
+            (record, position, drafts, basis)
         }
-        None => (head.record.clone(), position_of(&head.record)?, None, None),
+        None => (head.record.clone(), position_of(&head.record)?, Vec::new(), None),
     };
     let seq = basis.unwrap_or(base.header().seq);
     let above = session.lines.get(opener.line);
@@ -431,7 +431,7 @@ pub(super) async fn go_on<P: Program>(
     if line.reopens {
         reopen(&mut line);
     }
-    line.drafts.extend(draft);
+    line.drafts.extend(drafts);
     let read_by = edits.read_by();
     edits.apply(&mut line, &head.record)?;
     let engine = session.engine;

@@ -1,20 +1,19 @@
 //! Looking at a run without going on with it: what its evidence comes to now. Reading and asking only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, plan};
-use crate::record::{Claim, Occasion, Record};
-use crate::shape::{Shape, Unfinished};
+use crate::record::{Claim, Occasion, Position, Record, Status};
+use crate::shape::{Shape, Step, Unfinished};
 
-use super::begin::decode_state;
 use super::doubt::{questions_at, salvageable_in};
-use super::recheck::{Branches, forget_other_names, in_flux, verify};
+use super::recheck::{forget_other_names, in_flux, state_of, verify};
 use super::snapshot::{Snapshot, effective_of, position_of};
 use super::stand::survey;
-use super::{Engine, OnUnknown, Program, RunError, Spot};
+use super::{Engine, OnUnknown, Program, RunError};
 
 /// What the evidence of a run comes to now.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +39,8 @@ impl Look {
                 (decision.action, decision.cause) = (Action::Reuse, Cause::EvidenceSettles);
             }
         }
-        for ended in &self.ended {
+        let runs = |decision: &&Decision| matches!(decision.action, Action::Run | Action::Restart);
+        for ended in self.ended.iter().filter(runs) {
             recheck_above(plan, shape, ended);
         }
         plan.decisions.extend(self.ended);
@@ -101,12 +101,16 @@ impl Engine {
         (newest, occasion): (&Record, Occasion),
     ) -> Result<Look, RunError> {
         let (shape, run) = (program.shape(), snapshot.entry.record.record());
-        let position = position_of(newest)?;
+        let mut position = position_of(newest)?;
+        if snapshot.newest().header().seq != newest.header().seq {
+            stand_before(&mut position, shape, &position_of(snapshot.newest())?);
+        }
         let branches = survey(self, program, (newest, &position)).await?;
         let mut effective: Vec<Effective> = Vec::new();
         for known in branches.values() {
             let mut found = effective_of(self.store.as_ref(), shape, &known.record).await?;
-            found.in_flux.extend(in_flux(program, known));
+            found.position = known.position.clone();
+            found.in_flux.extend(in_flux(program, &branches, known));
             effective.push(found);
         }
         forget_other_names(self, run, &mut effective).await;
@@ -148,40 +152,30 @@ impl Engine {
     }
 }
 
-/// Reads the state of a branch, with what it has from those above it.
-fn state_of<P: Program>(
-    program: &P,
-    root: &Shape,
-    branches: &Branches,
-    record: &Record,
-) -> Result<P::State, RunError> {
-    let branch = &record.header().branch;
-    let level = root.of_branch(branch).map_or(0, Shape::level);
-    let mut state = decode_state(program, level, record)?;
-    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
-        let shape = root.of_branch(&parent)?;
-        let above = branches.get(&(parent.depth(), parent.clone()))?;
-        Some((shape, shape.opener(&name)?, parent, above))
-    });
-    if let Some((shape, place, parent, above)) = opener {
-        let around = state_of(program, root, branches, &above.record)?;
-        let spot = Spot { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
-        program.attach(spot, &around, &mut state);
+/// Takes a position to where a run stands that goes back there: what had begun then is about to begin, and writes nothing yet.
+/// What is in doubt now stays so.
+fn stand_before(position: &mut Position, shape: &Shape, now: &Position) {
+    for entry in &mut position.frontier {
+        let is_asked = |step: &Step| !step.idempotent && now.frontier.iter().any(|now| now.step == step.id);
+        if entry.fan.is_none() && !shape.step(entry.step.as_str()).is_some_and(is_asked) {
+            (entry.status, entry.at.attempt) = (Status::Ready, 0);
+        }
     }
-    Ok(state)
 }
 
 /// Adds what claims came to that are not checked, as newer ones count, or steps under way may rewrite what they are about:
 /// they stand as they were committed, also for who does not know of the branches on which the others are.
 fn stand_as_committed(effective: &[Effective], verdicts: &mut Verdicts) {
     for branch in effective {
-        for (step, pack) in &branch.evidence {
-            if !branch.position.ledger.contains_key(step) {
-                continue;
-            }
-            let passes = branch.passes.get(step).into_iter().flatten().map(|(_, pack)| pack);
-            let claims = std::iter::once(pack).chain(passes).flat_map(|pack| &pack.claims);
-            for (index, claim) in claims.enumerate() {
+        let steps: BTreeSet<&StepId> = branch.evidence.keys().chain(branch.passes.keys()).collect();
+        for step in steps {
+            let newest =
+                branch.evidence.get(step).map(|pack| (pack, branch.position.ledger.contains_key(step)));
+            let passes = branch.passes.get(step).into_iter().flatten().map(|(_, pack)| (pack, true));
+            let claims = newest.into_iter().chain(passes);
+            let claims =
+                claims.flat_map(|(pack, is_made)| pack.claims.iter().map(move |claim| (claim, is_made)));
+            for (index, (claim, _)) in claims.enumerate().filter(|(_, (_, is_made))| *is_made) {
                 let key = (branch.branch.clone(), step.clone(), index);
                 verdicts.entry(key).or_insert(claim.verdict);
             }

@@ -23,7 +23,7 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::passes::repeats_careful;
 use super::snapshot::effective_of;
-use super::{Engine, OnUnknown, Program, RunError};
+use super::{Engine, OnUnknown, Program, RunError, Spot};
 
 /// A branch that counts, and the record that it stands at, or could be taken to stand at.
 #[derive(Debug, Clone)]
@@ -211,7 +211,7 @@ pub(super) async fn judge<P: Program>(
         let mut found = effective_of(store, shape, &known.record).await?;
         // The position may be one that goes back, or one that a changed graph stands at.
         found.position = known.position.clone();
-        found.in_flux.extend(in_flux(program, known));
+        found.in_flux.extend(in_flux(program, branches, known));
         effective.push(found);
     }
     if trust != Trust::Blind {
@@ -324,8 +324,31 @@ pub(super) async fn forget_other_names(engine: &Engine, run: &RunRecord, effecti
     }
 }
 
+/// Reads the state of a branch, with what it has from those above it.
+pub(super) fn state_of<P: Program>(
+    program: &P,
+    root: &Shape,
+    branches: &Branches,
+    record: &Record,
+) -> Result<P::State, RunError> {
+    let branch = &record.header().branch;
+    let level = root.of_branch(branch).map_or(0, Shape::level);
+    let mut state = decode_state(program, level, record)?;
+    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = root.of_branch(&parent)?;
+        let above = branches.get(&(parent.depth(), parent.clone()))?;
+        Some((shape, shape.opener(&name)?, parent, above))
+    });
+    if let Some((shape, place, parent, above)) = opener {
+        let around = state_of(program, root, branches, &above.record)?;
+        let spot = Spot { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        program.attach(spot, &around, &mut state);
+    }
+    Ok(state)
+}
+
 /// Asks the program what the steps under way of a branch are about to write.
-pub(super) fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
+pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &Known) -> Vec<String> {
     let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
     let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
@@ -334,10 +357,10 @@ pub(super) fn in_flux<P: Program>(program: &P, known: &Known) -> Vec<String> {
         return Vec::new();
     }
     // A state that cannot be read stops the resume elsewhere.
-    let Ok(state) = decode_state(program, shape.level(), &known.record) else { return Vec::new() };
+    let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
         let branch = &known.record.header().branch;
-        let spot = super::Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
         program.subjects(spot, &state)
     };
     places.into_iter().flat_map(subjects).collect()

@@ -43,7 +43,7 @@ pub(super) struct Move {
     pub(super) record: Record,
     pub(super) position: Position,
     /// What is written about it; nothing if only the position is another.
-    pub(super) draft: Option<Draft>,
+    pub(super) drafts: Vec<Draft>,
     /// The record that the branch continues, where the one above is of another run; 0 for none.
     pub(super) basis: Option<u64>,
     /// What is taken out of the state.
@@ -256,16 +256,17 @@ pub(super) struct Targets {
     pub(super) unreached: BTreeSet<BranchPath>,
 }
 
-/// Chooses for each branch the earliest step to be done again: one that is broken, or that joins what is. What comes after
-/// it waits for what that gives: only then is it looked at. `wanted`: branches that go on where they stand, and are joined
-/// again. `apart`: steps of a branch that do not come after each other are done again together.
+/// Chooses for each branch the steps to be done again: those that are broken, or that join what is. What comes after
+/// them waits for what they give: only then is it looked at. Of a chain this is the earliest; of a graph by needs, all that
+/// do not come after each other. `wanted`: branches that go on where they stand, and are joined again. `apart`: a person
+/// wants it, and what each step gave is kept apart.
 pub(super) fn targets(
     shape: &Shape,
     branches: &Branches,
     broken: &[Broken],
     (wanted, apart): (&BTreeSet<BranchPath>, bool),
 ) -> Targets {
-    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new(), apart };
+    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new() };
     for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
         let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
@@ -303,7 +304,6 @@ struct Chooser<'a> {
     broken: &'a [Broken],
     /// By branch, those that it opened and that have something to do again, or have some below them that do.
     below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
-    apart: bool,
 }
 
 impl Chooser<'_> {
@@ -337,14 +337,17 @@ impl Chooser<'_> {
         }
         let mut chosen: BTreeMap<u64, Target> =
             own.chain(joined.clone()).map(|(target, _)| (target.seq, target)).collect();
+        let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let behind = self.behind(branch, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {
             let place = self.shape.of_branch(branch).and_then(|shape| shape.place(step.as_str()));
             place.is_some_and(|place| behind.contains(&place))
         };
-        if self.apart {
-            chosen.retain(|_, target| !is_behind(&target.step));
-        } else if let Some((first, _)) = chosen.first_key_value().map(|(first, target)| (*first, target)) {
+        if !is_routed {
+            // Of passes of one step, the first.
+            let mut steps = BTreeSet::new();
+            chosen.retain(|_, target| !is_behind(&target.step) && steps.insert(target.step.clone()));
+        } else if let Some(first) = chosen.first_key_value().map(|(first, _)| *first) {
             chosen.retain(|seq, _| *seq == first);
         }
         for (target, child) in joined {
@@ -353,8 +356,10 @@ impl Chooser<'_> {
             }
         }
         for child in waiting {
+            let opener = opener_of(self.shape, &child);
+            let is_chosen = |step: &StepId| chosen.values().any(|target| target.step == *step);
             let goes_on =
-                || opener_of(self.shape, &child).is_some_and(|step| self.apart && !is_behind(&step));
+                || opener.as_ref().is_some_and(|step| !is_routed && !is_behind(step) && !is_chosen(step));
             if chosen.is_empty() || goes_on() {
                 self.choose(&child, targets);
             }
@@ -448,7 +453,7 @@ pub(super) async fn back_to(
     let ahead = ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
     position.ahead = Some(Ahead { since: 0, ..ahead });
     let draft = redo_draft(made, branch, (target, judged), epoch);
-    Ok(Move { record, position, draft: Some(draft), basis, forgotten: Vec::new() })
+    Ok(Move { record, position, drafts: vec![draft], basis, forgotten: Vec::new() })
 }
 
 /// What is written where a step is to be done again.
@@ -486,7 +491,7 @@ pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (
     carry(&mut position, newest);
     position.ahead = None;
     let draft = forward_draft(record.header().reference(), at, step);
-    Move { record, position, draft: Some(draft), basis: None, forgotten: Vec::new() }
+    Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
 }
 
 /// What is written where results are used again, up to a checkpoint of before.

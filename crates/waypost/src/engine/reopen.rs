@@ -40,8 +40,42 @@ pub(super) struct Level {
     pub(super) forgotten: Vec<Forget>,
 }
 
+/// Puts finished steps of a branch that do not come after each other into the frontier again, in a new epoch; none where all
+/// of them have to wait for what comes before them.
+pub(super) async fn open_all_again<P: Program>(
+    engine: &Engine,
+    program: &P,
+    known: &Known,
+    (targets, judged): (&[Target], &Judged),
+    (is_joined, retries): (bool, bool),
+) -> Result<Option<Move>, RunError> {
+    let mut all: Option<Move> = None;
+    for target in targets {
+        let now = match &all {
+            Some(moved) => &Known { position: moved.position.clone(), ..known.clone() },
+            None => known,
+        };
+        let ahead = match (is_joined, &all) {
+            (true, None) => None,
+            (true, Some(moved)) => moved.position.ahead,
+            (false, _) => still_ahead(engine, program, now, &target.step).await?,
+        };
+        let moved = open_again(engine, program.shape(), (now, ahead), (target, judged), retries).await?;
+        all = match (all, moved) {
+            (Some(mut all), Some(moved)) => {
+                all.position = moved.position;
+                all.drafts.extend(moved.drafts);
+                all.forgotten.extend(moved.forgotten);
+                Some(all)
+            }
+            (all, moved) => all.or(moved),
+        };
+    }
+    Ok(all)
+}
+
 /// Puts a finished step into the frontier again, in a new epoch; none where that has to wait for what comes before it.
-pub(super) async fn open_again(
+async fn open_again(
     engine: &Engine,
     shape: &Shape,
     (known, ahead): (&Known, Option<Ahead>),
@@ -107,7 +141,7 @@ pub(super) async fn open_again(
         forgotten.extend(behind.map(|(_, step)| Forget::Step(step.id.clone())));
     }
     let draft = redo_draft(made, branch, (target, judged), epoch);
-    Ok(Some(Move { record: known.record.clone(), position, draft: Some(draft), basis: None, forgotten }))
+    Ok(Some(Move { record: known.record.clone(), position, drafts: vec![draft], basis: None, forgotten }))
 }
 
 /// Returns where a branch stood before it went back, if it did and has not come there again, for one that goes back to a
@@ -350,8 +384,23 @@ async fn came_to<P: Program>(
         return Ok(Came::WithOtherFiles);
     }
     let spot = Spot { branch: &ended.branch, level: shape.level(), place, step: &shape.steps()[place] };
-    let is_same = gave_the_same(engine, program, (spot, shape), (record, ended), then).await?;
+    let is_same = gave_the_same(engine, program, (spot, shape), (record, ended), (then, ahead)).await?;
     Ok(if is_same { Came::Same } else { Came::Otherwise })
+}
+
+/// Returns the record at which a branch stood before it went back, in place of one whose state is not kept any more: where a step
+/// had ended last with that one, the state there has what it gave.
+async fn as_it_stood(engine: &Engine, then: &Record, ahead: Ahead) -> Result<Option<Record>, RunError> {
+    let header = then.header();
+    let stood = match engine.store.load(&header.run, &header.branch, ahead.seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        stood => stood?,
+    };
+    let settled = stood.position().ok().and_then(|position| {
+        let settled = position.ledger.get(header.step.as_ref()?).copied();
+        settled.map(|settled| settled.seq())
+    });
+    Ok(Some(stood).filter(|stood| stood.state_bytes().is_some() && settled == Some(header.seq)))
 }
 
 /// Says whether a step that has ended again gave what it gave `then`.
@@ -360,7 +409,7 @@ async fn gave_the_same<P: Program>(
     program: &P,
     (spot, shape): (Spot<'_>, &Shape),
     (record, ended): (&Record, &Header),
-    then: Record,
+    (then, ahead): (Record, Ahead),
 ) -> Result<bool, RunError> {
     if let (Phase::Completed(before), Phase::Completed(now)) = (&then.header().phase, &ended.phase)
         && program.is_told_by(spot, before)
@@ -368,9 +417,11 @@ async fn gave_the_same<P: Program>(
     {
         return Ok(before.outputs == now.outputs && before.exit_code == now.exit_code);
     }
-    let (Some(then), Some(now)) =
-        (with_state(engine, then).await?, with_state(engine, record.clone()).await?)
-    else {
+    let kept = match with_state(engine, then.clone()).await? {
+        None if program.keeps_apart() => as_it_stood(engine, &then, ahead).await?,
+        kept => kept,
+    };
+    let (Some(then), Some(now)) = (kept, with_state(engine, record.clone()).await?) else {
         return Ok(false);
     };
     let gave = |record: &Record| {
@@ -465,10 +516,18 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
     let names = |frontier: &[FrontierEntry]| -> BTreeSet<StepId> {
         frontier.iter().map(|entry| entry.step.clone()).collect()
     };
+    let mut ledger = now.ledger.clone();
+    for place in (0..count).filter(|place| finished[*place]) {
+        // What joined branches that came out as before has no other end than that of then.
+        let step = &shape.steps()[place].id;
+        if let (None, Some(settled)) = (ledger.get(step), then.ledger.get(step)) {
+            ledger.insert(step.clone(), *settled);
+        }
+    }
     let reuses = names(&frontier) != names(&now.frontier);
     let is_same = !changed.contains(&true);
     let ahead = now.ahead.filter(|_| !is_complete || !is_same);
-    let mut position = Position { frontier, ahead, joined, dead, ..now.clone() };
+    let mut position = Position { frontier, ledger, ahead, joined, dead, ..now.clone() };
     // Nobody is asked about what is used again.
     position.undone.retain(|step| asked.contains(step));
     position.aside.retain(|entry| asked.contains(&entry.step));

@@ -23,7 +23,7 @@ use super::redo::{
     Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, opener_of, pace, standing_at,
     targets,
 };
-use super::reopen::{Level, open_again, still_ahead};
+use super::reopen::{Level, open_all_again, still_ahead};
 use super::snapshot::position_of;
 use super::turns::undone;
 use super::wish::Wishes;
@@ -101,7 +101,7 @@ pub(super) async fn stand<P: Program>(
     let site = engine.site(run);
     loop {
         let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
-        let forwards = moves.values().any(|moved| moved.draft.is_some());
+        let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
         let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
         let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
         if scout.gives_up(base, &moves, &judged).await? {
@@ -119,7 +119,7 @@ pub(super) async fn stand<P: Program>(
         if !asked.retries {
             judged.ask_about_passes(engine.store.as_ref(), shape, &branches).await?;
         }
-        if asked.by_hand || !judged.questions.is_empty() {
+        if asked.by_hand {
             judged.ask();
         }
         if !judged.questions.is_empty() {
@@ -157,18 +157,19 @@ pub(super) async fn stand<P: Program>(
                 continue;
             }
             let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
-            let ahead = match is_joined(shape, &branches, known) {
-                true => None,
-                false => still_ahead(engine, program, known, &target.step).await?,
-            };
-            let mut moved = match is_routed {
-                true => back_to(engine, shape, (known, ahead), (target, &judged)).await?,
-                false => {
-                    match open_again(engine, shape, (known, ahead), (target, &judged), asked.retries).await? {
-                        Some(moved) => moved,
-                        // What comes before it is done again first, and then it is looked at.
-                        None => continue,
-                    }
+            let is_joined = is_joined(shape, &branches, known);
+            let mut moved = if is_routed {
+                let ahead = match is_joined {
+                    true => None,
+                    false => still_ahead(engine, program, known, &target.step).await?,
+                };
+                back_to(engine, shape, (known, ahead), (target, &judged)).await?
+            } else {
+                let asked = (is_joined, asked.retries);
+                match open_all_again(engine, program, known, (&targets, &judged), asked).await? {
+                    Some(moved) => moved,
+                    // What comes before them is done again first, and then they are looked at.
+                    None => continue,
                 }
             };
             opened.insert(branch.clone());
@@ -355,10 +356,10 @@ impl<'a, P: Program> Scout<'a, P> {
                 let stood = known.1.ahead.map_or(0, |ahead| ahead.seq);
                 let up_to =
                     CheckpointRef { run: known.0.header().run.clone(), branch: branch.clone(), seq: stood };
-                let draft = reuses.then(|| forward_draft(up_to, at, step));
+                let drafts = reuses.then(|| forward_draft(up_to, at, step)).into_iter().collect();
                 // Should it do something more again, it stood where it stands to be compared with.
                 known.1 = Position { ahead: known.1.ahead, ..position.clone() };
-                let moved = Move { record: known.0.clone(), position, draft, basis: None, forgotten };
+                let moved = Move { record: known.0.clone(), position, drafts, basis: None, forgotten };
                 moves.insert(branch.clone(), moved);
             }
             // What has ended stands at its end, whatever it was ahead of.
@@ -376,7 +377,7 @@ impl<'a, P: Program> Scout<'a, P> {
                     let forgotten = Vec::new();
                     moves.insert(
                         branch.clone(),
-                        Move { record, position, draft: None, basis: None, forgotten },
+                        Move { record, position, drafts: Vec::new(), basis: None, forgotten },
                     );
                 }
             }
@@ -470,7 +471,7 @@ impl<'a, P: Program> Scout<'a, P> {
         let store = self.engine.store.as_ref();
         let mut gave_up = false;
         for Broken { branch, seq, step, .. } in &judged.broken {
-            let forwards = moves.get(branch).is_some_and(|moved| moved.draft.is_some());
+            let forwards = moves.get(branch).is_some_and(|moved| !moved.drafts.is_empty());
             if !forwards || self.stays.contains(branch) {
                 continue;
             }
@@ -553,7 +554,7 @@ impl<'a, P: Program> Scout<'a, P> {
         for ((_, branch), known) in branches {
             let Some(ahead) = known.position.ahead else { continue };
             let Some(shape) = self.shape.of_branch(branch) else { continue };
-            let is_moved = moves.get(branch).is_some_and(|moved| moved.draft.is_some());
+            let is_moved = moves.get(branch).is_some_and(|moved| !moved.drafts.is_empty());
             // One of a graph by needs that went forward stands at the steps that come next.
             if is_moved && (shape.is_routed() || opened.contains(branch)) {
                 continue;

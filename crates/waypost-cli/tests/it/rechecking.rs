@@ -1,0 +1,272 @@
+//! A resume takes finished steps in the order of the workflow, whichever of them was done last: what comes first is done again
+//! first, and nothing runs over what is not believed.
+
+use crate::rig::{Rig, code_of};
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// A run of a flow that ended with a code; what it did is forgotten.
+fn ran(flow: &str, store: &str, code: i32) -> Rig {
+    let rig = Rig::with(flow).at(store);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(code), "{store}");
+    rig.write("trace", "");
+    rig
+}
+
+/// Resumes, and returns what that did.
+fn resumed(rig: &Rig, expect: i32) -> String {
+    rig.write("trace", "");
+    assert_eq!(code_of(rig, &["resume", "r", "-q"]), Some(expect));
+    rig.read("trace").replace('\n', " ").trim().to_owned()
+}
+
+fn remove(rig: &Rig, file: &str) {
+    std::fs::remove_file(rig.path(file)).unwrap();
+}
+
+/// The next resume has nothing to do, and all evidence holds.
+fn rests(rig: &Rig) {
+    assert_eq!(resumed(rig, 0), "");
+    assert_eq!(code_of(rig, &["verify", "r", "-q"]), Some(0));
+}
+
+/// What a plan says about a step: action and cause.
+fn planned(rig: &Rig, step: &str) -> String {
+    let plan = rig.json(&["plan", "r", "--json"]);
+    let found = plan["decisions"].as_array().unwrap().iter().find(|one| one["step"] == step).unwrap();
+    format!("{}: {}", found["action"].as_str().unwrap(), found["cause"].as_str().unwrap())
+}
+
+// What happened: `a` had been done again once, so that its record was newer than that of `b`; then both failed, `b` ran over a
+// broken `a`, and the run ended well with a wrong result. Why: the oldest record was done again first. What stops it now: of
+// what does not hold, all that comes after nothing else of it is done again, and nothing else.
+#[test]
+fn what_comes_first_is_done_again_first_whichever_was_done_last() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo good > a', evidence: [{file: a, size: '> 0'}]}
+  - {id: b, run: 'echo b >> trace; cp a b', evidence: [{sha256: b}]}
+  - {id: c, run: 'echo c >> trace; cp b c', evidence: [{sha256: c}]}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        remove(&rig, "a");
+        assert_eq!(resumed(&rig, 0), "a", "{store}");
+        rig.write("a", "");
+        remove(&rig, "b");
+
+        assert_eq!(resumed(&rig, 0), "a b", "{store}");
+        assert_eq!(rig.read("b"), "good\n");
+        rests(&rig);
+        remove(&rig, "a");
+        remove(&rig, "c");
+        assert_eq!(resumed(&rig, 0), "a c", "{store}");
+        rests(&rig);
+    }
+}
+
+#[test]
+fn a_broken_step_above_an_opener_is_done_again_before_its_branches() {
+    for opener in [
+        "foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]}",
+        "repeat: {max: 1, until: 'true'}\n    steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]",
+    ] {
+        let flow = format!(
+            "steps:
+  - {{id: a, run: 'echo a >> trace; echo good > a', evidence: [{{file: a, size: '> 0'}}]}}
+  - id: f
+    {opener}
+"
+        );
+        for store in STORES {
+            let rig = ran(&flow, store, 0);
+            remove(&rig, "a");
+            assert_eq!(resumed(&rig, 0), "a", "{store}");
+            rig.write("a", "");
+            remove(&rig, "i");
+
+            assert_eq!(resumed(&rig, 0), "a i", "{store}");
+            assert_eq!(rig.read("i"), "good\n");
+            rests(&rig);
+        }
+    }
+}
+
+// What happened: of two steps that needed nothing of each other only one was done again at first, and what came after the
+// other ran meanwhile, over what was not believed.
+#[test]
+fn nothing_runs_after_a_step_that_is_not_believed() {
+    let flow = "steps:
+  - {id: a, needs: [], run: 'echo a >> trace; echo a > a', evidence: [{sha256: a}]}
+  - {id: b, needs: [], run: 'sleep 0.2; echo b >> trace; echo good > b', evidence: [{sha256: b}]}
+  - {id: c, needs: [b], run: 'echo \"c$(cat b)\" >> trace; test -e ok'}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 1);
+        rig.write("ok", "");
+        remove(&rig, "a");
+        rig.write("b", "bad\n");
+
+        assert!(planned(&rig, "b").starts_with("run: evidence"), "{store}");
+        let done = resumed(&rig, 0);
+        assert!(done.ends_with("b cgood") && done.contains('a'), "{store}: {done}");
+        rests(&rig);
+    }
+}
+
+// What happened: an early step that ran again wrote a file that a later one had rewritten, and its claim was taken for the
+// newest: the later step was used again, and its file was lost.
+#[test]
+fn what_a_later_step_made_of_a_file_is_asked_for_when_an_early_one_is_done_again() {
+    for later in [
+        "- {id: d, run: 'echo d >> trace; echo D > s', evidence: [{sha256: s}]}",
+        "- {id: d, run: 'echo d >> trace; echo D > s', evidence: [{file: s, contains: D}]}",
+        "- {id: d, foreach: {items: [x], steps: [{id: i, run: 'echo d >> trace; echo D > s', evidence: [{sha256: s}]}]}}",
+    ] {
+        let flow = format!(
+            "steps:
+  - {{id: a, run: 'echo a >> trace; echo A > s; echo a > a', evidence: [{{sha256: s}}, {{sha256: a}}]}}
+  - {{id: b, run: 'echo b >> trace'}}
+  {later}
+"
+        );
+        for store in STORES {
+            let rig = ran(&flow, store, 0);
+            remove(&rig, "a");
+
+            assert_eq!(resumed(&rig, 0), "a d", "{store} {later}");
+            assert_eq!(rig.read("s"), "D\n");
+            rests(&rig);
+        }
+    }
+}
+
+// What happened: a step over items was joined again without an end of its own, and its own claims were gone for good.
+#[test]
+fn a_step_over_items_keeps_its_own_evidence_when_one_of_them_is_done_again() {
+    let flow = "steps:
+  - id: f
+    foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; echo i > i; echo own > own', evidence: [{sha256: i}]}]}
+    evidence: [{file: own}]
+  - {id: z, run: 'echo z >> trace', on_success: [{id: h, run: 'echo h >> trace; echo h > h', evidence: [{sha256: h}]}], evidence: [{file: z}]}
+";
+    let flow = flow.replace("'echo z >> trace', on", "'echo z >> trace; touch z', on");
+    for store in STORES {
+        let rig = ran(&flow, store, 0);
+        for (file, done) in [("i", "i"), ("h", "h")] {
+            remove(&rig, file);
+            assert_eq!(resumed(&rig, 0), done, "{store}");
+            let found = rig.json(&["verify", "r", "--json"]);
+            let summaries = found["checkpoints"].as_array().unwrap().iter();
+            let ok: u64 = summaries.map(|one| one["summary"]["ok"].as_u64().unwrap()).sum();
+            assert!(ok >= 4, "{store}: {found}");
+        }
+        for file in ["own", "z"] {
+            remove(&rig, file);
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {file}");
+            assert_ne!(resumed(&rig, 0), "", "{store}: {file}");
+            rests(&rig);
+        }
+    }
+}
+
+#[test]
+fn a_service_is_started_again_only_for_what_comes_after_it() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo good > a', evidence: [{sha256: a}]}
+  - {id: s, service: 'echo \"s$(cat a)\" >> trace; exec sleep 100'}
+  - {id: b, run: 'echo b >> trace; sleep 0.2; touch b', evidence: [{file: b}]}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        rig.write("a", "bad\n");
+        assert_eq!(resumed(&rig, 0), "a", "{store}");
+        rig.write("a", "bad\n");
+        remove(&rig, "b");
+        assert_eq!(resumed(&rig, 0), "a sgood b", "{store}");
+        rests(&rig);
+    }
+}
+
+#[test]
+fn what_cannot_be_checked_stops_with_4_whatever_else_does_not_hold() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo a > a', evidence: [{sha256: a}]}
+  - {id: b, run: 'echo b >> trace', evidence: [{command: 'test ! -e unknown || exit 126', timeout: 1s}]}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        rig.write("unknown", "");
+        remove(&rig, "a");
+
+        assert_eq!(resumed(&rig, 4), "", "{store}");
+        remove(&rig, "unknown");
+        assert_eq!(resumed(&rig, 0), "a", "{store}");
+        rests(&rig);
+    }
+}
+
+#[test]
+fn a_plan_knows_what_may_be_used_again_after_a_step_that_failed_as_it_was_done_again() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; test ! -e no; echo a > a', evidence: [{sha256: a}]}
+  - {id: b, run: 'echo b >> trace; cp a b', evidence: [{sha256: b}]}
+  - {id: c, run: 'echo c >> trace; touch c', idempotent: false, evidence: [{file: c}]}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        remove(&rig, "a");
+        rig.write("no", "");
+        assert_eq!(resumed(&rig, 1), "a", "{store}");
+        remove(&rig, "no");
+
+        assert!(planned(&rig, "b").starts_with("recheck"), "{store}: {}", planned(&rig, "b"));
+        assert!(planned(&rig, "c").starts_with("recheck"), "{store}: {}", planned(&rig, "c"));
+        assert_eq!(resumed(&rig, 0), "a", "{store}");
+        rests(&rig);
+    }
+}
+
+// What happened: where a run goes back to, the step that had begun there was taken to be about to rewrite the file, so that the
+// older claim about it was not looked at; once the run stood there it was.
+#[test]
+fn a_rollback_looks_at_what_its_plan_looks_at() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > f', evidence: [{sha256: f}]}
+  - {id: b, run: 'echo b >> trace; echo 2 > f', evidence: [{sha256: f}]}
+  - {id: c, run: 'echo c >> trace; echo 3 > g', evidence: [{sha256: g}]}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(4), "{store}");
+        let told = rig.waypost(&["fork", "r@2", "--id", "k", "-q"]);
+        assert!(told.starts_with("exit 4\n") && told.contains("waypost rollback r@2 --redo"), "{told}");
+        remove(&rig, "g");
+        assert_eq!(code_of(&rig, &["rollback", "r", "--to", "verified", "-q"]), Some(0), "{store}");
+        assert!(planned(&rig, "a").starts_with("reuse"), "{store}");
+        assert_eq!(resumed(&rig, 0), "c", "{store}");
+        assert_eq!(code_of(&rig, &["rollback", "r@2", "--redo", "-q"]), Some(0), "{store}");
+        assert_eq!(resumed(&rig, 0), "a b c", "{store}");
+        rests(&rig);
+    }
+}
+
+#[test]
+fn what_comes_after_passes_that_began_anew_is_used_again_if_they_give_the_same() {
+    let flow = "steps:
+  - id: r
+    repeat: {until: iteration >= 3, max: 3}
+    run: echo r${{ iteration }} >> trace; echo p > p
+    evidence: [{sha256: p}]
+  - {id: n, idempotent: false, run: 'echo n >> trace'}
+  - {id: a, run: 'echo a >> trace'}
+  - {id: b, run: 'echo b >> trace'}
+  - {id: c, run: 'echo c >> trace'}
+  - {id: d, run: 'echo d >> trace'}
+  - {id: e, run: 'echo e >> trace'}
+";
+    let rig = ran(flow, STORES[1], 0);
+    remove(&rig, "p");
+
+    assert_eq!(resumed(&rig, 0), "r1 r2 r3", "the states of before are not kept");
+    rests(&rig);
+}
