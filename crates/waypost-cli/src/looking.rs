@@ -95,20 +95,15 @@ pub(crate) async fn accept(
     })
 }
 
-/// Takes finished steps as done whose evidence does not hold and that must not be repeated blindly, as a person says. Says
-/// which those are.
+/// Takes finished steps as done whose evidence does not hold and that are asked about, as a person says. Says which those
+/// are.
 pub(crate) async fn believe(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
     plan: &Plan,
 ) -> Result<BTreeSet<StepId>, Error> {
-    let is_held = |decision: &&Decision| {
-        let shape = chosen.shape.of_branch(&decision.branch);
-        let careful =
-            shape.and_then(|shape| shape.step(decision.step.as_str())).is_some_and(|step| !step.idempotent);
-        careful && matches!(decision.cause, Cause::EvidenceFailed(_))
-    };
+    let is_held = |decision: &&Decision| matches!(decision.cause, Cause::EvidenceFailed(_));
     let held: BTreeSet<StepId> =
         plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect();
     if !held.is_empty() {

@@ -300,8 +300,8 @@ pub fn broken(shape: &Shape, effective: &[Effective], verdicts: &Verdicts) -> Ve
     let wanted = wanted(shape, effective);
     let mut broken = Vec::new();
     for branch in effective {
-        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
-        let view = BranchView { shape, branch, verdicts, wanted: &wanted, now: Timestamp::UNIX_EPOCH };
+        let now = Timestamp::UNIX_EPOCH;
+        let Some(view) = BranchView::of(shape, branch, (verdicts, &wanted), now) else { continue };
         let before = broken.len();
         for made in branch.made() {
             if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
@@ -334,8 +334,7 @@ pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Ti
     let wanted = wanted(shape, effective);
     let mut decisions = Vec::new();
     for branch in effective {
-        if let Some(shape) = shape.of_branch(&branch.branch) {
-            let view = BranchView { shape, branch, verdicts, wanted: &wanted, now };
+        if let Some(view) = BranchView::of(shape, branch, (verdicts, &wanted), now) {
             view.decide(&mut decisions);
         }
     }
@@ -360,6 +359,21 @@ struct BranchView<'a> {
     verdicts: &'a Verdicts,
     wanted: &'a Wanted,
     now: Timestamp,
+    /// To do a pass around it again would repeat what must not be repeated blindly.
+    has_careful_passes: bool,
+}
+
+impl<'a> BranchView<'a> {
+    fn of(
+        root: &'a Shape,
+        branch: &'a Effective,
+        (verdicts, wanted): (&'a Verdicts, &'a Wanted),
+        now: Timestamp,
+    ) -> Option<Self> {
+        let shape = root.of_branch(&branch.branch)?;
+        let has_careful_passes = root.has_careful_passes(&branch.branch);
+        Some(Self { shape, branch, verdicts, wanted, now, has_careful_passes })
+    }
 }
 
 impl BranchView<'_> {
@@ -449,12 +463,22 @@ impl BranchView<'_> {
                 Some((Action::Restart, Cause::EvidenceFailed(claims)))
             }
             Standing::Failed { claims, .. } => {
-                let action = if step.idempotent { Action::Run } else { Action::Ask };
+                let may_run =
+                    step.idempotent && !(self.has_careful_passes && self.is_broken_before(&step.id));
+                let action = if may_run { Action::Run } else { Action::Ask };
                 Some((action, Cause::EvidenceFailed(claims)))
             }
             Standing::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
             Standing::Holds => None,
         }
+    }
+
+    /// Says whether what a step made in a pass before the newest does not hold.
+    fn is_broken_before(&self, step: &StepId) -> bool {
+        let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq());
+        let is_before = |made: &&Made<'_>| made.step == step && made.seq.is_some() && made.seq != newest;
+        let made = self.branch.made();
+        made.iter().filter(is_before).any(|made| matches!(self.weigh(made), Some(Standing::Failed { .. })))
     }
 
     fn before(&self, place: usize, unfinished: &Unfinished) -> Vec<StepId> {

@@ -444,6 +444,21 @@ impl Shape {
         self.loops.first_passes(place, around)
     }
 
+    /// Says whether a branch lies within passes of something whose branches have steps that must not be repeated blindly.
+    pub(crate) fn has_careful_passes(&self, branch: &BranchPath) -> bool {
+        let mut up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        up.any(|branch| {
+            let parent = branch.parent().zip(branch.opened_by());
+            let opener = parent.and_then(|(parent, (name, _))| {
+                let shape = self.of_branch(&parent)?;
+                Some((shape, shape.opener(&name)?))
+            });
+            opener.is_some_and(|(shape, place)| {
+                shape.share_loop(place, place) && shape.steps()[place].opens_careful()
+            })
+        })
+    }
+
     /// Returns the passes of the loops around a branch that walks this graph, as the steps that it stands at have them.
     pub fn passes_around<'p>(&self, position: &'p Position) -> &'p [u32] {
         let passes = position.frontier.iter().find_map(|entry| {

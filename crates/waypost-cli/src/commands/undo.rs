@@ -53,8 +53,9 @@ pub(super) async fn undo_behind(
     let engine = program.equip(Engine::new(Arc::clone(store)));
     let mut views = Vec::new();
     let told = |undone: &Undone| {
-        let Undone { step, branch, is_undone, .. } = undone;
-        let on = if branch.is_main() { String::new() } else { format!(" on {branch}") };
+        let Undone { step, branch, iteration, is_undone, .. } = undone;
+        let mut on = if branch.is_main() { String::new() } else { format!(" on {branch}") };
+        on.extend(iteration.last().map(|pass| format!(" (pass {pass})")));
         if *is_undone {
             context.output.note(&format!("Undid step {step}{on}."));
         } else {

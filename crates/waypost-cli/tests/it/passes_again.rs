@@ -308,11 +308,11 @@ fn a_pass_with_steps_that_must_not_be_repeated_is_asked_about() {
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
         let all = "a1 b1 a2 b2 a3 b3 z";
 
-        assert_eq!(without(&rig, &["a1.txt"], Some(4)), "", "{store}");
+        assert_eq!(without(&rig, &["a1.txt"], Some(8)), "", "{store}");
         rig.write("trace", "");
         assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace").replace('\n', " ").trim(), all, "{store}");
-        assert_eq!(without(&rig, &["a2.txt"], Some(4)), "", "{store}");
+        assert_eq!(without(&rig, &["a2.txt"], Some(8)), "", "{store}");
         assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "", "{store}");
         holds(&rig);

@@ -298,7 +298,12 @@ steps:
         assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), all, "{store}");
         assert_eq!(code_of(&rig, &RESUME), Some(0));
-        assert_eq!(code_of(&rig, &["cancel", "r", "--undo-steps", "-q"]), Some(0), "{store}");
+        let told = rig.waypost(&["rollback", "r@1", "--undo-steps"]);
+        assert!(
+            told.contains("Undid step own (pass 3).\n")
+                && told.contains("Undid step w on g:steps (pass 1).\n"),
+            "{told}"
+        );
         assert_eq!(rig.read("trace"), all.repeat(2), "{store}: what was done anew, once");
     }
 }
@@ -312,8 +317,9 @@ steps:
     run: echo n=own${{ iteration }} >> $WAYPOST_OUTPUT
     undo: echo ${{ steps.own.outputs.n }} >> trace
 ";
-    let rig = Rig::with(flow).at("file:kept");
-    assert_eq!(code_of(&rig, &RUN), Some(0));
+    let flow = format!("{flow}  - {{id: z, run: 'false'}}\n");
+    let rig = Rig::with(&flow).at("file:kept");
+    assert_eq!(code_of(&rig, &RUN), Some(1));
     let told = rig.waypost(&["cancel", "r", "--undo-steps", "-q"]);
     assert!(told.contains("is not kept any more"), "{told}");
     assert!(rig.read("trace").starts_with("own6\n") && !rig.read("trace").contains("own1"));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, broken, plan};
+use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, plan};
 use crate::record::{Claim, Occasion, Position, Record, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
@@ -190,17 +190,8 @@ fn decided(
     verdicts: &Verdicts,
     is_ended: impl Fn(&BranchPath) -> bool,
 ) -> Vec<Decision> {
-    let found = broken(shape, effective, verdicts).into_iter().filter(|broken| is_ended(&broken.branch));
-    let decision = |broken: crate::plan::Broken| {
-        let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
-        let may_run = step.is_some_and(|step| step.idempotent);
-        let action = if may_run { Action::Run } else { Action::Ask };
-        let cause = Cause::EvidenceFailed(broken.claims);
-        Decision { branch: broken.branch, step: broken.step, action, cause }
-    };
-    let mut decisions: Vec<Decision> = found.map(decision).collect();
-    let known = |decision: &Decision| is_ended(&decision.branch);
-    let planned = plan(shape, effective, verdicts, Timestamp::UNIX_EPOCH).decisions.into_iter().filter(known);
-    decisions.extend(planned.filter(|decision| matches!(decision.cause, Cause::EvidenceUnknown(_))));
-    decisions
+    let planned = plan(shape, effective, verdicts, Timestamp::UNIX_EPOCH).decisions.into_iter();
+    let of_evidence =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    planned.filter(|decision| is_ended(&decision.branch) && of_evidence(decision)).collect()
 }

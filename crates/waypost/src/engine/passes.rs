@@ -17,6 +17,7 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::RunError;
 use super::recheck::{Branches, Known};
 use super::redo::opener_of;
+use super::snapshot::position_of;
 
 /// Says how many loops around a branch have passes whose ends are known apart: those of graphs by needs. A graph that
 /// is routed goes back to a state, and only its own loops are walked.
@@ -53,6 +54,37 @@ pub(super) async fn history(
         match page.next {
             Some(cursor) if next > 0 => scan.cursor = Some(cursor),
             _ => return Ok(history),
+        }
+    }
+}
+
+/// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
+/// state is gone that tells of which it was, its pass does, if that is given.
+pub(super) async fn life_of(
+    store: &dyn Store,
+    newest: &Record,
+    (since, pass): (u64, &[u32]),
+) -> Result<Option<Record>, StoreError> {
+    if position_of(newest)?.origin == Some(since) {
+        return Ok(Some(newest.clone()));
+    }
+    let (head, order) = (newest.header(), ScanOrder::NewestFirst);
+    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
+            let record = store.load(&head.run, &head.branch, ended.seq).await?;
+            let is_of = match record.state_bytes() {
+                Some(_) => position_of(&record)?.origin == Some(since),
+                None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
+            };
+            if is_of {
+                return Ok(Some(record));
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
         }
     }
 }
@@ -124,25 +156,20 @@ pub(super) async fn of_whole_passes(
     Ok(found)
 }
 
-/// Says whether what is broken is of a pass that others have followed, within steps that must not be repeated blindly: to
-/// do the pass again would repeat them.
-pub(super) async fn repeats_careful(
+/// Returns the passes that a branch is in, or was in last; where the step that opened it waits for another, the passes of that.
+async fn newest_pass(
     store: &dyn Store,
     root: &Shape,
-    branches: &Branches,
-    broken: &Broken,
-) -> Result<bool, RunError> {
-    let maker = maker_of(store, root, branches, broken).await?;
-    let step = maker.and_then(|maker| root.of_branch(&maker.branch)?.step(maker.step.as_str()).cloned());
-    Ok(step.is_some_and(|step| step.opens_careful()))
-}
-
-/// Returns the passes that a branch is in, or was in last.
-async fn newest_pass(store: &dyn Store, known: &Known) -> Result<Vec<u32>, RunError> {
-    if let Some(entry) = known.position.frontier.first() {
+    (branches, known): (&Branches, &Known),
+) -> Result<Vec<u32>, RunError> {
+    let head = known.record.header();
+    let above = head.branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
+    let waits = above
+        .zip(opener_of(root, &head.branch))
+        .and_then(|(above, step)| above.position.frontier.iter().find(|entry| entry.step == step));
+    if let Some(entry) = waits.or(known.position.frontier.first()) {
         return Ok(entry.at.iteration.clone());
     }
-    let head = known.record.header();
     let found = store.find_back(&head.run, &head.branch, head.seq, &|record| is_end(record.header())).await?;
     Ok(found.map(|end| end.header().at.iteration.clone()).unwrap_or_default())
 }
@@ -167,7 +194,7 @@ async fn maker_of(
     let known = branches.get(&(broken.branch.depth(), broken.branch.clone()));
     let Some(known) = known.filter(|_| around > 0) else { return Ok(None) };
     let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
-    let (of, now) = (&made.header().at.iteration, newest_pass(store, known).await?);
+    let (of, now) = (&made.header().at.iteration, newest_pass(store, root, (branches, known)).await?);
     let Some(differs) = (0..around).find(|place| of.get(*place) != now.get(*place)) else { return Ok(None) };
     let mut below = broken.branch.clone();
     while let Some(above) = below.parent() {

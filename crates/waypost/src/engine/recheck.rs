@@ -21,7 +21,6 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
-use super::passes::repeats_careful;
 use super::snapshot::effective_of;
 use super::{Engine, OnUnknown, Program, RunError, Spot};
 
@@ -232,9 +231,13 @@ pub(super) async fn judge<P: Program>(
     };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));
+    let is_asked = |broken: &Broken| {
+        let mut questions = questions.iter();
+        questions.any(|asked| asked.branch == broken.branch && asked.step == broken.step)
+    };
     let may_run = |broken: &Broken| {
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
-        step.is_some_and(|step| step.idempotent)
+        step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
     let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
     let left = left_out(shape, &effective);
@@ -445,26 +448,6 @@ impl Judged {
             cause: Cause::EvidenceFailed(broken.claims),
         });
         self.questions.extend(asked);
-    }
-
-    /// Asks about what is broken in passes that others have followed, where to do those again would repeat what must not be
-    /// repeated blindly.
-    pub(super) async fn ask_about_passes(
-        &mut self,
-        store: &dyn Store,
-        shape: &Shape,
-        branches: &Branches,
-    ) -> Result<(), RunError> {
-        for broken in std::mem::take(&mut self.broken) {
-            if repeats_careful(store, shape, branches, &broken).await? {
-                let Broken { branch, step, claims, .. } = broken;
-                let cause = Cause::EvidenceFailed(claims);
-                self.questions.push(Decision { branch, step, action: Action::Ask, cause });
-            } else {
-                self.broken.push(broken);
-            }
-        }
-        Ok(())
     }
 
     /// Lets steps run again whose evidence does not hold and that must not be repeated blindly, as a person says.

@@ -15,9 +15,9 @@ use crate::store::{StoreError, StoreExt as _};
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::of_whole_passes;
+use super::passes::{life_of, loops_around, of_whole_passes};
 use super::recheck::{
-    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    Branches, Judged, Known, Trust, Wanted, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{
     Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, opener_of, pace, standing_at,
@@ -115,9 +115,6 @@ pub(super) async fn stand<P: Program>(
             let asked = judged.questions.clone();
             settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
             judged.questions.retain(|question| !settled.contains(question));
-        }
-        if !asked.retries {
-            judged.ask_about_passes(engine.store.as_ref(), shape, &branches).await?;
         }
         if asked.by_hand {
             judged.ask();
@@ -288,10 +285,17 @@ impl<'a, P: Program> Scout<'a, P> {
                 true => end_before(store, record.header()).await?,
                 false => Some(record.clone()),
             };
+            let stands = match stands {
+                Some(stands) if loops_around(self.shape, &name) > 0 => {
+                    self.in_pass(branches, stands, wanted).await?
+                }
+                stands => stands,
+            };
             let Some(stands) = stands else { continue };
             let position = position_of(&stands)?;
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
-            if position.origin != Some(wanted.origin) {
+            let is_there = loops_around(self.shape, &name) > 0 || position.origin == Some(wanted.origin);
+            if !is_there {
                 continue;
             }
             if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
@@ -309,6 +313,28 @@ impl<'a, P: Program> Scout<'a, P> {
             self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
+    }
+
+    /// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, at the end of
+    /// the one before. A run that went back has left behind what came since.
+    async fn in_pass(
+        &self,
+        branches: &Branches,
+        newest: Record,
+        wanted: Wanted,
+    ) -> Result<Option<Record>, RunError> {
+        let store = self.engine.store.as_ref();
+        if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
+            return Ok(Some(stands));
+        }
+        let branch = &newest.header().branch;
+        let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
+        let joined =
+            above.zip(opener_of(self.shape, branch)).and_then(|(above, step)| above.joined.get(&step));
+        match joined {
+            Some(since) => Ok(life_of(store, &newest, (*since, &[])).await?),
+            None => Ok(None),
+        }
     }
 
     /// Says whether a branch has joined branches that a person wants to be worked on again: then it goes back to that, also

@@ -33,6 +33,7 @@ use super::back::{check_left, is_left_behind, load_with_state};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::given::is_copied;
+use super::passes::life_of;
 use super::redo::with_state;
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, ResumeFrom, RunError, Spot, StopHandle, StopLevel};
@@ -49,6 +50,8 @@ pub struct Undone {
     pub branch: BranchPath,
     /// The record that finished it.
     pub seq: u64,
+    /// Its place in the loops around it, the innermost last; empty where there are none.
+    pub iteration: Vec<u32>,
     /// Whether it says how it is undone. What does not is left as it is.
     pub is_undone: bool,
 }
@@ -342,43 +345,12 @@ impl<'a, P: Program> Undoer<'a, P> {
         let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
         names.sort_unstable_by(|one, other| other.cmp(one));
         for name in names {
-            if let Some(record) = self.life_of(name, (since, pass)).await? {
+            let store = self.engine.store.as_ref();
+            if let Some(record) = life_of(store, &self.branches[name], (since, pass)).await? {
                 Box::pin(self.effects_of(&record, (0, Some(since)), effects)).await?;
             }
         }
         Ok(())
-    }
-
-    /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
-    /// state is gone that tells of which it was, its pass does.
-    async fn life_of(
-        &self,
-        branch: &BranchPath,
-        (since, pass): (u64, &[u32]),
-    ) -> Result<Option<Record>, RunError> {
-        let newest = &self.branches[branch];
-        if position_of(newest)?.origin == Some(since) {
-            return Ok(Some(newest.clone()));
-        }
-        let (run, order) = (self.lease.run(), ScanOrder::NewestFirst);
-        let mut scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
-        loop {
-            let page = self.engine.store.scan(&scan).await?;
-            for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
-                let record = self.engine.store.load(run, branch, ended.seq).await?;
-                let is_of = match record.state_bytes() {
-                    Some(_) => position_of(&record)?.origin == Some(since),
-                    None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
-                };
-                if is_of {
-                    return Ok(Some(record));
-                }
-            }
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(None),
-            }
-        }
     }
 
     async fn undo_all(
@@ -399,7 +371,8 @@ impl<'a, P: Program> Undoer<'a, P> {
             let children = self.shape().of_branch(&branch).and_then(step_of);
             let opens = children.is_some_and(|children| !children.afterwards);
             if is_undone || !opens {
-                told(&Undone { step, branch, seq, is_undone });
+                let iteration = effect.at.iteration.clone();
+                told(&Undone { step, branch, seq, iteration, is_undone });
             }
         }
         Ok(())
