@@ -149,6 +149,11 @@ impl Pack {
         self.claims.iter().map(Claim::told).collect()
     }
 
+    /// Counts the verdicts; it is satisfied as [`verdict_at`](Self::verdict_at) says.
+    pub fn summary_at(&self, occasion: Occasion) -> Summary {
+        Summary { satisfied: self.verdict_at(occasion) == Verdict::Ok, ..self.summary() }
+    }
+
     /// Counts the verdicts.
     pub fn summary(&self) -> Summary {
         let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();

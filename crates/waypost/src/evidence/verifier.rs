@@ -103,7 +103,12 @@ impl Verifier {
     ///
     /// A claim to be pinned that never was is `failed`.
     pub async fn verify(&self, pack: &Pack, site: &Site) -> Pack {
-        self.verify_until(pack, site, Occasion::Verify, self.deadline_of(&pack.claims)).await
+        self.verify_on(pack, site, Occasion::Verify).await
+    }
+
+    /// The same on another occasion.
+    pub async fn verify_on(&self, pack: &Pack, site: &Site, occasion: Occasion) -> Pack {
+        self.verify_until(pack, site, occasion, self.deadline_of(&pack.claims)).await
     }
 
     /// Pins what is to be pinned, then checks every claim: what a step does when it commits.
