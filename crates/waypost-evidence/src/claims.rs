@@ -79,7 +79,7 @@ impl PackBuilder {
     /// Makes the pack of which so many claims must hold.
     ///
     /// # Errors
-    /// [`InvalidPack`] if that is none of them, or more than there are.
+    /// [`InvalidPack`] if that is none of them, or more than there are that say something different.
     pub fn at_least(self, count: u32) -> Result<Pack, InvalidPack> {
         Pack::at_least(count, self.claims)
     }

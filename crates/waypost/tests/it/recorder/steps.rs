@@ -4,9 +4,7 @@ use std::error::Error as _;
 
 use serde_json::json;
 use waypost::evidence::InvalidPack;
-use waypost::record::{
-    Claim, FailureKind, Note, Occasion, Pack, Phase, RunStatus, Severity, Terms, Usage, Verdict,
-};
+use waypost::record::{Claim, FailureKind, Note, Occasion, Pack, Phase, RunStatus, Terms, Usage, Verdict};
 use waypost::recorder::{Begin, Commit, Error, Label, Recorder, run_record};
 use waypost::shape::{Shape, Step};
 use waypost::store::{Page, RunQuery, Signal, SignalKind, Store, StoreError};
@@ -247,7 +245,7 @@ async fn one_id_does_not_stand_for_two_contents() {
         (&begun, Commit::without_evidence().external("id").state(&json!({ "n": 1 })).output("a", 1)),
         (&begun, commit().auto_verify(false)),
         (&begun, on_terms(Terms { not: true, ..Terms::default() })),
-        (&begun, on_terms(Terms { severity: Severity::Warn, ..Terms::default() })),
+        (&begun, on_terms(Terms { within_ms: Some(1), ..Terms::default() })),
         (&begun, on_terms(Terms { at: [Occasion::Commit].into(), ..Terms::default() })),
         (&begun, on_terms(Terms { sensitive: true, ..Terms::default() })),
         (&other, commit()),

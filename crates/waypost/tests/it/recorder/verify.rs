@@ -234,10 +234,8 @@ async fn the_last_verified_checkpoint_of_one_label() {
 async fn a_checkpoint_without_evidence_is_never_the_last_verified_one() {
     let rig = Rig::new();
     let recorder = rig.create().await;
-    for commit in [Commit::without_evidence(), Commit::with(Pack::all([]))] {
-        let begun = recorder.begin_step(begin("a")).await.unwrap();
-        recorder.commit_step(&begun, commit).await.unwrap();
-    }
+    let begun = recorder.begin_step(begin("a")).await.unwrap();
+    recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
 
     assert_eq!(recorder.last_verified_checkpoint(None).await.unwrap().checkpoint, None);
 }
