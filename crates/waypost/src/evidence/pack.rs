@@ -1,6 +1,7 @@
 //! Packs: how claims are made, and what their verdicts come to together.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -272,6 +273,49 @@ impl Claim {
         Self { terms, ..self }
     }
 
+    /// Holds where the other does not. What is pinned has no opposite.
+    #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "it is the word of workflow files")]
+    pub fn not(mut self) -> Self {
+        self.terms.not = true;
+        self
+    }
+
+    /// Only warns: it is checked and told, and its pack does not depend on it.
+    #[must_use]
+    pub fn warns(mut self) -> Self {
+        self.terms.severity = Severity::Warn;
+        self
+    }
+
+    /// Is looked at again, for so long, until it holds.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.terms.within_ms = Some(milliseconds(time));
+        self
+    }
+
+    /// Says how long one check may take, where the verifier's own limit does not fit.
+    #[must_use]
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.terms.timeout_ms = Some(milliseconds(time));
+        self
+    }
+
+    /// Says when it is checked, in place of always.
+    #[must_use]
+    pub fn at(mut self, occasions: impl IntoIterator<Item = Occasion>) -> Self {
+        self.terms.at = occasions.into_iter().collect();
+        self
+    }
+
+    /// Says that what is expected and found is written down nowhere; so it is checked only when its step ends.
+    #[must_use]
+    pub fn sensitive(mut self) -> Self {
+        self.terms.sensitive = true;
+        self
+    }
+
     /// Says whether its pack depends on it.
     pub fn counts(&self) -> bool {
         self.terms.severity == Severity::Fail
@@ -325,6 +369,11 @@ impl Claim {
         let not = if self.terms.not { "not " } else { "" };
         self.name.clone().unwrap_or_else(|| format!("{not}{} {}", self.kind, self.subject))
     }
+}
+
+/// Whole milliseconds, as they are recorded.
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 /// Returns the claims of which no two say the same of the same file: one that stands twice counts once, however it is spelled.
